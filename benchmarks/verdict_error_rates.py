@@ -100,7 +100,7 @@ class Simulated:
                 effect = self.model.effect if arm != BASELINE else 0.0
                 trials[arm] = self.trial(arm, effect=effect, slow=void and arm != BASELINE)
             reason = "throttled" if void else None
-            pairs.append(Pair(baseline=trials[BASELINE], candidate=trials["candidate"], void_reason=reason))
+            pairs.append(Pair(baseline=trials[BASELINE], candidate=trials["candidate"], invalid_reason=reason))
         return pairs
 
 

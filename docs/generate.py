@@ -61,7 +61,7 @@ from flatout.records.doctor import (
 from flatout.records.events import Quality
 from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
-from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
+from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 from flatout.records.machine import Xid
 from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.records.power import CapAdvice, CapPoint, Ratio
@@ -273,7 +273,7 @@ def policies() -> str:
 
 def ledger_json() -> str:
     """The contract `flatout/ledger-report`."""
-    return _contract("flatout/ledger-report", (LedgerReport, LedgerClass, LedgerLever))
+    return _contract("flatout/ledger-report", (LedgerReport, LedgerClass, LedgerImprovement))
 
 
 def recording_json() -> str:

@@ -14,7 +14,7 @@ from tests.test_imports import modules
 
 SENTENCES = {
     *("reason", "problem", "title", "effect", "note", "message", "sentence", "headline", "summary", "hint", "says"),
-    *("why", "why_ended", "why_cut", "void_reason", "problems", "reasons", "notes"),
+    *("why", "why_ended", "why_cut", "invalid_reason", "problems", "reasons", "notes"),
 }
 TAKE_APART = {
     *("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit"),
@@ -71,7 +71,7 @@ def test_no_sentence_is_taken_apart() -> None:
         'is_cut = result.why_ended.startswith("the budget")',
         'title = finding.title.replace(" a step", " in all")',
         'is_told = "trace" in problem',
-        'is_void = pair.void_reason == "another process was busy"',
+        'is_void = pair.invalid_reason == "another process was busy"',
         'if "entities" in str(error): pass',
         'value, _, around = predicted_text(one).partition(" (")',
         'first = recording.problems[0].problem.split(":")',

@@ -14,7 +14,7 @@ from pathlib import Path
 from flatout.doctor.peers import MIN_PEERS, outliers
 from flatout.errors import InputError, UsageError
 from flatout.probe.ceilings.names import NAMES
-from flatout.probe.ceilings.raw import About, Settings
+from flatout.probe.ceilings.raw import About, BenchSettings
 from flatout.probe.ceilings.saved import SCHEMA, VERSION, saved_path
 from flatout.probe.ceilings.start import about_machine, given_rank, run_workers
 from flatout.probe.ceilings.storage import NAMES as STORAGE_NAMES
@@ -70,7 +70,7 @@ def measure(request: BenchRequest, progress: Callable[[int, int, str], None]) ->
     num_ranks = choose_num_ranks(request.num_ranks, machine)
     end_s = _GPU_END_S if machine.num_gpus else _END_S
     left_s = request.time_s - (time.monotonic() - began_s) - end_s
-    settings = Settings(
+    settings = BenchSettings(
         time_s=max(_MIN_MEASURING_S, left_s),
         path=str(request.path.resolve()) if request.path is not None else None,
         allow_write=request.allow_write,
@@ -93,7 +93,7 @@ def measure(request: BenchRequest, progress: Callable[[int, int, str], None]) ->
         reasons = [f"{name}: {reason}" for name, reason in list(ceilings.not_measured.items())[:3]]
         raise UsageError(
             f"nothing of `--only {' '.join(request.only)}` was measured",
-            hint="; ".join(reasons) or "allow more --time",
+            hint="; ".join(reasons) or "raise --time",
         )
     return ceilings
 
@@ -117,7 +117,7 @@ def choose_num_ranks(requested: int | None, machine: About) -> int:
     """Return the number of processes: as requested, otherwise one per GPU or, without GPUs, one per core up to 8."""
     if not machine.has_torch:
         if requested is not None and requested > 1:
-            raise UsageError("several ranks need torch, which is not installed here", hint="pip install torch")
+            raise UsageError("several ranks need torch, which is not installed", hint="pip install torch")
         return 1
     if machine.num_gpus:
         if requested is not None and requested > machine.num_gpus:
@@ -135,8 +135,8 @@ def _check_memory(num_ranks: int) -> None:
     if num_ranks > _MAX_CPU_RANKS and needed > free:
         most = max(_MAX_CPU_RANKS, int(free // _RANK_BYTES))
         raise UsageError(
-            f"`--ranks {num_ranks}` needs {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free",
-            hint=f"at most --ranks {most}",
+            f"`--ranks {num_ranks}` needs {needed / 1e9:.0f} GB of memory, but only {free / 1e9:.0f} GB are free",
+            hint=f"pass --ranks {most} or fewer",
         )
 
 
@@ -152,4 +152,4 @@ def _check_names(only: Sequence[str], *, has_path: bool) -> None:
     if unknown:
         raise UsageError(f"`{unknown[0]}` is not a measurement", hint=f"--only {', '.join(NAMES)}")
     if only and not has_path and set(only) <= set(STORAGE_NAMES):
-        raise UsageError(f"`--only {' '.join(only)}` needs the folder whose storage to measure", hint="--path DIR")
+        raise UsageError(f"`--only {' '.join(only)}` needs a folder on the storage to measure", hint="--path DIR")

@@ -306,10 +306,10 @@ def test_nameless_collectives_are_matched_among_the_ranks_that_end_together() ->
     assert {tuple(match.kernels) for match in job.matches} == {(0, 1), (2, 3)}
     assert {pair[:2] for pair in blame_us(job)} == {(0, 1), (2, 3)}, "nobody waits for the other pair"
     assert [note.problem for note in job.quality] == ["the traces do not say which ranks take part in a collective"]
-    assert job.quality[0].effect.endswith("taken for a group: 0, 1; 2, 3")
+    assert job.quality[0].effect.endswith("taken for one group: 0, 1; 2, 3")
 
 
 def test_nameless_collectives_without_clear_groups_are_of_all_ranks_and_that_is_told() -> None:
     job = attributed(*nameless(0, 100, 0, 300, num_steps=4))
     assert {tuple(match.kernels) for match in job.matches} == {(0, 1, 2, 3)}
-    assert "all were taken for one group" in job.quality[0].effect
+    assert "all ranks were taken for one group" in job.quality[0].effect

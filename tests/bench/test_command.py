@@ -22,7 +22,7 @@ from flatout.errors import InputError, UsageError
 from flatout.probe.ceilings.names import NAMES
 from flatout.probe.ceilings.raw import About
 from flatout.probe.ceilings.start import given_rank
-from flatout.probe.ceilings.storage import storage_cases
+from flatout.probe.ceilings.storage import storage_benchmarks
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -133,7 +133,7 @@ def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved(tmp_path: Path)
     )
     assert done.returncode == 1
     assert "WRONG RESULTS" in done.stdout
-    assert "what came out is not what was packed" in done.stdout
+    assert "the output differs from what was packed" in done.stdout
     assert "saved" not in done.stderr
 
 
@@ -188,7 +188,7 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
         (["--path", "missing"], "must be a folder"),
         (["--allow-write"], "needs a folder to write to"),
         (["--only", "matmul", "--only", "nonsense"], "`nonsense` is not a measurement"),
-        (["--only", "storage_random_read"], "needs the folder whose storage to measure\nhint: --path DIR\n"),
+        (["--only", "storage_random_read"], "needs a folder on the storage to measure\nhint: --path DIR\n"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing of `--only all_reduce`"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "hint: collectives: they need 2 ranks or more\n"),
     ],
@@ -219,16 +219,16 @@ def test_more_ranks_than_the_memory_has_room_for_are_refused(monkeypatch: pytest
     about = About(has_torch=True, num_gpus=0)
     assert choose_num_ranks(8, about) == 8
     assert choose_num_ranks(32, about) == 32
-    with pytest.raises(UsageError, match="needs 537 GB of memory, and 32 GB are free"):
+    with pytest.raises(UsageError, match="needs 537 GB of memory, but only 32 GB are free"):
         choose_num_ranks(1000, about)
 
 
 def test_a_folder_in_which_none_can_be_made_is_not_measured() -> None:
     if not Path("/proc/self").exists():
         pytest.skip("no /proc here")
-    with storage_cases(Path("/proc"), allow_write=True, prefix=".flatout-bench-test-") as (cases, missing):
+    with storage_benchmarks(Path("/proc"), allow_write=True, prefix=".flatout-bench-test-") as (cases, missing):
         assert cases == []
-        assert missing["storage"].startswith("no folder can be made there: ")
+        assert missing["storage"].startswith("a folder cannot be created there: ")
 
 
 def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import torch
 from PIL import Image, ImageFilter
 
 from flatout.probe.ceilings import decode
-from flatout.probe.ceilings.case import CannotMeasureError, Case
+from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError
 
 
-def jpeg(backend: str = "Pillow") -> Case:
+def jpeg(backend: str = "Pillow") -> Benchmark:
     return decode._jpeg(backend)
 
 
@@ -116,12 +116,12 @@ def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", find)
 
     hide("PIL", "torchvision")
-    assert [case.name for case in decode.cases()] == ["decode_zlib"]
+    assert [case.name for case in decode.benchmarks()] == ["decode_zlib"]
     assert decode.lacks() == {
         "decode_jpeg": "neither Pillow nor torchvision is installed here: pip install pillow; zlib stands in"
     }
     hide("torchvision")
-    assert [case.labels["backend"] for case in decode.cases()] == ["Pillow", "zlib"]
+    assert [case.labels["backend"] for case in decode.benchmarks()] == ["Pillow", "zlib"]
     assert decode.lacks() == {"decode_jpeg with torchvision": "it is not installed here"}
     hide()
     assert decode.lacks() == {}

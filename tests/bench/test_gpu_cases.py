@@ -10,26 +10,26 @@ import torch
 from tests.bench.test_warming import Alone
 
 from flatout.probe.ceilings import matmul, worker
-from flatout.probe.ceilings.case import CannotMeasureError, Case
-from flatout.probe.ceilings.raw import Settings
-from flatout.probe.ceilings.whereabouts import Whereabouts
+from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError
+from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
+from flatout.probe.ceilings.raw import BenchSettings
 
 GPU = torch.device("cuda", 0)
 
 
 def asked(
     monkeypatch: pytest.MonkeyPatch, *, free: float, capability: tuple[int, int] = (9, 0), only: tuple[str, ...] = ()
-) -> tuple[list[Case], dict[str, str]]:
+) -> tuple[list[Benchmark], dict[str, str]]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(free), int(free)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace())
     missing: dict[str, str] = {}
     with ExitStack() as stack:
-        settings = Settings(time_s=10, uses_gpu=True, only=only)
-        return worker._cases(settings, torch, GPU, Alone(), stack, missing, Whereabouts(None, 0)), missing  # type: ignore[arg-type]
+        settings = BenchSettings(time_s=10, uses_gpu=True, only=only)
+        return worker._benchmarks(settings, torch, GPU, Alone(), stack, missing, CurrentBenchmark(None, 0)), missing  # type: ignore[arg-type]
 
 
-def shapes(cases: list[Case], dtype: str) -> list[tuple[int, ...]]:
+def shapes(cases: list[Benchmark], dtype: str) -> list[tuple[int, ...]]:
     return [case.labels["shape"] for case in cases if case.name == "matmul" and case.labels["dtype"] == dtype]
 
 

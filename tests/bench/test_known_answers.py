@@ -78,22 +78,22 @@ def test_entries_are_compared_without_torch_too() -> None:
 
 
 def test_kernels_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    (product,) = (matmul.torch_cases(torch, CPU, who="first", shapes=((64, 64, 64),)),)
+    (product,) = (matmul.torch_benchmarks(torch, CPU, who="first", shapes=((64, 64, 64),)),)
     first = next(iter(product))
     assert first.check() is None
     monkeypatch.setattr(torch, "mm", lambda *_, **__: None)
     assert first.check() is not None
-    for case in copy.torch_cases(torch, CPU, who="first", array_bytes=1 << 16, threads=1):
+    for case in copy.torch_benchmarks(torch, CPU, who="first", array_bytes=1 << 16, threads=1):
         assert case.check() is None
         monkeypatch.setattr(torch, "add", lambda *_, **__: None)
         assert case.check() is not None
         monkeypatch.undo()
-    memory = copy.memcpy_case(who="first", array_bytes=1 << 16, threads=3)
+    memory = copy.memcpy_benchmark(who="first", array_bytes=1 << 16, threads=3)
     assert memory.check() is None
     monkeypatch.setattr(np, "copyto", lambda *_: None)
     assert memory.check() is not None
     monkeypatch.undo()
-    dispatch = launch_rate.torch_case(torch, CPU)
+    dispatch = launch_rate.torch_benchmark(torch, CPU)
     assert dispatch.check() is None
     monkeypatch.setattr(torch.Tensor, "add_", lambda self, _: self)
     assert dispatch.check() == "0 of 200 calls were carried out"

@@ -13,7 +13,7 @@ from tests.probe.drivers import NVMLError
 
 from flatout.probe.ceilings import transfer
 from flatout.probe.ceilings.link import link_under_load, pci_address, read_link
-from flatout.probe.ceilings.raw import Raw, RawCase
+from flatout.probe.ceilings.raw import Raw, RawBenchmark
 from flatout.probe.ceilings.summary import ceilings_of
 from flatout.records.ceilings import Ceilings, LoadedLink
 from flatout.report.ceilings_text import ceilings_text
@@ -137,7 +137,7 @@ def test_the_check_of_a_pinned_copy_reads_the_link(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
-    cases = {case.name: case for case in transfer.torch_cases(torch, torch.device("cpu")) if case.who == "each"}
+    cases = {case.name: case for case in transfer.torch_benchmarks(torch, torch.device("cpu")) if case.who == "each"}
     pinned, pageable = cases["host_to_device_pinned"], cases["host_to_device_pageable"]
     assert pinned.check() is None
     assert pageable.check() is None
@@ -149,12 +149,12 @@ def measured(*links: LoadedLink | None) -> Ceilings:
     ranks = []
     for link in links:
         labels = {"size": 1 << 28, "pcie": None if link is None else {name: getattr(link, name) for name in FIELDS}}
-        case = RawCase(
+        case = RawBenchmark(
             name="host_to_device_pinned", unit="B/s", work=2.0**28, checked="all", labels=labels, seconds=[0.01]
         )
         ranks.append((case,))
     raw = Raw(
-        cases=tuple(ranks),
+        benchmarks=tuple(ranks),
         devices=("a GPU",) * len(links),
         hosts=("h",) * len(links),
         is_gpu=True,

@@ -10,8 +10,8 @@ import pytest
 from tests.bench.test_command import bench, content
 
 from flatout.probe.ceilings import start
-from flatout.probe.ceilings.raw import Raw, RawCase, Settings
-from flatout.probe.ceilings.whereabouts import Whereabouts, read_whereabouts
+from flatout.probe.ceilings.current_benchmark import CurrentBenchmark, read_current_benchmark
+from flatout.probe.ceilings.raw import BenchSettings, Raw, RawBenchmark
 
 # In rank 1 alone, `torch.add` (of the triad) or `all_reduce` fails where `in_function` calls it, after `after` samples.
 # All ranks think that there is little memory: what they measure is small, and takes seconds.
@@ -71,14 +71,14 @@ def test_a_rank_that_is_killed_in_a_measurement_loses_that_one_only(tmp_path: Pa
     assert all(ranks[name] == {0, 1} for name in ("memory_copy", "all_reduce", "broadcast"))
     lost = {what: why for what, why in missing.items() if "SIGKILL" in why}
     assert {what.split()[0] for what in lost} == {"memory_triad"}
-    assert set(lost.values()) == {"rank 1 was ended by SIGKILL: it said nothing"}
+    assert set(lost.values()) == {"rank 1 was ended by SIGKILL: it printed nothing"}
 
 
 def test_what_was_measured_before_a_rank_is_killed_is_kept(tmp_path: Path) -> None:
     """In the repetition after the third, when there is a result."""
     ranks, missing = measured(tmp_path, "all_reduce", "_repeat", KILLED, after=3)
     assert ranks.keys() >= {*OTHERS, "memory_triad", "all_reduce"}  # the other sizes of it
-    lost = [what for what, why in missing.items() if why == "rank 1 was ended by SIGKILL: it said nothing"]
+    lost = [what for what, why in missing.items() if why == "rank 1 was ended by SIGKILL: it printed nothing"]
     assert len(lost) == 2 and "a second check of the results" in lost
     assert any(what.startswith("all_reduce fp32 all ") and what.endswith(" B") for what in lost)
 
@@ -99,11 +99,11 @@ def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed(tmp_pa
 
 def raw() -> Raw:
     ranks = [
-        tuple(RawCase(name=name, unit="B/s", work=1.0, checked="", seconds=[1.0] * 3) for name in ("one", "two"))
+        tuple(RawBenchmark(name=name, unit="B/s", work=1.0, checked="", seconds=[1.0] * 3) for name in ("one", "two"))
         for _ in range(2)
     ]
     return Raw(
-        cases=tuple(ranks),
+        benchmarks=tuple(ranks),
         devices=("", ""),
         hosts=("a", "a"),
         is_gpu=False,
@@ -117,7 +117,7 @@ def losing(monkeypatch: pytest.MonkeyPatch, losses: Sequence[tuple[str | None, R
     """Sets of ranks, each of which ends so; the last one well. What each was to leave out."""
     seen: list[dict[str, str]] = []
 
-    def run_set(settings: Settings, *_: Any) -> Raw:
+    def run_set(settings: BenchSettings, *_: Any) -> Raw:
         seen.append(dict(settings.without))
         if len(seen) <= len(losses):
             key, partial = losses[len(seen) - 1]
@@ -129,7 +129,7 @@ def losing(monkeypatch: pytest.MonkeyPatch, losses: Sequence[tuple[str | None, R
 
 
 def run(time_s: float = 60.0) -> Raw | None:
-    return start.run_workers(Settings(time_s=time_s), 2, {}, lambda *_: None)
+    return start.run_workers(BenchSettings(time_s=time_s), 2, {}, lambda *_: None)
 
 
 def test_each_set_leaves_out_what_the_ones_before_were_lost_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_result_that_was_there_is_the_result_but_for_what_was_lost(monkeypatch
     seen = losing(monkeypatch, [("two", raw())])
     found = run()
     assert found is not None and len(seen) == 1
-    assert [[one.seconds for one in cases] for cases in found.cases] == [[[1.0] * 3, []]] * 2
+    assert [[one.seconds for one in cases] for cases in found.benchmarks] == [[[1.0] * 3, []]] * 2
     assert found.not_measured == {"three": "no", "two": "loss 1", "a second check of the results": "loss 1"}
 
 
@@ -174,11 +174,11 @@ def test_a_result_stays_where_a_rank_is_lost_at_its_end(tmp_path: Path) -> None:
 
 
 def test_where_a_rank_is_is_known_without_its_help(tmp_path: Path) -> None:
-    where = Whereabouts(tmp_path, 3)
-    assert read_whereabouts(tmp_path, 3) is None
+    where = CurrentBenchmark(tmp_path, 3)
+    assert read_current_benchmark(tmp_path, 3) is None
     where.at("matmul bf16 1024 x 1024 x 1024")
     where.at("matmul fp32")
-    assert read_whereabouts(tmp_path, 3) == "matmul fp32"
+    assert read_current_benchmark(tmp_path, 3) == "matmul fp32"
     where.at(None)
-    assert read_whereabouts(tmp_path, 3) is None
-    assert read_whereabouts(tmp_path, 4) is None
+    assert read_current_benchmark(tmp_path, 3) is None
+    assert read_current_benchmark(tmp_path, 4) is None

@@ -10,7 +10,7 @@ import pytest
 from tests.bench.test_summary import ceilings
 
 from flatout.probe.ceilings.queued import FEW_CALLS, MAX_CALLS, calls_of, device_seconds
-from flatout.probe.ceilings.raw import RawCase
+from flatout.probe.ceilings.raw import RawBenchmark
 from flatout.report.ceilings_text import ceilings_text
 from flatout.report.terminal import TextStyle
 
@@ -83,9 +83,9 @@ def test_slow_calls_are_not_queued_and_a_stream_never_holds_many() -> None:
     assert calls_of(0.1) == 0
 
 
-def reduced(size: int, seconds: list[float], queued: list[float | None]) -> RawCase:
+def reduced(size: int, seconds: list[float], queued: list[float | None]) -> RawBenchmark:
     labels: dict[str, Any] = {"group": "all", "size": size, "members": [0, 1], "backend": "nccl"}
-    return RawCase(
+    return RawBenchmark(
         name="all_reduce", unit="B/s", work=float(size), checked="all", labels=labels, seconds=seconds,
         queued_seconds=queued,
     )  # fmt: skip

@@ -8,16 +8,16 @@ import pytest
 
 from flatout.doctor.peers import MIN_PEERS, outliers
 from flatout.errors import InputError
-from flatout.probe.ceilings.raw import Raw, RawCase
+from flatout.probe.ceilings.raw import Raw, RawBenchmark
 from flatout.probe.ceilings.saved import known_ceilings, load_ceilings, saved_path
 from flatout.probe.ceilings.summary import ceilings_of
 from flatout.records.ceilings import Ceilings
 from flatout.report.json import enveloped_json
 
 
-def ceilings(*ranks: list[RawCase], is_gpu: bool = True) -> Ceilings:
+def ceilings(*ranks: list[RawBenchmark], is_gpu: bool = True) -> Ceilings:
     raw = Raw(
-        cases=tuple(tuple(cases) for cases in ranks),
+        benchmarks=tuple(tuple(cases) for cases in ranks),
         devices=("NVIDIA H100 80GB HBM3" if is_gpu else "a CPU",) * len(ranks),
         hosts=("h1",) * len(ranks),
         is_gpu=is_gpu,
@@ -30,9 +30,9 @@ def ceilings(*ranks: list[RawCase], is_gpu: bool = True) -> Ceilings:
     )  # fmt: skip
 
 
-def product(*seconds: float, wrong: str | None = None, dtype: str = "bf16", size: int = 4096) -> RawCase:
+def product(*seconds: float, wrong: str | None = None, dtype: str = "bf16", size: int = 4096) -> RawBenchmark:
     labels = {"dtype": dtype, "shape": (size, size, size), "backend": "torch"}
-    return RawCase(
+    return RawBenchmark(
         name="matmul",
         unit="FLOP/s",
         work=2.0 * size**3,
@@ -60,7 +60,7 @@ def test_the_bus_bandwidth_of_eight_ranks_is_nccl_tests_number() -> None:
     work = (1 << 30) * bus_factor("all_reduce", 8)
     ranks = [
         [
-            RawCase(
+            RawBenchmark(
                 name="all_reduce",
                 unit="B/s",
                 work=work,
@@ -87,11 +87,11 @@ def test_a_slow_gpu_is_named_and_healthy_ones_are_not() -> None:
 
 
 def test_a_slow_pair_is_named() -> None:
-    def pair(first: int, seconds: float) -> list[list[RawCase]]:
+    def pair(first: int, seconds: float) -> list[list[RawBenchmark]]:
         members = [first, first + 1]
         labels = {"group": "pairs", "size": 1 << 20, "members": members}
         return [
-            [RawCase(name="send_recv", unit="B/s", work=1e6, checked="all", labels=labels, seconds=[seconds])]
+            [RawBenchmark(name="send_recv", unit="B/s", work=1e6, checked="all", labels=labels, seconds=[seconds])]
             for _ in members
         ]
 
@@ -102,7 +102,7 @@ def test_a_slow_pair_is_named() -> None:
 def test_too_few_peers_are_not_compared_and_that_is_said() -> None:
     found = ceilings([product(0.01)], [product(0.09)])
     assert found.peers == ()
-    assert found.peers_compared == {"matmul bf16": "2 peers, and 4 are needed"}
+    assert found.peers_compared == {"matmul bf16": "2 peers, but 4 are needed"}
     assert found.num_peers == {}
     compared = ceilings(*[[product(0.01)] for _ in range(4)])
     assert compared.num_peers == {"matmul bf16": 4}
@@ -150,8 +150,8 @@ def test_copies_of_one_gpu_and_of_all_at_once_are_told_apart_in_the_text() -> No
     from flatout.report.ceilings_text import ceilings_text
     from flatout.report.terminal import TextStyle
 
-    def copied(note: str, seconds: float) -> RawCase:
-        return RawCase(
+    def copied(note: str, seconds: float) -> RawBenchmark:
+        return RawBenchmark(
             name="host_to_device_pinned",
             unit="B/s",
             work=1e9,

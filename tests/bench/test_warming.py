@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from flatout.probe.ceilings import rounds as measuring
-from flatout.probe.ceilings.case import Case
+from flatout.probe.ceilings.benchmark import Benchmark
+from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
 from flatout.probe.ceilings.names import NAMES, concerns
-from flatout.probe.ceilings.raw import Settings
-from flatout.probe.ceilings.whereabouts import Whereabouts
+from flatout.probe.ceilings.raw import BenchSettings
 
 
 class Alone:
@@ -29,9 +29,9 @@ class Alone:
         pass
 
 
-def curve(call: Callable[[int], None], *, sizes: int = 6, sample_s: float = 0.0) -> list[Case]:
+def curve(call: Callable[[int], None], *, sizes: int = 6, sample_s: float = 0.0) -> list[Benchmark]:
     return [
-        Case(
+        Benchmark(
             name="all_reduce", unit="B/s", work=float(1 << n), call=lambda n=n: call(n),  # type: ignore[misc]
             check=lambda n=n: call(n), checked="nothing", sample_s=sample_s,  # type: ignore[misc]
             labels={"group": "all"}, curve="all_reduce all",
@@ -40,10 +40,10 @@ def curve(call: Callable[[int], None], *, sizes: int = 6, sample_s: float = 0.0)
     ]  # fmt: skip
 
 
-def warmed(cases: list[Case], time_s: float, monkeypatch: pytest.MonkeyPatch) -> measuring.Rounds:
+def warmed(cases: list[Benchmark], time_s: float, monkeypatch: pytest.MonkeyPatch) -> measuring.Rounds:
     monkeypatch.setattr(measuring, "tell", lambda _: None)
-    nowhere = Whereabouts(None, 0)
-    rounds = measuring.Rounds(cases, Settings(time_s=time_s), Alone(), None, time.monotonic(), False, nowhere)  # type: ignore[arg-type]
+    nowhere = CurrentBenchmark(None, 0)
+    rounds = measuring.Rounds(cases, BenchSettings(time_s=time_s), Alone(), None, time.monotonic(), False, nowhere)  # type: ignore[arg-type]
     rounds.warm()
     return rounds
 
@@ -76,7 +76,7 @@ def test_another_algorithm_that_starts_late_does_not_end_its_curve(monkeypatch: 
 
 def test_a_curve_that_is_slow_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = warmed(curve(lambda n: time.sleep(0.02 * 2**n)), 1.0, monkeypatch)
-    assert rounds.not_measured == {"all_reduce all, the sizes above": "there was no time for it: --time"}
+    assert rounds.not_measured == {"all_reduce all, the sizes above": "there was not enough time: raise --time"}
     assert rounds._calls[0]
     assert not rounds._calls[-1]
 
@@ -85,7 +85,7 @@ def test_what_curves_leave_over_goes_to_those_that_had_too_little(monkeypatch: p
     """A slow curve, then many quick ones: at first its fair part is 1/21 of 0.8 s, and in the end nearly all of it."""
     slow = curve(lambda n: time.sleep(0.01 * 2**n), sizes=4)
     quick = [
-        Case(name="x", unit="B/s", work=1.0, call=lambda: None, check=lambda: None, checked="", curve=f"quick {n}")
+        Benchmark(name="x", unit="B/s", work=1.0, call=lambda: None, check=lambda: None, checked="", curve=f"quick {n}")
         for n in range(20)
     ]
     rounds = warmed([*slow, *quick], 2.0, monkeypatch)

@@ -117,6 +117,6 @@ def test_a_name_belongs_to_one_grid() -> None:
 
 
 def test_a_grid_that_is_not_known_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="no grid is called `us-est-1`") as caught:
+    with pytest.raises(UsageError, match="there is no grid named `us-est-1`") as caught:
         grid_carbon("us-est-1")
     assert "us-east-1" in caught.value.hint

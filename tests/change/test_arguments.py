@@ -78,7 +78,7 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
 
 
 def test_an_argument_is_semantic_unless_the_user_says_else() -> None:
-    with pytest.raises(UsageError, match=r"the knob `batch` is semantic \(it may change what is trained\)") as caught:
+    with pytest.raises(UsageError, match=r"the knob `batch` is semantic \(it can change what is trained\)") as caught:
         knob_changes(parse_knob("batch={8,16}:--batch-size={}"), TRAIN, SOCKET_JOB)
     assert "--allow semantic" in caught.value.hint
     changes = knob_changes(parse_knob("batch={8,16}:--batch-size={}"), TRAIN, SOCKET_JOB, "semantic")

@@ -81,7 +81,7 @@ def test_steps_in_another_order_are_refused_and_going_back_is_not(tmp_path: Path
     """Else the oldest would be removed as soon as it is written."""
     with running(tmp_path / "ckpt") as run:
         run.train(0, 5)
-        with pytest.raises(CheckpointError, match="step 2 is to be saved after step 5"):
+        with pytest.raises(CheckpointError, match="step 2 cannot be saved after step 5"):
             run.checkpointer.save(2)
         assert run.checkpointer.resume() == 5
     with running(tmp_path / "ckpt") as run:

@@ -187,7 +187,7 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
         (["spot", "a"], "missing option '--work-hours'"),
         (["spot", "a", "--work-hours=1"], "missing option '--deadline'"),
         (["spot", "a", "--work-hours=0", "--deadline=2h"], "`--work-hours` must be a number above 0"),
-        (["jobs", "{jobs}", "--region", "us-est-1"], "no grid is called"),
+        (["jobs", "{jobs}", "--region", "us-est-1"], "there is no grid named"),
         (["jobs", "{jobs}", "--terms", "gift"], "`--terms` must be one of"),
         (["jobs", "{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU of the catalogue"),
         (
@@ -235,7 +235,7 @@ def test_where_spot_was_never_lost_no_interval_is_called_given(
     options = ["spot", str(path), "--work-hours", "10", "--deadline", "20h", "--gpu-type", "h100"]
     path.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 720}))
     text, _ = run(monkeypatch, capfd, *options)
-    assert "a checkpoint every 600.0 min (none but the last: spot was never lost)" in " ".join(text.split())
+    assert "a checkpoint every 600.0 min (only at the end, because spot was never lost)" in " ".join(text.split())
     text, _ = run(monkeypatch, capfd, *options, "--checkpoint-interval", "30m")
     assert "a checkpoint every 30.0 min (as given)" in " ".join(text.split())
 

@@ -95,11 +95,11 @@ def test_a_goal_out_of_reach_says_the_nearest_that_works(
     assert not goal["is_reached"]
     reached = [one["num_gpus"] for one in goal["options"] if one["is_reached"]]
     assert reached and min(reached) > 16
-    assert f"{min(reached)} GPUs do it in" in goal["nearest"]
+    assert f"{min(reached)} GPUs reach it in" in goal["nearest"]
     assert "16 GPUs take" in goal["nearest"]
     assert run(monkeypatch, *PLAN, "--goal", "20B tokens for $1") == 0
     said = " ".join(capfd.readouterr().out.split())
-    assert "out of reach" in said and "no number of GPUs that was tried costs less than $1" in said
+    assert "cannot be reached with" in said and "no number of GPUs that was tried costs less than $1" in said
 
 
 def test_a_goal_without_a_limit_is_how_long_the_cluster_takes(
@@ -123,7 +123,7 @@ def test_a_goal_as_text_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: 
     [
         ((*PLAN, "--goal", "soon"), "a goal is an amount of tokens or steps"),
         ((*PLAN, "--region", "FR"), "--region is for --goal"),
-        ((*PLAN, "--goal", "1B tokens", "--region", "Atlantis"), "no grid is called"),
+        ((*PLAN, "--goal", "1B tokens", "--region", "Atlantis"), "there is no grid named"),
         ((*PLAN, "--goal", "1B tokens", "--terms", "gratis"), "--terms must be one of"),
         ((*PLAN, "--goal", "1B tokens", "--prices", "missing.toml"), "cannot be read"),
         ((*PLAN, "--emit", "jax"), "--emit must be one of megatron, torchtitan, deepspeed, fsdp2, nemo"),

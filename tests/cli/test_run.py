@@ -165,7 +165,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: nowhere.toml cannot be read: no such file or directory",
-        "hint: a tuned.toml is what `flatout tune` writes",
+        "hint: pass a tuned.toml that `flatout tune` wrote",
     ]
 
 

@@ -89,8 +89,8 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, force: list[str
     done = flatout("tune", "--out", out, *force, "--", sys.executable, "-c", MARK, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"error: {out} has other files already",
-        "hint: choose another --out",
+        f"error: {out} already has other files",
+        "hint: pass another --out",
     ]
     assert [file.name for file in out.iterdir()] == ["notes.txt"]
     assert not (tmp_path / "started").exists()
@@ -103,7 +103,7 @@ def test_a_finished_tuning_is_not_replaced_without_force(tmp_path: Path) -> None
         (out / name).write_text("{}\n")
     done = flatout("tune", "--out", out, "--", sys.executable, "-c", MARK, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {out} has a finished tuning already")
+    assert done.stderr.startswith(f"error: {out} already has a finished tuning")
     assert (out / "tuning.json").read_text() == "{}\n"
 
 
@@ -145,7 +145,7 @@ def test_a_tuning_of_a_command_with_a_typo_gives_way_to_the_right_one(tmp_path: 
             "no training step was seen in it (the recorder was loaded into 1 Python process, but none imported torch)",
         ),
         ("import torch", "no training step was seen in it (1 process imported torch, but none made an optimizer step"),
-        (ONE_STEP, "it made 0 settled steps, and at least 3 are needed (the job ended after 1 step, before"),
+        (ONE_STEP, "it made 0 settled steps, but at least 3 are needed (the job ended after 1 step, before"),
     ],
 )
 def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(

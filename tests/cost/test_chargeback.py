@@ -257,4 +257,4 @@ def test_what_the_file_cannot_tell_is_noted() -> None:
     assert "held a GPU" in charged(attempt(gpus=0)).notes[0]
     assert "77" in charged(attempt(), usages=(Usage(job="77", busy_share=1.0),)).notes[0]
     steps = chargeback(Attempts(path="x", attempts=(), num_rows=3, num_steps=3), {}, TARIFF)
-    assert "all are of steps" in steps.notes[0]
+    assert "all describe job steps" in steps.notes[0]

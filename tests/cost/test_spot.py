@@ -281,10 +281,10 @@ def test_public_events_and_samples_are_read(public: Path) -> None:
         ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "a gap above 0"),
         ('{"metadata": {"gap_seconds": 60}, "data": []}', "a gap above 0 and data"),
         ('{"metadata": {"gap_seconds": 60}, "data": [-1]}', "counts of 0 or more"),
-        ("0,add,a\n5,swap,b\n", "line 2: must be as `480000,add,node1`"),
+        ("0,add,a\n5,swap,b\n", "line 2: must look like `480000,add,node1`"),
         ("5,add,a\n3,add,b\n", "line 2: times must not fall"),
-        ("hello\n", "line 1: must be as"),
-        ("2026-01-01, 00:00:00, x\n", "line 1: must be as"),
+        ("hello\n", "line 1: must look like"),
+        ("2026-01-01, 00:00:00, x\n", "line 1: must look like"),
         ("0,add,a\n", "must cover some time"),
     ],
 )

@@ -74,7 +74,7 @@ def test_where_nothing_tells_the_number_of_ranks_it_is_said() -> None:
     import msgspec
 
     timeline = attribute_rank(msgspec.structs.replace(table, meta=_without_world(table)))
-    assert "no trace says how many ranks" in "; ".join(q.problem for q in attribute_job([timeline]).quality)
+    assert "no trace states how many ranks" in "; ".join(q.problem for q in attribute_job([timeline]).quality)
 
 
 def test_a_host_that_launched_work_is_no_job_on_the_cpu() -> None:

@@ -1,4 +1,4 @@
-"""What holds for every rule: its explanation, its form, and that each second belongs to one finding."""
+"""What holds for every rule: its explanation, its form, and that each second is counted in one finding only."""
 
 from __future__ import annotations
 

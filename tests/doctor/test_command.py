@@ -124,7 +124,7 @@ def test_damaged_bytes_of_every_source_end_in_results_or_in_one_line(tmp_path: P
                 report = judge_machine(read_inputs([path]))
             except InputError:
                 continue
-            assert all("what was read cannot be understood" not in check.reason for check in report.checks)
+            assert all("the input cannot be parsed" not in check.reason for check in report.checks)
 
 
 def test_a_copy_of_sys_is_a_machine(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_of_too_few_hosts_that_all_give_a_number_no_reason_is_made_up(tmp_path: 
     for number in range(2):
         host(f"node-{number}", smi(), tmp_path)
     told = json.loads(doctor("--hosts", "--json", tmp_path).stdout)["not_compared"]
-    assert told["clock of busy GPUs"] == "2 of 2 hosts give a value, and 4 are needed"
-    assert told["kernel"].startswith("0 of 2 hosts give a value: ")
+    assert told["clock of busy GPUs"] == "2 of 2 hosts report a value, and 4 are needed"
+    assert told["kernel"].startswith("0 of 2 hosts report a value: ")
 
 
 @pytest.mark.parametrize("has_field", [False, True], ids=["before is_missing", "now"])

@@ -104,7 +104,7 @@ def test_a_tool_that_is_absent_is_said_beside_what_the_library_told() -> None:
     absent = {"nvidia-smi -q": Output(problem="there is no `nvidia-smi` here", is_missing=True)}
     found = result("driver-answers", Snapshot(outputs=snapshot().outputs | absent))
     assert found.status == "ok"
-    assert "through NVML alone" in found.reason
+    assert "through NVML only" in found.reason
     assert "there is no `nvidia-smi` here" in found.reason
 
 

@@ -19,7 +19,7 @@ def test_a_tool_that_hangs_with_children_is_given_up(monkeypatch: pytest.MonkeyP
     began = time.monotonic()
     output = probe._output(("sh", "-c", "sleep 30 & sleep 30"))
     assert time.monotonic() - began < 10
-    assert (output.text, output.problem) == (None, "it did not end within 0.3 s")
+    assert (output.text, output.problem) == (None, "it did not finish within 0.3 s")
 
 
 def test_a_tool_that_fails_is_no_output() -> None:

@@ -186,7 +186,7 @@ def test_a_job_file_has_the_options_with_which_its_trials_were_jobs_but_for_thei
     options = ("--partition=gpu", *times, "--gpus-per-node=8", "--comment=a b", "--time=7", "--nodes", "2")
     found = slurm.emit(tuning(*changes("nccl-sockets=2x2+8"), sbatch_options=options))
     assert "#SBATCH --partition=gpu --gpus-per-node=8 '--comment=a b' --nodes 2\n" in found.text
-    assert found.notes == ("not in the script: --time 10 -t5 --time=7, which was for a trial",)
+    assert found.notes == ("not in the script: --time 10 -t5 --time=7, which was only for a trial",)
 
 
 @pytest.mark.parametrize("names", [("nccl-sockets=2x2+8",), PATCHED], ids=["environment", "patches"])
@@ -209,7 +209,7 @@ def test_accelerate_is_told_of_a_job_on_the_cpu(ranks: str, expected: str, tmp_p
     path.write_text(emitted.text)
     found = config_args.load_config_from_file(str(path))
     assert (found.distributed_type, found.use_cpu) == (expected, True)
-    assert any("by MPI only" in note for note in emitted.notes) == (ranks == "2")
+    assert any("only with MPI" in note for note in emitted.notes) == (ranks == "2")
 
 
 def test_a_heading_cannot_end_its_comment() -> None:

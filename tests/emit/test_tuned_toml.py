@@ -67,7 +67,7 @@ def test_an_empty_tuning_is_a_file_too(tmp_path: Path) -> None:
     ("old", "new", "what"),
     [
         ('schema = "flatout/tuned"', 'schema = "other"', "must begin with `schema"),
-        ("version = 1", "version = 2", "has version 2, and this flatout reads 1"),
+        ("version = 1", "version = 2", "has version 2, but this Flatout reads version 1"),
         ("version = 1", "version = ", "is not valid TOML"),
         ("[[change]]", "[[changes]]", "unknown field `changes`"),
         ('knob = "ddp-bucket"', 'knob = "ddp-barrel"', "there is no knob `ddp-barrel`"),
@@ -109,7 +109,7 @@ def test_a_change_that_was_not_shown_by_itself_is_named_in_a_comment() -> None:
     made = tuning(*changes("nccl-sockets=2x2+8", "ddp-bucket=200"))
     doubtful = (made.each[0], msgspec.structs.replace(made.each[1], is_shown_alone=False))
     text = tuned_toml.emit(msgspec.structs.replace(made, each=doubtful)).text
-    line = "# Measured only together with others, effect alone unknown: ddp-bucket=200\n"
+    line = "# Measured only together with others, so the effect of each alone is unknown: ddp-bucket=200\n"
     assert line in text
     assert "Not shown" not in tuned_toml.emit(made).text
 

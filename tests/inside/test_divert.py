@@ -184,7 +184,7 @@ def test_large_files_changed_in_place_are_told(tmp_path: Path) -> None:
     assert in_trial(["-c", code], folder, tmp_path / "trial").returncode == 0
     outputs = outputs_of(tmp_path / "trial")
     assert outputs.in_place == {str(folder / "large.bin")}
-    assert "too large to be copied first; check them" in output_notes(outputs)[0]
+    assert "too large to be copied first, so check them" in output_notes(outputs)[0]
 
 
 def test_half_a_checkpoint_of_a_trial_is_cleared_and_the_users_are_not(tmp_path: Path) -> None:

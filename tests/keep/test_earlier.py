@@ -41,7 +41,7 @@ def run(
     writer.close()
 
 
-ASKED = {"code": 143, "why": "it was asked to end by a signal", "goes_on": True}
+ASKED = {"code": 143, "why": "a signal asked it to end", "goes_on": True}
 
 
 def test_the_job_is_slurms_then_the_one_that_is_named_then_that_of_the_meeting() -> None:

@@ -12,7 +12,7 @@ from tests.keep.beating import Clock, Rank
 from flatout.keep.evidence import Death, Failure, evidence_of, failures_of
 from flatout.keep.heartbeats import HeartbeatReader
 from flatout.keep.rules import judge
-from flatout.launch import Ended
+from flatout.launch import ExitStatus
 
 
 def noted(
@@ -70,7 +70,7 @@ def test_a_process_without_torch_with_the_number_of_a_rank_that_was_seen_is_anot
 def test_without_torch_it_is_the_cause_only_if_the_job_ended_as_by_it(
     tmp_path: Path, code: int | None, signal: int | None, exception: str, is_cause: bool
 ) -> None:
-    ended = Ended(code=code, signal=signal, start_unix_s=0.0, end_unix_s=1.0)
+    ended = ExitStatus(code=code, signal=signal, start_unix_s=0.0, end_unix_s=1.0)
     noted(tmp_path, 1, exception=exception)
     assert bool(evidence_of(ended, [], tmp_path, deaths={}).failures) is is_cause
     noted(tmp_path, 2, exception=exception, has_torch=True)
@@ -101,7 +101,7 @@ def test_a_killed_rank_is_found_beside_one_that_says_that_it_has_gone(
     ]
     noted(tmp_path, 10, has_torch=True, exception="DistNetworkError", message="Connection closed by peer")
     evidence = evidence_of(
-        Ended(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0),
+        ExitStatus(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0),
         pulses,
         tmp_path,
         deaths={one.name: Death(0.25 * one.rank, deaths[one.rank]) for one in pulses if one.rank is not None},
@@ -128,5 +128,5 @@ def test_of_ranks_without_a_word_the_first_that_the_launcher_did_not_end_is_the_
         Rank(tmp_path, rank, 2, Clock(), monkeypatch)
     pulses = HeartbeatReader(tmp_path).read()
     named = {one.name: deaths[one.rank] for one in pulses if one.rank is not None}
-    ended = Ended(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0)
+    ended = ExitStatus(code=1, signal=None, start_unix_s=0.0, end_unix_s=1.0)
     assert evidence_of(ended, pulses, tmp_path, deaths=named).killed == killed

@@ -120,7 +120,8 @@ def test_collectives_of_a_subgroup_are_told_by_its_name() -> None:
 def test_of_ranks_in_different_collectives_the_odd_one_is_named() -> None:
     hang, _ = watch([pulse(0), pulse(1)], {0: BACKWARD, 1: BARRIER})
     assert hang is not None and hang.late == (1,)
-    assert "rank 1 has not arrived at the same one: it is in the step: barrier, train.py:11 in sync" in hang.describe()
+    where = "it is in the step: barrier, train.py:11 in sync"
+    assert f"rank 1 has not arrived at the same collective: {where}" in hang.describe()
 
 
 def test_the_flight_recorder_tells_what_the_collective_is() -> None:
@@ -151,7 +152,7 @@ def test_a_rank_that_died_is_who_the_others_wait_for() -> None:
     assert watch(dead, {0: ALL_REDUCE}, for_s=55)[0] is None, "its launcher will notice"
     hang, _ = watch(dead, {0: ALL_REDUCE}, for_s=120)
     assert hang is not None and hang.late == (1,) and "rank 1 has not arrived" in hang.describe()
-    assert "it has no process any more" in hang.describe()
+    assert "it no longer has a process" in hang.describe()
 
 
 def test_ranks_that_spin_in_one_collective_hang_all_the_same() -> None:
@@ -173,7 +174,7 @@ def test_a_rank_that_died_is_to_blame_whatever_the_counts_say() -> None:
 def test_a_rank_that_has_left_is_who_the_others_wait_for_and_else_no_hang() -> None:
     ranks = [pulse(0), pulse(1, is_alive=False, has_ended=True)]
     hang, _ = watch(ranks, {0: BARRIER}, for_s=120)
-    assert hang is not None and hang.late == (1,) and "it has left: its script has ended" in hang.describe()
+    assert hang is not None and hang.late == (1,) and "it has left the job: its script has ended" in hang.describe()
     assert watch(ranks, {0: SLEEPING}, for_s=55)[0] is None, "it may have work that the other one has not"
     working = watch(ranks, {0: SLEEPING}, for_s=600, work=lambda pid, now: ProcessUsage(cpu_s=now, moved_bytes=0))
     assert working[0] is None

@@ -20,7 +20,7 @@ from flatout.keep.interval import (
     daly_s,
     expected_goodput,
     goodput,
-    levers,
+    improvements,
     measured_costs,
     nvidia_s,
     published_ettr,
@@ -145,15 +145,15 @@ def test_no_failures_and_endless_failures() -> None:
 
 def test_at_16384_gpus_the_restart_time_matters_more_than_the_write_time() -> None:
     given = {"num_nodes": 2048, "gpus_per_node": 8, "hours": 24.0 * 30}
-    found = levers(blocking(5), KNOWN, price_per_gpu_hour=2.5, **given)
-    assert [lever.name for lever in found][:2] == ["failure rate", "restart time"]
-    assert all(lever.money == pytest.approx(2.5 * lever.gpu_hours) for lever in found)
+    found = improvements(blocking(5), KNOWN, price_per_gpu_hour=2.5, **given)
+    assert [improvement.name for improvement in found][:2] == ["failure rate", "restart time"]
+    assert all(improvement.money == pytest.approx(2.5 * improvement.gpu_hours) for improvement in found)
     # 600 s of restart every 1.8 h are 9.0 % of the time, of which half is to be had.
-    restart = next(lever for lever in found if lever.name == "restart time")
+    restart = next(improvement for improvement in found if improvement.name == "restart time")
     assert restart.gpu_hours / (16384 * 24 * 30) == pytest.approx(0.0416, abs=0.006)
-    small = levers(blocking(300), KNOWN, num_nodes=64, gpus_per_node=8, hours=720.0)
-    assert [lever.name for lever in small][:2] == ["failure rate", "write time"]
-    assert all(lever.money is None for lever in small)
+    small = improvements(blocking(300), KNOWN, num_nodes=64, gpus_per_node=8, hours=720.0)
+    assert [improvement.name for improvement in small][:2] == ["failure rate", "write time"]
+    assert all(improvement.money is None for improvement in small)
 
 
 def test_costs_come_from_what_checkpoints_took() -> None:
@@ -166,9 +166,9 @@ def test_costs_come_from_what_checkpoints_took() -> None:
 
 def test_slow_detection_is_named() -> None:
     costs = Costs(stall_s=1.0, write_s=60.0, detect_s=1800.0, restart_s=120.0)
-    assert levers(costs, KNOWN, num_nodes=128, gpus_per_node=8, hours=720.0)[0].name in (
+    assert improvements(costs, KNOWN, num_nodes=128, gpus_per_node=8, hours=720.0)[0].name in (
         "detection time",
         "failure rate",
     )
-    names = [one.name for one in levers(costs, KNOWN, num_nodes=128, gpus_per_node=8, hours=720.0)]
+    names = [one.name for one in improvements(costs, KNOWN, num_nodes=128, gpus_per_node=8, hours=720.0)]
     assert names.index("detection time") < names.index("restart time")

@@ -73,7 +73,7 @@ def test_a_command_that_a_shell_refuses(tmp_path: Path, command: str, code: int,
         [
             f"flatout: attempt 1 failed: the command ended with code {code} before the first step: {why} "
             "(the job's own)",
-            "flatout: starting it again would not help (usage)",
+            "flatout: a restart would not help (usage)",
         ],
     )
 
@@ -87,7 +87,7 @@ def test_arguments_that_the_script_refuses_below_a_launcher_that_tells_of_code_1
     assert said == [
         "flatout: attempt 1 failed: the script refuses its arguments: train.py: unrecognized arguments: --stepz=3 "
         "(the job's own)",
-        "flatout: starting it again would not help (arguments)",
+        "flatout: a restart would not help (arguments)",
     ]
 
 
@@ -106,7 +106,7 @@ def test_a_script_that_fails_before_torch_is_told_by_its_own_line(
     train = script(tmp_path, text) if text is not None else "train.py"
     code, said = run(tmp_path, sys.executable, train)
     assert code == (1 if text is not None else 2)
-    assert said == [TOO_EARLY.format(0, raised), "flatout: starting it again would not help (mistake)"]
+    assert said == [TOO_EARLY.format(0, raised), "flatout: a restart would not help (mistake)"]
 
 
 def test_the_same_below_a_launcher_that_tells_of_code_1_alone(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_same_below_a_launcher_that_tells_of_code_1_alone(tmp_path: Path) ->
     assert code == 1
     raised = "ModuleNotFoundError at train.py:1: No module named 'no_such'"
     assert said[0] in [TOO_EARLY.format(rank, raised) for rank in range(2)]
-    assert said[1:] == ["flatout: starting it again would not help (mistake)"]
+    assert said[1:] == ["flatout: a restart would not help (mistake)"]
 
 
 LATE = """\
@@ -134,7 +134,7 @@ def test_a_rank_that_fails_before_torch_is_the_cause_where_another_one_waits_for
     code, said = run(tmp_path, *LAUNCHER, script(tmp_path, LATE))
     assert code == 1
     raised = "ModuleNotFoundError at train.py:6: No module named 'no_such'"
-    assert said == [TOO_EARLY.format(1, raised), "flatout: starting it again would not help (mistake)"]
+    assert said == [TOO_EARLY.format(1, raised), "flatout: a restart would not help (mistake)"]
 
 
 def test_what_may_pass_is_started_again_once_before_torch(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_may_pass_is_started_again_once_before_torch(tmp_path: Path) -> Non
         "attempt 1 failed: rank 0 raised OSError at train.py:1: stale file handle (the job's own)",
         "restart 1 of 3",
         "attempt 2 failed: rank 0 raised OSError at train.py:1: stale file handle (the job's own)",
-        "the same failure for the second time, before a rank was seen, is the job's own: not started again",
+        "the same failure occurred twice before any rank started, so it is the job's own: not restarted",
     ]
 
 
@@ -165,7 +165,7 @@ def test_the_text_that_a_script_ends_with_is_the_reason(tmp_path: Path, imports:
     assert said[0] in [
         f"flatout: attempt 1 failed: rank {rank} ended itself: no data at /data (the job's own)" for rank in ranks
     ]
-    assert said[-1].startswith("flatout: the same failure for the second time")
+    assert said[-1].startswith("flatout: the same failure occurred twice")
 
 
 def test_a_program_before_the_script_that_fails_and_is_done_without_is_not_what_failed(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_a_checkpoint_folder_of_another_job_is_the_cause_and_is_not_tried_again(
     assert code == 1
     cause, decision = said
     assert cause.startswith(
-        "flatout: attempt 1 failed: its checkpoints are another job's: rank 0 raised LockedError at train.py:5: "
+        "flatout: attempt 1 failed: its checkpoints belong to another job: rank 0 raised LockedError at train.py:5: "
         f"ckpt is written to by another job: process {other.pid} on "
     )
-    assert decision == "flatout: starting it again would not help (locked)"
+    assert decision == "flatout: a restart would not help (locked)"
 
 
 def test_checkpoints_of_another_training_are_the_cause_and_are_not_tried_again(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_checkpoints_of_another_training_are_the_cause_and_are_not_tried_again(t
     code, said = run(tmp_path, sys.executable, train, "new")
     assert code == 1
     assert "ckpt has checkpoints up to step 3, and resume() was not called" in said[0]
-    assert said[1].startswith("flatout: starting it again would not help")
+    assert said[1].startswith("flatout: a restart would not help")
 
 
 def test_what_may_not_be_written_is_not_tried_again(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_what_may_not_be_written_is_not_tried_again(tmp_path: Path) -> None:
     assert code == 1
     assert said[0].startswith("flatout: attempt 1 failed: a file cannot be read or written: rank 0 raised ")
     assert "at train.py:2: [Errno " in said[0]
-    assert said[1:] == ["flatout: starting it again would not help (unwritable)"]
+    assert said[1:] == ["flatout: a restart would not help (unwritable)"]
 
 
 def test_a_command_that_twice_fails_at_its_start_and_tells_a_code_alone(tmp_path: Path) -> None:
@@ -236,7 +236,6 @@ def test_a_command_that_twice_fails_at_its_start_and_tells_a_code_alone(tmp_path
             "flatout: attempt 1 failed: the command ended with code 9 without an error message",
             "flatout: restart 1 of 3",
             "flatout: attempt 2 failed: the command ended with code 9 without an error message",
-            "flatout: the same failure for the second time, before a rank was seen, is the job's own: "
-            "not started again",
+            "flatout: the same failure occurred twice before any rank started, so it is the job's own: not restarted",
         ],
     )

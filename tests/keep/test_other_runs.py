@@ -103,7 +103,7 @@ def test_the_next_run_names_the_job_that_runs_on_and_starts_none(folder: Folder)
     line, hint = errors.splitlines()
     shared = f"checkpoint {folder.path / 'ckpt.pt'}"
     assert line == (
-        f"error: a job whose `flatout run` was killed still runs, unmonitored, with the same {shared}: "
+        f"error: a job whose `flatout run` was killed is still running, unmonitored, with the same {shared}: "
         f"process {job.pid}, sh -c 'echo up; exec sleep 300'"
     )
     assert hint == f"hint: --take-over ends it and resumes from its checkpoint; `kill {job.pid}` only ends it"
@@ -123,7 +123,7 @@ def test_the_same_command_in_the_same_folder_is_the_same_job_and_is_taken_over(f
     code, errors = folder.run("--ledger=a.jsonl", "--take-over", command=command)
     assert code == 0
     (line,) = errors.splitlines()
-    assert line.startswith("flatout: taking over: a job whose `flatout run` was killed still runs")
+    assert line.startswith("flatout: taking over: a job whose `flatout run` was killed is still running")
     assert not job.is_running() or job.status() == psutil.STATUS_ZOMBIE
     assert not list(folder.temporary.iterdir()), "what the killed one had there is gone too"
 
@@ -158,7 +158,7 @@ def test_a_ledger_that_another_run_writes_is_refused_until_that_one_is_gone(fold
         assert code == 2 and not (folder.path / "started").exists()
         assert errors.splitlines() == [
             f"error: another `flatout run` (process {first.pid} on {os.uname().nodename}) adds to the ledger {name}, "
-            "and no two may at once",
+            "and only one run at a time can",
             "hint: --ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
         ]
     folder.kill_watch(first)  # its job lives, and has no part in the lock

@@ -172,7 +172,7 @@ def test_the_same_failure_at_the_same_step_twice_stops_whatever_the_budget() -> 
     assert restarts.decide(bug, 10).restarts
     assert restarts.decide(again, 20).restarts, "at another step it may be another one"
     last = restarts.decide(again, 10)
-    assert not last.restarts and "the same failure at step 10 for the second time" in last.why
+    assert not last.restarts and "the same failure at step 10 occurred for the second time" in last.why
 
 
 def test_a_job_whose_steps_are_not_seen_has_its_whole_budget() -> None:

@@ -91,7 +91,7 @@ def test_a_hang_in_a_collective_that_one_rank_calls_alone_names_it(tmp_path: Pat
     assert done.returncode != 0
     (hang,) = events(lines, "hang")
     assert hang["late"] == [1]
-    assert "barrier, keep_job.py:" in hang["says"] and "has not arrived at the same one" in hang["says"]
+    assert "barrier, keep_job.py:" in hang["says"] and "has not arrived at the same collective" in hang["says"]
     assert "barrier" in hang["stacks"]["1"]
     assert hang["unix_s"] - (tmp_path / "out" / "fault-late").stat().st_mtime < 30
     assert said(done)[-1] == "flatout: no restart was asked for (--max-restarts)"
@@ -142,7 +142,7 @@ def test_a_killed_rank_is_named_and_the_job_resumes_by_its_own_flag_to_the_same_
     assert done.returncode == 0, done.stderr
     (failure,) = events(lines, "failure")
     assert (failure["rule"], failure["step"]) == ("killed", 23)
-    assert failure["says"] == "rank 1 ended without an error message, as by a SIGKILL or a crash"
+    assert failure["says"] == "rank 1 ended without an error message (killed or crashed)"
     uninterrupted = dict(losses(whole))
     assert dict(losses(tmp_path)) == uninterrupted, "the curve goes on as if nothing had been"
     steps = [step for step, _ in losses(tmp_path)]
@@ -200,7 +200,7 @@ def test_the_same_exception_at_the_same_step_twice_stops(tmp_path: Path) -> None
     assert "rank 1 raised ValueError at keep_job.py:" in said(done)[0]
     assert "a number of 20 that is too large (the job's own)" in said(done)[0]
     assert said(done)[-1] == (
-        "flatout: the same failure at step 21 for the second time is the job's own bug: not started again"
+        "flatout: the same failure at step 21 occurred for the second time, so it is a bug of the job: not restarted"
     )
     assert_sums(lines)
 
@@ -233,7 +233,7 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
     assert said(done) == [
         "flatout: attempt 1 failed: before the first step rank 0 raised ModuleNotFoundError at typo.py:2: "
         "No module named 'no_such_module' (the job's own)",
-        "flatout: starting it again would not help (mistake)",
+        "flatout: a restart would not help (mistake)",
     ]
 
 

@@ -106,7 +106,7 @@ def test_a_preempted_job_loses_no_step_and_its_restarts_are_counted_over_both_st
     assert [line["event"] for line in first if line["event"] in ("attempt", "failure", "end")] == [
         "attempt", "failure", "attempt", "end",
     ]  # fmt: skip
-    assert first[-1]["why"] == "it was asked to end by a signal"
+    assert first[-1]["why"] == "a signal asked it to end"
     steps = job.steps()
     assert steps[:8] == list(range(8)) and steps[8] == 0, "killed at step 8, before any checkpoint"
     assert steps[8:107] == list(range(99)), "the preemption cost no step"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from flatout.errors import InputError
-from flatout.launch import Ended, limited, run_limited
+from flatout.launch import ExitStatus, limited, run_limited
 
 # Starts a process of its own session that ignores being asked to end, and writes its number once it does.
 STUBBORN = """
@@ -37,11 +37,11 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited, "_LOOK_S", 0.1)
 
 
-def run(tmp_path: Path, *command: str, limit_s: float = 60.0) -> Ended:
+def run(tmp_path: Path, *command: str, limit_s: float = 60.0) -> ExitStatus:
     return run_limited(command, os.environ, output=tmp_path / "output.log", limit_s=limit_s)
 
 
-def python(tmp_path: Path, program: str, *arguments: object, limit_s: float = 60.0) -> Ended:
+def python(tmp_path: Path, program: str, *arguments: object, limit_s: float = 60.0) -> ExitStatus:
     return run(tmp_path, sys.executable, "-c", program, *map(str, arguments), limit_s=limit_s)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.slurm import SlurmLab
 
 from flatout.errors import FlatoutError, InputError, UsageError
-from flatout.launch import Ended, SlurmLauncher
+from flatout.launch import ExitStatus, SlurmLauncher
 from flatout.launch import slurm as module
 
 NAME = "flatout-test"
@@ -34,11 +34,11 @@ def launcher(slurm: SlurmLab, said: list[str]) -> SlurmLauncher:
     return SlurmLauncher(["--nodes=1"], name=NAME, say=said.append)
 
 
-def run(launcher: SlurmLauncher, folder: Path, *command: str, limit_s: float = 60.0, **more: str) -> Ended:
+def run(launcher: SlurmLauncher, folder: Path, *command: str, limit_s: float = 60.0, **more: str) -> ExitStatus:
     return launcher.run(command, {**os.environ, **more}, output=folder / "output.log", limit_s=limit_s)
 
 
-def shell(launcher: SlurmLauncher, folder: Path, script: str, *, limit_s: float = 60.0, **more: str) -> Ended:
+def shell(launcher: SlurmLauncher, folder: Path, script: str, *, limit_s: float = 60.0, **more: str) -> ExitStatus:
     return run(launcher, folder, "sh", "-c", script, limit_s=limit_s, **more)
 
 
@@ -170,13 +170,13 @@ def test_a_suspended_job_measured_nothing(slurm: SlurmLab, launcher: SlurmLaunch
 
     with Meanwhile(slurm, suspend):
         ended = shell(launcher, tmp_path, "sleep 3")
-    assert (ended.cause, ended.reason) == ("void", "it was suspended meanwhile")
+    assert (ended.cause, ended.reason) == ("void", "it was suspended in the meantime")
 
 
 def test_a_job_that_someone_cancels_ends_the_tuning(slurm: SlurmLab, launcher: SlurmLauncher, tmp_path: Path) -> None:
     with (
         Meanwhile(slurm, lambda job: print(slurm.run("scancel", job))),
-        pytest.raises(FlatoutError, match=r"job \d+ was cancelled, and not by Flatout"),
+        pytest.raises(FlatoutError, match=r"job \d+ was cancelled, but not by Flatout"),
     ):
         shell(launcher, tmp_path, "sleep 600")
 
@@ -202,7 +202,7 @@ def test_flatout_itself_must_be_on_the_nodes(
 
 def test_what_sbatch_refuses_is_one_line(slurm: SlurmLab, tmp_path: Path) -> None:
     launcher = SlurmLauncher(["--partition=absent"], name=NAME, say=print)
-    with pytest.raises(InputError, match="Slurm takes no such job: Batch job submission failed: Invalid partition"):
+    with pytest.raises(InputError, match="Slurm rejects the job: Batch job submission failed: Invalid partition"):
         shell(launcher, tmp_path, "true")
 
 

@@ -190,7 +190,7 @@ def test_a_csv_of_something_else_is_one_line(text: str, message: str, tmp_path: 
 def test_nothing_to_replay_and_nothing_to_hold_out_are_told(runs: list[MeasuredRun]) -> None:
     with pytest.raises(InputError, match="no row of 7"):
         evaluate([], 7)
-    with pytest.raises(InputError, match="there must be two"):
+    with pytest.raises(InputError, match="at least two sources"):
         evaluate([run for run in runs if run.source == "SC21"], 22)
 
 

@@ -17,7 +17,7 @@ def test_what_is_appended_is_read_back_without_its_correction(tmp_path: Path) ->
     append_history(path, [first])
     append_history(path, [first, first])
     found = read_history(path)
-    assert found.outcomes == (first, first, first)
+    assert found.records == (first, first, first)
     assert found.num_damaged == 0
     assert first.predicted == pytest.approx(2.0)
 
@@ -31,12 +31,12 @@ def test_damaged_lines_are_counted_and_skipped(tmp_path: Path) -> None:
         file.write(b'{"family":"a","change":"b","predicted":-1,"measured":1,"machine":"","date":""}\n{"family": "dd')
     append_history(path, [good])
     found = read_history(path)
-    assert found.outcomes == (good, good)
+    assert found.records == (good, good)
     assert found.num_damaged == 5
 
 
 def test_a_history_that_is_not_there_is_empty_and_not_made(tmp_path: Path) -> None:
-    assert read_history(tmp_path / "none").outcomes == ()
+    assert read_history(tmp_path / "none").records == ()
     append_history(tmp_path / "none", [])
     assert not (tmp_path / "none").exists()
 

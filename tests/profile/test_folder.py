@@ -195,7 +195,7 @@ def test_an_mfu_needs_the_gpu_to_be_in_the_catalogue(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA X1"))
     measured = read_recording(tmp_path).measured
     assert measured.mfu is None
-    assert measured.reasons["mfu"] == "the catalogue does not know the GPU NVIDIA X1"
+    assert measured.reasons["mfu"] == "the catalogue does not list the GPU NVIDIA X1"
 
 
 @pytest.mark.parametrize(

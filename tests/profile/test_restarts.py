@@ -62,7 +62,7 @@ def test_the_first_attempt_is_read_where_only_it_has_a_trace(restarted: Path, tm
     recording = read_recording(copy)
     assert recording.attempt == 0
     assert all(len(rank.steps.number) < 600 for rank in recording.ranks)
-    assert recording.problems[0].effect == "all numbers are of attempt 1, the last with a trace"
+    assert recording.problems[0].effect == "all numbers are from attempt 1, the last one with a trace"
 
 
 def test_attempts_are_replaced_with_the_recording_and_nothing_else_is(restarted: Path, tmp_path: Path) -> None:

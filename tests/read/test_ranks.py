@@ -50,7 +50,7 @@ def test_the_file_is_believed_before_its_name() -> None:
 def test_the_user_is_believed_before_the_file() -> None:
     files = metas(("a/x.json", 0), ("a/y.json", 1))
     assert assign_ranks(files, given={"x.json": 1, "a/y.json": 0}).ranks == (1, 0)
-    with pytest.raises(InputError, match="no trace is called z"):
+    with pytest.raises(InputError, match="there is no trace named z"):
         assign_ranks(files, given={"z.json": 1})
 
 

@@ -213,15 +213,15 @@ def test_a_last_column_may_have_line_breaks() -> None:
         ("sacct: error: slurmdbd is slow", 2, "truncated, or is not a row"),
         (row() + "|more", 2, "10 columns, and the header 9"),
         (row(JobName="a|b"), 2, "10 columns, and the header 9"),
-        (row("7x"), 2, "a JobID must be as 12"),
+        (row("7x"), 2, "a JobID must look like 12"),
         (row(State="done"), 2, "a state must be one of Slurm's"),
         (row(State="DONE_AND_DUSTED"), 2, "a state must be one of"),
         (row(State=""), 2, "a state must be one of Slurm's"),
-        (row(AllocTRES="gres/gpu=x"), 2, "a number of GPUs must be as gres/gpu=8"),
-        (row(AllocTRES=""), 2, "it ran, and AllocTRES is empty"),
+        (row(AllocTRES="gres/gpu=x"), 2, "a number of GPUs must look like gres/gpu=8"),
+        (row(AllocTRES=""), 2, "it ran, but AllocTRES is empty"),
         (row(ElapsedRaw="-5"), 2, "elapsedraw: a count must be a whole number"),
-        (row(Start="yesterday"), 2, "start: a time must be as"),
-        (row(Submit="2026-13-01T00:00:00"), 2, "submit: a time must be as"),
+        (row(Start="yesterday"), 2, "start: a time must look like"),
+        (row(Submit="2026-13-01T00:00:00"), 2, "submit: a time must look like"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_left_out_and_told(damage: str, line: int, reason: str) -> None:
@@ -310,7 +310,7 @@ def test_a_simulator_gets_the_jobs_by_submission() -> None:
 )
 def test_durations(text: str, seconds: float | None) -> None:
     if text == "2-03":
-        with pytest.raises(ValueError, match="must be as 1-02:03:04"):
+        with pytest.raises(ValueError, match="must look like 1-02:03:04"):
             duration_s(text)
     else:
         assert duration_s(text) == seconds
@@ -418,5 +418,5 @@ def test_any_damage_is_told_or_refused(data: bytes, cut: int) -> None:
     "text", ["2026-01-31", "2026-01-31 12:00:00Z", "2026-W05-6T12:00:00", "2026-01-31T12:00:60", "20:00:00", "12:00"]
 )
 def test_a_time_in_another_form_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="a time must be as 2026-01-31T12:00:00"):
+    with pytest.raises(ValueError, match="a time must look like 2026-01-31T12:00:00"):
         time_s(text)

@@ -135,7 +135,7 @@ def one_odd() -> HostsReport:
         ComparedFact(fact="NCCL settings", num_hosts=5, usual="none", unlike={"n9": "NCCL_P2P_LEVEL=LOC"}),
     )
     return HostsReport(
-        differences=differences, compared=compared, not_compared={"kernel": "0 of 5 hosts give a value: not read"},
+        differences=differences, compared=compared, not_compared={"kernel": "0 of 5 hosts report a value: not read"},
         hosts=tuple(hosts), not_captured={"n7": "it did not answer within 60 s"},
     )  # fmt: skip
 
@@ -151,10 +151,10 @@ def no_majority() -> HostsReport:
     hosts = tuple(report([check("governor", "fail", "host")], None, host=name) for name in ("a", "b"))
     found = {"a": "580", "b": "570"}
     difference = HostDifference(
-        fact="driver", status="warn", hosts=("a", "b"), usual="no value has a majority", found=found,
+        fact="driver", status="warn", hosts=("a", "b"), usual="no value is shared by most hosts", found=found,
         reason="the hosts differ, and none is usual",
     )  # fmt: skip
-    fact = ComparedFact(fact="driver", num_hosts=2, usual="no value has a majority", unlike=found)
+    fact = ComparedFact(fact="driver", num_hosts=2, usual="no value is shared by most hosts", unlike=found)
     return HostsReport(differences=(difference,), compared=(fact,), not_compared={}, hosts=hosts)
 
 

@@ -54,7 +54,7 @@ def goal(*, is_reached: bool = True) -> GoalAnswer:
     return GoalAnswer(
         goal=Goal(text="1T tokens in 30 days", tokens=1e12, days=30.0),
         is_reached=is_reached,
-        nearest="" if is_reached else "1,024 GPUs do it in 14.6 days; 512 GPUs take 61 days",
+        nearest="" if is_reached else "1,024 GPUs reach it in 14.6 days; 512 GPUs take 61 days",
         num_gpus=384,
         global_batch=1024,
         num_steps=119_210,

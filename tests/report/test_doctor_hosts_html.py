@@ -58,7 +58,7 @@ def test_a_fact_in_which_all_are_alike_is_told_after_those_that_differ() -> None
     assert [row.all("th")[0].text.split(" 5 ")[0] for row in rows] == ["NCCL settings", "driver"]
     assert "NCCL_P2P_LEVEL=LOC: n9" in rows[0].text
     assert "all alike" in rows[1].text
-    assert "kernel: 0 of 5 hosts give a value" in page("one_odd").section("compared").text
+    assert "kernel: 0 of 5 hosts report a value" in page("one_odd").section("compared").text
 
 
 def test_what_most_hosts_have_is_told_once_and_each_host_has_its_own() -> None:
@@ -70,7 +70,7 @@ def test_what_most_hosts_have_is_told_once_and_each_host_has_its_own() -> None:
     assert [row.all("code")[0].text for row in odd.all("tbody")[0].all("tr")] == ["nccl-peer-to-peer"]
     assert "turned off: NCCL_P2P_LEVEL=LOC" in odd.text
     assert "run nvidia-smi -r" in odd.text
-    assert "No check fails or warns on this host alone" in well.text
+    assert "No check fails or warns only on this host" in well.text
     assert "As on most hosts: swap" in well.text
     assert "4 GiB of swap" not in found.section("hosts").text
 

@@ -274,7 +274,7 @@ def test_the_glossary_has_every_part() -> None:
 
 def test_a_job_without_ranks_is_a_page() -> None:
     page = read_page(diagnosis_html(builder.diagnosis_of([]), COMMAND))
-    assert "No rank could be read." in page.text
+    assert "No trace of a rank could be read." in page.text
 
 
 # The colours. Matrices for full colour blindness: Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113.

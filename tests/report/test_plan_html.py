@@ -119,7 +119,7 @@ def test_a_goal_is_answered_with_intervals_and_sources() -> None:
     for word in ("29.9 days", "money", "energy", "interruptions", "predicted step time", "$813,000"):
         assert word in goal
     assert "carbon" not in goal.split("The grid")[0], "unknown is left out, not 0"
-    assert "out of reach" in read_page(text_of(builder.zero_bubble())).section("goal").text
+    assert "cannot be reached with" in read_page(text_of(builder.zero_bubble())).section("goal").text
     assert not [one for one in read_page(text_of(builder.one_stage())).all("section") if one.attributes["id"] == "goal"]
 
 

@@ -155,7 +155,7 @@ def test_a_fault_of_the_machine_is_told_by_the_code_and_another_pod_goes_on(
     job = job_of(monkeypatch, capfd, *kept, command=(sys.executable, "train.py", "machine"))
     first = Pod(job, tmp_path).run()
     assert first.returncode == 75, first.stderr
-    assert "the machine is at fault: exit code 75 asks the scheduler for another one" in first.stderr
+    assert "the machine is at fault: exit code 75 asks the scheduler for another machine" in first.stderr
     assert action(job, first.returncode) == "Count", "a new pod, as often as backoffLimit says"
     second = Pod(job, tmp_path).run()
     assert second.returncode == 0, second.stderr

@@ -257,4 +257,4 @@ def test_a_job_that_cannot_resume_is_not_sent_to_spot(
         "--spot-trace", spot_file(tmp_path, [1] * 1000), "--spot-partition", "a", "--partition", "b",
         "--gpu-type", "h100", "--", "true", code=2,
     )["error"]  # fmt: skip
-    assert "not said to resume from its checkpoint" in error
+    assert "not declared to resume from its checkpoint" in error

@@ -102,7 +102,7 @@ def test_what_slurm_refuses_leaves_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = submit(monkeypatch, capfd, "--partition", "none", "--", "echo", code=2)
-    assert "Slurm takes no such job: " in str(found["error"])
+    assert "Slurm rejects the job: " in str(found["error"])
     assert "Invalid partition" in str(found["error"])
     assert [path for path in folder.rglob("*") if path.is_file()] == []
 

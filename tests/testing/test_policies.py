@@ -70,7 +70,7 @@ def test_a_policy_that_peeks_is_found() -> None:
 
 
 def test_a_forgotten_job_is_found() -> None:
-    with pytest.raises(AssertionError, match="left 1 jobs waiting for ever"):
+    with pytest.raises(AssertionError, match="left 1 jobs waiting forever"):
         conformance(Forgets).test_every_job_ends_once_and_not_before_it_can()
 
 

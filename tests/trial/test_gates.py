@@ -80,7 +80,7 @@ def test_an_exact_change_may_move_the_mean_loss_by_half_a_per_cent_after_the_fir
 def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
     broken = (*losses()[:10], value, *losses()[11:])
     gate = check_losses(trial(broken), DETERMINISTIC, changes("semantic"))
-    assert not gate.is_passed and gate.reason == "its loss is not finite, and the baseline's is"
+    assert not gate.is_passed and gate.reason == "its loss is not finite, but the baseline's is"
 
 
 @pytest.mark.parametrize("at", [0, 1, 10, 29])
@@ -136,9 +136,9 @@ def test_a_candidate_whose_loss_is_no_number_where_only_the_first_may_be_unknown
     baselines = [trial(without_first(losses())) for _ in range(3)]
     broken = (math.nan, *losses()[1:4], *[math.nan] * 26)
     gate = check_losses(trial(broken), baselines, changes())
-    assert not gate.is_passed and gate.reason == "the loss of its step 5 is not a number, and the baseline's is"
+    assert not gate.is_passed and gate.reason == "the loss of its step 5 is not a number, but the baseline's is"
     never = check_losses(trial((math.nan,) * 30), baselines, changes())
-    assert not never.is_passed and never.reason == "the candidate shows no loss, and the baseline does"
+    assert not never.is_passed and never.reason == "the candidate reports no loss, but the baseline does"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

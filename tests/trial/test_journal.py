@@ -68,7 +68,7 @@ def test_a_heading_that_was_cut_short_is_written_again(path: Path) -> None:
     ("other", "how"),
     [
         ({"command": ("python", "other.py")}, f": its command is {shlex.join(HEADING.command)}"),
-        ({"tool_version": "2"}, f": flatout {HEADING.tool_version} made it, and this is 2"),
+        ({"tool_version": "2"}, f": it was made by flatout {HEADING.tool_version}, and this is 2"),
         ({"options": {"num_steps": "31"}}, ", with other --steps"),
         ({"options": {**HEADING.options, "warmup": "s3cr3t"}}, ", with other --warmup"),
     ],

@@ -96,7 +96,7 @@ def test_what_its_budget_ended_does_not_go_on_with_no_more(
 
 def test_what_ended_by_itself_does_not_go_on(tmp_path: Path) -> None:
     finished(tmp_path / "out", builder.nothing())
-    with pytest.raises(OutputError, match="has a finished tuning already"):
+    with pytest.raises(OutputError, match="already has a finished tuning"):
         start(tmp_path / "out", budget_s=9000.0)
 
 
@@ -137,7 +137,7 @@ def test_losers_of_the_screening_are_learned_from_with_their_noise(tmp_path: Pat
     """Predicted to be half as fast again, and a fifth slower."""
     made = msgspec.structs.replace(builder.nothing(), screened=(screened("nccl-channels=8", 1.51, 0.80),))
     learn(made, tmp_path / "history")
-    (found,) = [one for one in read_history(tmp_path / "history").outcomes if one.change == "nccl-channels=8"]
+    (found,) = [one for one in read_history(tmp_path / "history").records if one.change == "nccl-channels=8"]
     assert (found.predicted, found.measured, found.sd) == (1.51, 0.80, 0.02)
     after = learned(tmp_path / "history")
     assert after is not None

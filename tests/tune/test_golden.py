@@ -148,7 +148,7 @@ def test_nanogpt_over_tcp_gets_three_times_as_fast_in_one_go(tmp_path: Path) -> 
     ratios = [step_s[5] / step_s[6], step_s[8] / step_s[7], step_s[9] / step_s[10], step_s[12] / step_s[11]]
     assert verdict.mean_speedup == pytest.approx(math.prod(ratios) ** 0.25, rel=1e-9)
     (waited,) = (one for one in result.tried if one.name == "nccl-channels=8")
-    assert "nccl-channels=8" not in runner.arms and "gained more than its estimate" in waited.reason
+    assert "nccl-channels=8" not in runner.arms and "gained more than this one's estimate" in waited.reason
 
 
 def test_the_first_steps_gradients_of_nanogpt_repeat_on_gpus(tmp_path: Path) -> None:

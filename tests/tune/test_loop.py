@@ -274,10 +274,10 @@ def test_baselines_without_a_reading_of_power_end_the_round() -> None:
 
 
 def test_an_objective_that_the_job_does_not_show_is_one_line() -> None:
-    said = "the job cannot be tuned for that: a trial of baseline has no number of"
+    said = "the job cannot be tuned for this objective: a trial of baseline has no number of"
     with pytest.raises(InputError, match=said) as error:
         tuned(SimulatedRunner({}), objective="s_per_sample")
-    assert error.value.hint == "measured of this job: steps/s, memory"
+    assert error.value.hint == "this job reports: steps/s, memory"
 
 
 def test_samples_a_second_are_tuned_for_where_they_are_known() -> None:
@@ -312,7 +312,7 @@ def test_a_knob_of_the_users_own_that_had_no_turn_is_named() -> None:
         "threads=2": "not better",
         "threads=4": "not reached",
     }
-    assert "no trial was made of it" in next(one.reason for one in ended.tried if one.name == "threads=4")
+    assert "it was not tried" in next(one.reason for one in ended.tried if one.name == "threads=4")
     to_its_end = tuned(SimulatedRunner({}), knobs=(knob,), max_screened=2, max_rounds=40)
     assert [one.outcome for one in to_its_end.tried if one.name == "threads=4"] == ["not better"]
 
@@ -356,7 +356,7 @@ def test_what_promises_less_than_was_shown_for_the_same_cause_waits_for_the_next
     assert not any(name.startswith(("ddp-bucket", "nccl-buffer", "nccl-channels")) for name in first)
     assert adopted(result) == {SOCKETS, WORKERS, BUCKET}
     (excluded,) = (one for one in result.tried if one.name == "nccl-channels=8")
-    assert excluded.outcome == "not reached" and "gained more than its estimate" in excluded.reason
+    assert excluded.outcome == "not reached" and "gained more than this one's estimate" in excluded.reason
 
 
 def test_what_cannot_be_on_beside_another_one_is_tried_where_it_may_bring_more() -> None:
@@ -610,7 +610,7 @@ def test_every_candidate_is_accounted_for_wherever_the_budget_ends(most: int) ->
     others = {name for one in result.tried if one.outcome != "not reached" for name in one.changes}
     assert not others & {one.name for one in open_ones}
     for one in open_ones:
-        is_untried = one.reason in ("no trial was made of it", DOES_NOT_FIT) or "for the same cause" in one.reason
+        is_untried = one.reason in ("it was not tried", DOES_NOT_FIT) or "for the same cause" in one.reason
         assert (one.name not in run) == is_untried
         assert (one.screened is not None) == ("no pairs were run" in one.reason)
 

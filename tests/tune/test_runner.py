@@ -15,8 +15,8 @@ import flatout.tune.runner as module
 from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError, InputError
 from flatout.inside.protocol import Variable
-from flatout.launch import Ended
-from flatout.profile.record import Options, Recorded
+from flatout.launch import ExitStatus
+from flatout.profile.record import Options, RecordResult
 from flatout.records.change import Change, ChangeSet, Knob, Patch
 from flatout.records.recording import Recording
 from flatout.trial.journal import Heading, Journal
@@ -46,7 +46,7 @@ class Job:
         self.prints = ""
         self.during: Callable[[Path], None] = lambda folder: None
 
-    def record(self, command: Sequence[str], path: Path, options: Options, **values: Any) -> Recorded:
+    def record(self, command: Sequence[str], path: Path, options: Options, **values: Any) -> RecordResult:
         path.mkdir()
         self.commands.append(tuple(command))
         self.options.append(options)
@@ -56,14 +56,14 @@ class Job:
         output.write_text(self.prints)
         (path.parent / "saved").mkdir()
         self.during(path)
-        ended = Ended(
+        ended = ExitStatus(
             code=self.code,
             signal=None,
             start_unix_s=START_UNIX_S,
             end_unix_s=START_UNIX_S + 12,
             is_timed_out=self.is_timed_out,
         )
-        return Recorded(path=path, ended=ended, is_first=True)
+        return RecordResult(path=path, ended=ended, is_first=True)
 
     def read(self, path: Path) -> Recording:
         if self.found is None:

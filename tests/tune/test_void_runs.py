@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import FlatoutError
-from flatout.launch import Ended
+from flatout.launch import ExitStatus
 from flatout.records.change import ChangeSet
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.runner import Runner
@@ -24,14 +24,16 @@ class ScriptedLauncher:
         self._waits_s = waits_s
         self.clock_s = 0.0
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float
+    ) -> ExitStatus:
         assert not output.exists()  # each time a fresh folder
         output.write_text("killed\n")
         self.waited_s += self._waits_s
         self.clock_s += self._waits_s
         self.limits_s.append(limit_s)
         usual = {"code": 1, "signal": None, "start_unix_s": 1.0, "end_unix_s": 2.0, "nodes": "n[1-2]", "job": "7"}
-        return Ended(**(usual | self.ends.pop(0)))  # type: ignore[arg-type]
+        return ExitStatus(**(usual | self.ends.pop(0)))  # type: ignore[arg-type]
 
 
 def runner(folder: Path, launcher: ScriptedLauncher, *, budget_s: float = 1e6) -> Runner:

@@ -200,7 +200,7 @@ def test_void_pairs_do_not_count(ratios: list[float], voids: list[tuple[int, flo
     clean = pairs(ratios)
     mixed = list(clean)
     for position, ratio in voids:
-        void = msgspec.structs.replace(pairs([ratio])[0], void_reason="throttled")
+        void = msgspec.structs.replace(pairs([ratio])[0], invalid_reason="throttled")
         mixed.insert(min(position, len(mixed)), void)
     one, other = judge(clean), judge(mixed)
     assert other.num_void <= len(voids)

@@ -75,7 +75,7 @@ def test_trials_that_failed_are_left_out_and_two_are_too_few() -> None:
     made = runs(4)
     made[1] = msgspec.structs.replace(made[1], outcome="failed")
     assert noise_floor(made).num_trials == 3
-    with pytest.raises(UsageError, match="at least 3 trials of the same job that complete, but got 2"):
+    with pytest.raises(UsageError, match="at least 3 completed trials of the same job, but got 2"):
         noise_floor(made[:3])
 
 

@@ -41,7 +41,7 @@ def swapped(of: Sequence[Pair]) -> list[Pair]:
         Pair(
             baseline=msgspec.structs.replace(pair.candidate, arm=BASELINE),
             candidate=msgspec.structs.replace(pair.baseline, arm="candidate"),
-            void_reason=pair.void_reason,
+            invalid_reason=pair.invalid_reason,
         )
         for pair in of
     ]

@@ -45,9 +45,9 @@ def clock_offsets(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -
     for rank, offset in offsets.items():
         if offset == 0:
             continue
-        effect = "times were aligned so that nothing is received before it was sent; small differences stay unknown"
+        effect = "times were aligned so that no message arrives before it is sent; small clock differences stay unknown"
         if by_collectives[rank]:
-            effect = "times were aligned on the common ends of collectives"
+            effect = "times were aligned at the common ends of collectives"
         problem = f"the clock differs by {offset / 1e3:+.1f} us from that of rank {lowest}"
         quality.append(Quality(rank=rank, problem=problem, effect=effect))
     return offsets, quality
@@ -228,8 +228,8 @@ def without_impossible(
     if not num_impossible:
         return possible, []
     note = Quality(
-        problem=f"{num_impossible:,} of {len(matches):,} matched collectives end on one rank before another begins",
-        effect="they are not the same collective, and stay unsplit",
+        problem=f"{num_impossible:,} of {len(matches):,} matched collectives end on a rank before another begins them",
+        effect="they are not the same collective, and their time stays unsplit",
     )
     return possible, [note]
 

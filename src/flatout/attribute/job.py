@@ -109,8 +109,8 @@ def _job_quality(
     if world_size is None and any(t.communication.num_kernels for t in timelines):
         notes.append(
             Quality(
-                problem="no trace says how many ranks the job has",
-                effect="those that are here are taken for all; if some are missing, waiting is called transfer",
+                problem="no trace states how many ranks the job has",
+                effect="these ranks are assumed to be all ranks; if some are missing, waiting is counted as transfer",
             )
         )
     num_steps = {len(t.steps) for t in timelines}
@@ -118,7 +118,7 @@ def _job_quality(
         notes.append(
             Quality(
                 problem=f"ranks recorded different numbers of steps: {min(num_steps)} to {max(num_steps)}",
-                effect="their mean steps are of different steps",
+                effect="the ranks' mean steps cover different steps",
             )
         )
     if len(timelines) > 1 and (world_size is None or len(timelines) >= world_size):
@@ -139,7 +139,7 @@ def _unmatched_note(
     return [
         Quality(
             problem=f"{unmatched:,} of {total:,} communication kernels could not be matched between the ranks",
-            effect=f"{percent(unsplit)} of the steps is communication of which wait and transfer stay unsplit",
+            effect=f"{percent(unsplit)} of the step is communication that cannot be split into waiting and transfer",
         )
     ]
 

@@ -172,7 +172,7 @@ def _match_group(
         quality.append(
             Quality(
                 problem=f"ranks launched different numbers of collectives in group {group}: {_range(counts)}",
-                effect="those beyond the common ones stay unsplit",
+                effect="the time of the extra collectives stays unsplit",
             )
         )
     are_all_present = members is not None and set(members) <= present
@@ -200,7 +200,7 @@ def _match_group(
         quality.append(
             Quality(
                 problem=f"{num_disagree} collectives of group {group} differ in kind or size between ranks",
-                effect="they stay unsplit",
+                effect="their time stays unsplit",
             )
         )
     return matches, quality
@@ -320,12 +320,12 @@ def _end_together(ends: NDArray[np.int64], other_ends: NDArray[np.int64]) -> boo
 
 
 def _nameless_note(groups: Sequence[tuple[int, ...]]) -> Quality:
-    effect = "all were taken for one group; where there are several, waiting across them is not real"
+    effect = "all ranks were taken for one group; if there are several groups, waiting across them is not real"
     if len(groups) > 1:
         shown = [", ".join(map(str, group)) for group in groups[:MAX_GROUPS_SHOWN]]
         if len(groups) > MAX_GROUPS_SHOWN:
             shown.append(f"and {len(groups) - MAX_GROUPS_SHOWN} more")
-        effect = f"those whose collectives end together were taken for a group: {'; '.join(shown)}"
+        effect = f"ranks whose collectives end together were taken for one group: {'; '.join(shown)}"
     return Quality(problem="the traces do not say which ranks take part in a collective", effect=effect)
 
 

@@ -22,7 +22,7 @@ def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: st
         notes.append(
             Quality(
                 problem="the trace has no ProfilerStep marks",
-                effect="costs are of the recording, not per step; the time before the first step cannot be separated",
+                effect="costs are for the whole recording, not per step, and include the time before the first step",
             )
         )
     if sign_of_gpu is not None:
@@ -35,7 +35,7 @@ def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: st
             )
         )
     elif not len(work):
-        notes.append(Quality(problem="the trace has no GPU events", effect="parts are those of a job on the CPU"))
+        notes.append(Quality(problem="the trace has no GPU events", effect="the time is split as for a job on the CPU"))
     else:
         notes += _launch_notes(work, num_lost)
     return notes
@@ -50,14 +50,14 @@ def _launch_notes(work: GpuWork, num_lost: int) -> list[Quality]:
         notes.append(
             Quality(
                 problem="no GPU event has a launching call in the trace",
-                effect="idle time cannot be told apart into host work and launch latency",
+                effect="idle time cannot be split into host work and launch latency",
             )
         )
     elif num_unlinked >= MIN_UNLINKED_SHARE * len(work):
         notes.append(
             Quality(
                 problem=f"{num_unlinked:,} of {len(work):,} GPU events were launched before the recording",
-                effect="they are counted as work; what launched them is unknown",
+                effect="they are counted as work; their launch calls are unknown",
             )
         )
     return notes

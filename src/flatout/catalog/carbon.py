@@ -51,7 +51,7 @@ def grid_carbon(region: str) -> GridCarbon:
     if found is None:
         near = difflib.get_close_matches(region.strip().casefold(), _by_name(), n=3, cutoff=0.5)
         raise UsageError(
-            f"no grid is called `{region}`",
+            f"there is no grid named `{region}`",
             hint=f"nearest: {', '.join(near)}" if near else "give a country as `FR` or a cloud region as `us-east-1`",
         )
     return found

@@ -126,7 +126,7 @@ def read_prices(path: Path) -> Prices:
     unknown = sorted(found.keys() - {"price", *Prices.__struct_fields__} | found.keys() & {"gpus"})
     if unknown:
         raise InputError(
-            f"`{path}` has `{unknown[0]}`, but may have [[price]] and {', '.join(Prices.__struct_fields__[1:])}",
+            f"`{path}` has `{unknown[0]}`, but only [[price]] is allowed and {', '.join(Prices.__struct_fields__[1:])}",
             hint="docs/how-to/cost.md shows such a file",
         )
     entries = [_filled(entry) for entry in found.get("price", ())] if isinstance(found.get("price", []), list) else None

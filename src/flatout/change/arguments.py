@@ -262,7 +262,7 @@ def _why(user_knob: UserKnob, safety: Safety, current: tuple[str, ...] | None) -
     if user_knob.safety is not None or safety != "semantic":
         return ""
     if len(user_knob.names) == 1:
-        return " (it may change what is trained)"
+        return " (it can change what is trained)"
     if current is None:
         return " (the command does not say what the product is now)"
     return " (the product differs from the command's, or batch normalisation sees the micro-batch)"

@@ -31,11 +31,11 @@ WORKERS = Knob(
     valid=ValidRange(least=1, most=MAX_WORKERS),
     combines_with=("dataloader-persistent-workers", "dataloader-prefetch"),
     doc=(
-        "Batches are decoded and augmented in parallel with the training. Each worker is a process with a copy of what"
-        " the dataset holds; they need shared memory for their batches. An IterableDataset gets one worker at most:"
-        " each worker yields all samples unless the dataset divides them, so with more workers samples repeat. A script"
-        " whose random augmentation draws from the worker's own seed gives other losses with another number of workers:"
-        " they are judged against the spread of repeated baselines."
+        "Batches are decoded and augmented in parallel with the training. Each worker is a process with a copy of the"
+        " dataset object, and needs shared memory for its batches. An IterableDataset gets one worker at most: each"
+        " worker yields all samples unless the dataset divides them, so with more workers samples repeat. If random"
+        " augmentation uses the worker's seed, another number of workers gives other losses, which are judged against"
+        " the spread of repeated baselines."
     ),
     source=f"{_TORCH}; stas00/ml-engineering: 0 -> 3 workers, 5.4 -> 0.84 s per step",
 )
@@ -48,8 +48,8 @@ PREFETCHED = Knob(
     valid=ValidRange(least=1, most=64),
     requires=("dataloader-workers",),
     doc=(
-        "Evens out batches that take unequally long; it does nothing for workers that are too slow on average. Each"
-        " further batch is held in memory once per worker. The default is 2."
+        "Evens out batches that take unequally long, but does not help if workers are too slow on average. Each"
+        " additional batch takes memory in every worker. The default is 2."
     ),
     source=_TORCH,
 )
@@ -63,7 +63,7 @@ PINNED = Knob(
     combines_with=("non-blocking-copies",),
     doc=(
         "A copy from pageable memory goes through a staging buffer and blocks the host until it is done. Pinning takes"
-        " a thread of the training process and memory that cannot be swapped; tiny batches gain nothing."
+        " a thread of the training process and memory that cannot be swapped; tiny batches do not gain."
     ),
     source=f"{_TORCH}; stas00/ml-engineering: 0.646 -> 0.459 s per step together with non_blocking",
 )
@@ -75,10 +75,11 @@ PERSISTENT = Knob(
     answers={"epoch-boundary": 1.0, "data-loading": 0.5},
     requires=("dataloader-workers",),
     doc=(
-        "Saves starting the workers at each epoch, which counts where epochs are short. It is exact only for a data set"
-        " that keeps no state and draws no random numbers in the workers: a data set that changes from epoch to epoch"
-        " keeps its first epoch's state in the workers, and random augmentation continues there instead of beginning"
-        " with the epoch's seed. Where the recording shows either, or does not show it, the change is semantic."
+        "Saves restarting the workers at each epoch, which matters if epochs are short. It is exact only for a dataset"
+        " that keeps no state and draws no random numbers in the workers: if a dataset changes its own state at each"
+        " epoch, its copies in the workers keep the first epoch's state, and random augmentation continues there"
+        " instead of starting from the epoch's seed. If the recording shows either, or cannot show it, the change is"
+        " semantic."
     ),
     source=_TORCH,
 )
@@ -92,9 +93,9 @@ NON_BLOCKING = Knob(
     needs=(Need(fact="device", relation="is", value="cuda"),),
     requires=("dataloader-pin-memory",),
     doc=(
-        "Only copies from pinned host memory to the device, which the stream keeps in order. Copies to the host stay"
-        " as they are: the host could read them too early. A script that writes into a pinned batch again right after"
-        " copying it would race; a DataLoader does not."
+        "Applies only to copies from pinned host memory to the device, which the stream keeps in order. Copies to the"
+        " host stay blocking, because the host could read them too early. A script that writes into a pinned batch"
+        " again right after copying it would race; a DataLoader does not do that."
     ),
     source="torch.Tensor.to documentation",
 )

@@ -25,8 +25,8 @@ BUCKET = Knob(
     combines_with=("nccl-sockets", "ddp-bucket-view"),
     gates=("loss", "data"),
     doc=(
-        "The default of 25 MiB suits fast links. On slow or distant ones fewer, larger all-reduces cost less, but the"
-        " last one begins later and is exposed: which wins must be measured."
+        "The default of 25 MiB suits fast links. On slow or distant links, fewer and larger all-reduces cost less, but"
+        " the last one begins later and is exposed, so the best size must be measured."
     ),
     source=f"{_DDP}; measured: with nccl-sockets 254 -> 79 ms per step of nanoGPT on 4 H200 over TCP",
 )
@@ -53,8 +53,8 @@ STATIC_GRAPH = Knob(
     excludes=("ddp-no-sync", "compile"),
     gates=("loss", "data"),
     doc=(
-        "Saves the search for unused parameters in each step. Wrong for models whose graph changes, and for gradient"
-        " accumulation: there it fails, or leaves gradients unreduced, so it is not proposed."
+        "Saves the search for unused parameters in each step. It is wrong for models whose graph changes and for"
+        " gradient accumulation: there it fails or leaves gradients unreduced, so Flatout does not propose it."
     ),
     source=f"{_DDP}; pytorch/pytorch#187732 and #143580",
 )
@@ -69,8 +69,8 @@ NO_SYNC = Knob(
     excludes=("ddp-static-graph",),
     gates=("loss", "data"),
     doc=(
-        "Gradients add up locally, so one reduction after the last pass gives the same sum. Wrong for a script that"
-        " reads or clips gradients between the passes."
+        "Gradients add up locally, so one reduction after the last pass gives the same sum. It is wrong for a script"
+        " that reads or clips gradients between the passes."
     ),
     source=f"{_DDP} (no_sync)",
 )
@@ -85,9 +85,9 @@ COMPRESSION = Knob(
     gates=("loss", "data", "memory"),
     doc=(
         "bf16 halves the bytes. PowerSGD sends low-rank factors, Top-K the largest entries; both keep the error and add"
-        " it to the next step (error feedback), which takes memory and must be saved with a checkpoint. In a study"
-        " compression beat well-tuned plain reduction in 6 of more than 200 set-ups: for slow networks only. PowerSGD"
-        " is tried from its second step on; a long training should begin it after the learning-rate warm-up."
+        " it to the next step (error feedback), which takes memory and must be saved with a checkpoint. In a study,"
+        " compression beat well-tuned plain reduction in 6 of more than 200 set-ups, all with slow networks. In trials,"
+        " PowerSGD starts at the second step; a long training should start it after the learning-rate warm-up."
     ),
     source="torch ddp_comm_hooks; PowerSGD, arXiv:1905.13727; Agarwal et al., MLSys 2022, arXiv:2103.00543",
 )

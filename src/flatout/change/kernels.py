@@ -24,7 +24,7 @@ CUDNN_BENCHMARK = Knob(
     gates=("loss", "memory"),
     doc=(
         "Measures at the first call with each input shape: good for fixed shapes, slow for shapes that keep changing."
-        " The algorithm may add in another order, so runs differ in their last digits; not for scripts that ask for"
+        " The algorithm can add in another order, so runs differ in their last digits; not for scripts that ask for"
         " determinism."
     ),
     source="torch.backends.cudnn documentation; PyTorch performance tuning guide",
@@ -38,13 +38,13 @@ CHANNELS_LAST = Knob(
     saves_memory=0.05,
     needs=(_GPU, _CONVOLUTIONS, _VOLTA),
     combines_with=("autocast",),
-    doc="Spares the transposes around each convolution, above all with autocast. Other layers convert back.",
+    doc="Avoids the transposes around each convolution, especially with autocast. Other layers convert back.",
     source="PyTorch tutorial, Channels last memory format",
 )
 TF32 = Knob(
     name="tf32",
     family=FAMILY,
-    summary="fp32 matrix multiplications on tensor cores, with inputs of 10 mantissa bits",
+    summary="run fp32 matrix multiplications on tensor cores, with inputs rounded to 10 mantissa bits",
     safety="rounding",
     answers={"no-tensor-cores": 1.0},
     needs=(_GPU, _AMPERE),
@@ -83,16 +83,16 @@ COMPILE = Knob(
     excludes=("ddp-static-graph",),
     gates=("loss", "memory"),
     doc=(
-        "The first steps compile for minutes; inputs whose shapes keep changing compile again and again."
+        "The first steps compile for minutes; inputs whose shapes keep changing trigger recompilation."
         " `reduce-overhead` records CUDA graphs, which need fixed addresses and more memory. Fused kernels round"
-        " elsewhere."
+        " at other points."
     ),
     source="torch.compile documentation; pytorch/torchtitan: 5,762 -> 6,667 tokens/s per GPU on 8 H100",
 )
 FUSED_ATTENTION = Knob(
     name="fused-attention",
     family=FAMILY,
-    summary="attention in one kernel that never writes the score matrix",
+    summary="compute attention in one kernel that never writes the score matrix",
     safety="rounding",
     answers={"small-kernels": 0.5},
     reduces={"compute": 0.5},

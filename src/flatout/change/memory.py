@@ -22,7 +22,7 @@ KEEP_CACHE = Knob(
     gates=("loss", "memory"),
     doc=(
         "A script that empties the allocator's cache in its loop pays for freeing and allocating again in every step,"
-        " and each free waits for the GPU. Wrong where another process on the same GPU needs that memory."
+        " and each free waits for the GPU. It is wrong if another process on the same GPU needs that memory."
     ),
     source=_DOCS,
 )
@@ -36,7 +36,7 @@ EXPANDABLE = Knob(
     needs=(_GPU, Need(fact="torch", relation="at least", value="2.4")),
     excludes=("allocator-collection",),
     gates=("loss", "memory"),
-    doc="Less fragmentation where sizes change from step to step. Sharing device memory between processes may fail.",
+    doc="Reduces fragmentation if sizes change from step to step. Sharing device memory between processes can fail.",
     source=_DOCS,
 )
 COLLECTION = Knob(
@@ -62,8 +62,8 @@ CHECKPOINTING = Knob(
     valid=ValidRange(least=1, most=64),
     gates=("loss", "memory"),
     doc=(
-        "For memory, at the price of up to one more forward: a larger batch may then pay for it. The value is every how"
-        " many blocks. Random states are kept, so dropout gives the same masks."
+        "Saves memory at the cost of up to one more forward pass, which a larger batch can make up for. The value N"
+        " recomputes every Nth block. Random states are kept, so dropout uses the same masks."
     ),
     source="torch.utils.checkpoint documentation; Chen et al., arXiv:1604.06174",
 )

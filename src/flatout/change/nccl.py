@@ -30,7 +30,7 @@ def _over(transport: str) -> Need:
 SOCKET = Knob(
     name="nccl-sockets",
     family=FAMILY,
-    summary="more threads, sockets and channels for large messages over TCP",
+    summary="use more threads, sockets and channels for large messages over TCP",
     safety="exact",
     answers=_COMMUNICATION,
     needs=(_NCCL, _SEVERAL, _over("socket"), _LARGE),
@@ -39,11 +39,12 @@ SOCKET = Knob(
     combines_with=("ddp-bucket", "nccl-buffer"),
     gates=("loss", "data"),
     doc=(
-        "The value is threads x sockets per thread + channels. One TCP stream cannot fill a fast network: all-reduce of"
-        " 256 MB on four H200 over TCP, 3.0 GB/s by default and 13.5 with 2x2+8; of 28 MB on two, 2.9, 9.2, and 14.3"
-        " with 1x1+16. By default one thread of a rank serves all its sockets; with these values each channel has that"
-        " number for each direction, and if they far outnumber the cores, as 4x4+8 does with few, it is slower again."
-        " For messages of 16 KB the default is the fastest, so it is proposed for 1 MiB and more."
+        "The value is threads x sockets per thread + channels. One TCP stream cannot fill a fast network: an all-reduce"
+        " of 256 MB on four H200 over TCP reached 3.0 GB/s by default and 13.5 with 2x2+8; one of 28 MB on two reached"
+        " 2.9, 9.2, and 14.3 with 1x1+16. By default, one thread of a rank serves all its sockets; with these values,"
+        " each channel has that number of threads per direction. If the threads far outnumber the cores, as with 4x4+8"
+        " on few cores, it becomes slower again. For messages of 16 KB the default is the fastest, so Flatout proposes"
+        " the change for 1 MiB and more."
     ),
     source=f"{_DOCS}; measured on 4 and 2 H200 over TCP",
 )
@@ -71,30 +72,30 @@ MAX_CTAS = Knob(
     excludes=("nccl-channels",),
     gates=("loss", "data"),
     doc=(
-        "Where communication is hidden, it still takes GPU cores from concurrent compute: the same work runs"
-        " 9-32 % longer on a rank whose communication kernels wait. Fewer blocks give them back."
+        "Hidden communication still takes GPU cores from concurrent compute: the same work takes 9-32 % longer on a"
+        " rank whose communication kernels wait. Fewer blocks free some of these cores."
     ),
     source=f"{_DOCS}, NCCL_MAX_CTAS",
 )
 BUFFER = Knob(
     name="nccl-buffer",
     family=FAMILY,
-    summary="buffer of each channel (MiB)",
+    summary="change the buffer size of each channel (MiB)",
     safety="exact",
     answers=dict.fromkeys(_COMMUNICATION, 0.3),
     needs=(_NCCL, _SEVERAL, Need(fact="collective_bytes", relation="at least", value=8 * MIB)),
     valid=ValidRange(choices=("1", "2", "8", "16")),
     gates=("loss", "data", "memory"),
     doc=(
-        "The default is 4 MiB; 8 suits fast networks, 1 consumer boards over PCIe (NVIDIA/nccl#1530). Memory grows with"
-        " channels and peers. A power of two, or it is refused."
+        "The default is 4 MiB; 8 suits fast networks, and 1 suits consumer boards over PCIe (NVIDIA/nccl#1530). Memory"
+        " use grows with channels and peers. It must be a power of two."
     ),
     source=_DOCS,
 )
 QUEUE_PAIRS = Knob(
     name="nccl-queue-pairs",
     family=FAMILY,
-    summary="queue pairs for each InfiniBand or RoCE connection",
+    summary="use more queue pairs for each InfiniBand or RoCE connection",
     safety="exact",
     answers=dict.fromkeys(_COMMUNICATION, 0.5),
     needs=(_NCCL, _SEVERAL, _over("infiniband"), _LARGE, Need(fact="num_hosts", relation="at least", value=2)),
@@ -113,7 +114,7 @@ NO_NVLS = Knob(
     needs=(_NCCL, _SEVERAL, _over("nvlink"), Need(fact="gpu_arch", relation="at least", value=9.0), _LARGE),
     gates=("loss", "data"),
     doc=(
-        "NVLS is the faster one for middle sizes, rings for some large ones (+5-11 % at 64-128 MB on 8 B300, one"
+        "NVLS is faster for medium sizes, rings are faster for some large ones (+5-11 % at 64-128 MB on 8 B300, one"
         " measurement), and its buffers take device memory."
     ),
     source="NCCL documentation, NCCL_NVLS_ENABLE; research notes on communication",

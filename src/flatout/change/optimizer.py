@@ -14,21 +14,21 @@ _DOCS = "torch.optim documentation"
 FUSED = Knob(
     name="optimizer-fused",
     family=FAMILY,
-    summary="the optimizer's own fused kernels",
+    summary="use the optimizer's own fused kernels",
     safety="exact",
     answers={"small-kernels": 1.0, "host-bound": 0.3},
     needs=(Need(fact="optimizer", relation="is not", value=""),),
     excludes=("optimizer-foreach",),
     doc=(
         "All parameters are updated in a few kernels that read and write memory once: on one H200 4.9 -> 1.7 ms of GPU"
-        " time for the same AdamW. Adam, AdamW, SGD and Adagrad have it."
+        " time for the same AdamW. Adam, AdamW, SGD and Adagrad have such kernels."
     ),
     source=_DOCS,
 )
 FOREACH = Knob(
     name="optimizer-foreach",
     family=FAMILY,
-    summary="the optimizer's multi-tensor kernels",
+    summary="use the optimizer's multi-tensor kernels",
     safety="exact",
     answers={"small-kernels": 0.7, "host-bound": 0.2},
     needs=(Need(fact="optimizer", relation="is not", value=""),),
@@ -46,9 +46,9 @@ ZERO_GRAD = Knob(
     saves_memory=0.2,
     needs=(Need(fact="zero_grad_sets_to_none", relation="is", value=False),),
     doc=(
-        "torch's default since 2.0, so only where a script asks for zeros. A parameter that got no gradient is then"
-        " skipped by the optimizer instead of updated with 0: with momentum or weight decay that is another training,"
-        " and the loss gate sees it."
+        "This is torch's default since 2.0, so it applies only if a script asks for zeros. The optimizer then skips a"
+        " parameter without gradient instead of updating it with 0: with momentum or weight decay this changes what is"
+        " trained, which the loss gate detects."
     ),
     source=f"{_DOCS} (zero_grad)",
 )

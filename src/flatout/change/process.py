@@ -20,8 +20,8 @@ BIND = Knob(
     valid=ValidRange(choices=("numa", "exclusive")),
     excludes=("torchrun-numa-binding", "srun-binding"),
     doc=(
-        "`numa`: the cores of the NUMA node that the rank's GPU hangs on; `exclusive`: an equal share of the allowed"
-        " cores. Loader workers inherit it, so a share that is too small starves them."
+        "`numa`: the cores of the NUMA node that the rank's GPU is attached to; `exclusive`: an equal share of the"
+        " allowed cores. Loader workers inherit the binding, so a share that is too small starves them."
     ),
     source="PyTorch documentation, NUMA binding: 1-10 % in practice",
 )
@@ -57,14 +57,14 @@ SRUN_BINDING = Knob(
 THREADS = Knob(
     name="threads",
     family=FAMILY,
-    summary="as many compute threads per rank as it has cores",
+    summary="run as many compute threads per rank as it has cores",
     safety="exact",
     answers={"host-bound": 0.3, "data-loading": 0.5},
     needs=(Need(fact="cores_allowed", relation="at least", value=1),),
     valid=ValidRange(least=1, most=256),
     doc=(
-        "torchrun sets OMP_NUM_THREADS=1 where it starts several ranks, and plain python takes all cores of the machine"
-        " for each: one leaves cores idle, the other makes ranks fight for them. Sums over more threads are added up in"
+        "torchrun sets OMP_NUM_THREADS=1 if it starts several ranks, which leaves cores idle; plain python uses all"
+        " cores of the machine for each rank, so ranks compete for them. Sums over more threads are added up in"
         " another order."
     ),
     source="torch.distributed.run documentation",
@@ -72,7 +72,7 @@ THREADS = Knob(
 THREADS_CPU = Knob(
     name="threads-cpu",
     family=FAMILY,
-    summary="as many compute threads per rank as it has cores (training on the CPU)",
+    summary="run as many compute threads per rank as it has cores (training on the CPU)",
     safety="exact",
     answers=THREADS.answers,
     reduces={"compute": 0.9},

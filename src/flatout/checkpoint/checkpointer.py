@@ -354,8 +354,8 @@ class Checkpointer:
         """Refuse a step below the newest: its checkpoint would immediately be the first to be removed."""
         if step < self._newest:
             raise CheckpointError(
-                f"step {step} is to be saved after step {self._newest}, but steps are saved in their order",
-                hint="begin the loop at the step that resume() gives, or go back with resume()",
+                f"step {step} cannot be saved after step {self._newest}, but steps must be saved in increasing order",
+                hint="begin the loop at the step that resume() returns, or go back with resume()",
             )
 
     def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None, *, wait: bool) -> list[Any]:

@@ -81,9 +81,9 @@ def check_file(path: Path, expected: dict[str, int]) -> None:
     except OSError as error:
         raise DamagedError(f"{path.name}: {error.strerror}") from error
     if num_bytes != expected["bytes"]:
-        raise DamagedError(f"{path.name} is torn: {num_bytes} of {expected['bytes']} bytes")
+        raise DamagedError(f"{path.name} is truncated: {num_bytes} of {expected['bytes']} bytes")
     if checksum != expected["crc32"]:
-        raise DamagedError(f"{path.name}: its checksum differs, so it was altered after it had been written")
+        raise DamagedError(f"{path.name}: its checksum differs, so it was changed after it had been written")
 
 
 def sync_folder(folder: Path) -> None:

@@ -39,7 +39,7 @@ class Lock:
                 raise LockedError(
                     f"{folder} is written to by another job: process {owner.get('pid')} on {owner.get('host')}"
                     f" since {owner.get('since')}",
-                    hint=f"give this job another folder, or end the other; if that is surely dead, remove {self._path}",
+                    hint=f"use another folder, or end the other job; if it is certainly dead, remove {self._path}",
                 )
             self._remove(owner)
         self._ended = threading.Event()

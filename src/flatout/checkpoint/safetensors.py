@@ -88,7 +88,7 @@ def read_header(path: Path) -> tuple[dict[str, Place], int]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         num_bytes = path.stat().st_size - _LENGTH_BYTES - length
         if length > MAX_HEADER_BYTES or num_bytes < 0:
-            raise DamagedError(f"{path.name}: no safetensors file")
+            raise DamagedError(f"{path.name} is not a safetensors file")
         text = file.read(length)
     try:
         described = json.loads(text)

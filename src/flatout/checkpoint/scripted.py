@@ -50,7 +50,11 @@ def damage_of(path: Path) -> str | None:
         # It may have been rewritten since, without Flatout, and be complete. If it is a zip archive, it can still be
         # checked.
         if not zipfile.is_zipfile(path):
-            return "is not what was written: its checksum differs" if known else "is torn, or no file of torch.save"
+            return (
+                "is not what was written: its checksum differs"
+                if known
+                else "is truncated, or not a file of torch.save"
+            )
         with zipfile.ZipFile(path) as archive:
             if not archive.namelist():
                 return "is an empty archive"

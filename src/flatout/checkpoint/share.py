@@ -115,7 +115,7 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
         )
     if tensor.dtype not in NAMES and tensor.dtype not in COMPLEX:
         hint = "convert it to a dtype that safetensors has"
-        raise CheckpointError(f"`{name}` has the dtype {tensor.dtype}, which safetensors has not", hint=hint)
+        raise CheckpointError(f"`{name}` has the dtype {tensor.dtype}, which safetensors does not support", hint=hint)
     return tensor
 
 

@@ -198,7 +198,7 @@ class Store:
         path = self.path(step)
         manifest = read_json(path / MANIFEST)
         if manifest.get("schema") != SCHEMA or manifest.get("step") != step:
-            raise DamagedError(f"{MANIFEST} is of something else")
+            raise DamagedError(f"{MANIFEST} belongs to something else")
         if manifest["version"] > VERSION:
             raise CheckpointError(
                 f"{path} has version {manifest['version']} of the format, and {VERSION} is the last known here",

@@ -13,7 +13,7 @@ from flatout.cli.output import typed_command
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
-    from flatout.launch import Ended
+    from flatout.launch import ExitStatus
     from flatout.records.recording import Recording
 
 
@@ -67,7 +67,7 @@ def profile(
     raise typer.Exit(end_like(recorded.ended))
 
 
-def _report(path: Path, ended: Ended, *, light: bool, json: bool) -> None:
+def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> None:
     from flatout.diagnosis_pipeline import recorded_time_of, with_known_ceilings
     from flatout.profile import read_recording
     from flatout.report.recorded_text import recorded_lines

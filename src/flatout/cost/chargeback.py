@@ -276,7 +276,7 @@ def _share_of_period(accounting: Attempts, period_s: float | None) -> float | No
 def _notes(accounting: Attempts, total_cost: TeamCost, usages: Mapping[str, Usage]) -> Iterable[str]:
     attempts = accounting.attempts
     if accounting.num_steps and not attempts:
-        yield f"none of the {accounting.num_rows:,} rows is of a job: all are of steps"
+        yield f"none of the {accounting.num_rows:,} rows describes a job: all describe job steps"
     elif attempts and not total_cost.total.gpu_ms:
         is_recorded = all(attempt.line == 0 for attempt in attempts)
         question = "" if is_recorded else ": is gres/gpu in Slurm's AccountingStorageTRES?"

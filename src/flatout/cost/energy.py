@@ -48,5 +48,5 @@ def _of_limit(gpu: GpuFacts | None, share: Estimate) -> Estimate:
     if gpu is None:
         return unknown("the type of GPU is unknown (--gpu-type)")
     if gpu.tdp_w is None:
-        return unknown(f"the catalogue has no power of {gpu.name}")
+        return unknown(f"the catalogue does not list the power of {gpu.name}")
     return product(exact(gpu.tdp_w, "vendor"), share)

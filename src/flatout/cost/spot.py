@@ -333,7 +333,7 @@ def _why(best: StrategyResult | None, results: Sequence[StrategyResult], wanted_
     if best is None:
         return f"no strategy finished by the deadline from {wanted_share:.0%} of the starts"
     if best.strategy == "on-demand":
-        return "what spot saves per hour is lost to restarts, repeated work and waiting"
+        return "restarts, repeated work and waiting cost more than spot saves"
     by_name = {result.strategy: result for result in results}
     on_demand_usd = by_name["on-demand"].cost_usd_mean
     saved = 1 - best.cost_usd_mean / on_demand_usd if on_demand_usd else 0.0

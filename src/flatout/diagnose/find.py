@@ -180,7 +180,7 @@ def _unexplained(context: DiagnosisContext) -> list[Quality]:
     return [
         Quality(
             problem=f"{percent(share[part])} of the {'step' if context.num_steps else 'recording'} {why}",
-            effect="no finding covers it",
+            effect="no finding explains it",
         )
         for part, why in WITHOUT_RULE.items()
         if share[part] >= MIN_UNEXPLAINED_SHARE

@@ -80,7 +80,7 @@ def run_check(one: Check, machine: Machine, job: JobTimes | None = None) -> Chec
     except NotHereError as error:
         outcome = CheckOutcome("info", str(error))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        outcome = CheckOutcome("unknown", f"what was read cannot be understood: {type(error).__name__}: {error}")
+        outcome = CheckOutcome("unknown", f"the input cannot be parsed: {type(error).__name__}: {error}")
     return CheckResult(
         id=one.id,
         family=one.family,

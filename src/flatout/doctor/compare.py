@@ -77,7 +77,7 @@ class _Comparison:
     def compare_text(self, name: str, fact: TextFact) -> None:
         texts, problem = self._values(fact.read)
         if len(texts) < 2:
-            self.not_compared[name] = f"{len(texts)} of {len(self.machines)} hosts give a value{problem}"
+            self.not_compared[name] = f"{len(texts)} of {len(self.machines)} hosts report a value{problem}"
             return
         difference = _by_majority(name, fact, texts)
         usual = difference.usual if difference else next(iter(texts.values()))
@@ -88,7 +88,7 @@ class _Comparison:
         fewest = 2 if fact.is_range else MIN_PEERS
         if len(numbers) < fewest:
             self.not_compared[name] = (
-                f"{len(numbers)} of {len(self.machines)} hosts give a value, and {fewest} are needed{problem}"
+                f"{len(numbers)} of {len(self.machines)} hosts report a value, and {fewest} are needed{problem}"
             )
             return
         median, low, high = (fact.write(rule(numbers.values())) for rule in (statistics.median, min, max))
@@ -105,7 +105,7 @@ class _Comparison:
             except (NotReadError, NotHereError) as error:
                 problem = f": {error}"
             except (ValueError, LookupError, TypeError, ArithmeticError) as error:
-                problem = f": what was read cannot be understood: {error}"
+                problem = f": the input cannot be parsed: {error}"
         return values, problem
 
     def _add(self, name: str, num_hosts: int, usual: str, difference: HostDifference | None) -> None:
@@ -125,9 +125,9 @@ def _by_majority(name: str, fact: TextFact, texts: Mapping[str, str]) -> HostDif
             fact=name,
             status=fact.status,
             hosts=tuple(texts),
-            usual="no value has a majority",
+            usual="no value is shared by most hosts",
             found=dict(texts),
-            reason="the hosts differ, and no value has a majority",
+            reason="the hosts differ, and no value is shared by most of them",
         )
     _, hosts = odd
     usual = next(text for host, text in texts.items() if host not in hosts)

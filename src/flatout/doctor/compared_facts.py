@@ -59,7 +59,7 @@ def _gpu_text(*paths: str) -> Callable[[Machine], str]:
     def read(machine: Machine) -> str:
         texts = {text for gpu in machine.gpus if (text := gpu.text(*paths))}
         if not texts:
-            raise NotReadError(f"`nvidia-smi -q` gives no {paths[0]}")
+            raise NotReadError(f"`nvidia-smi -q` reports no {paths[0]}")
         return ", ".join(sorted(texts))
 
     return read
@@ -84,13 +84,13 @@ def _power_limit(machine: Machine) -> str:
     limits = {gpu.number("Enforced Power Limit", "Current Power Limit") for gpu in machine.gpus}
     watts = sorted(limit for limit in limits if limit is not None)
     if not watts:
-        raise NotReadError("`nvidia-smi -q` gives no Enforced Power Limit")
+        raise NotReadError("`nvidia-smi -q` reports no Enforced Power Limit")
     return ", ".join(dict.fromkeys(f"{limit:.0f} W" for limit in watts))
 
 
 def _driver(machine: Machine) -> str:
     if not machine.smi.driver:
-        raise NotReadError("`nvidia-smi -q` gives no driver version")
+        raise NotReadError("`nvidia-smi -q` reports no driver version")
     return machine.smi.driver
 
 

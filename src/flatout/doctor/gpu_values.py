@@ -22,7 +22,7 @@ class GpuValues(dict[str, Value]):
 
     def judged(self, outcome: CheckOutcome) -> CheckOutcome:
         """Return the outcome, but `unknown` instead of `ok` if a GPU has no value."""
-        return with_missing(outcome, self.num_missing, "GPUs gave no value")
+        return with_missing(outcome, self.num_missing, "GPUs reported no value")
 
 
 def gpu_values(machine: Machine, read: Callable[[SmiGpu], Value | None], problem: str) -> GpuValues[Value]:

@@ -185,7 +185,7 @@ class _GpuLinks:
 
 def _from_sysfs(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
     if not machine.pci_addresses:
-        raise NotReadError("no device of /sys/bus/pci/devices was read")
+        raise NotReadError("the input has no device of /sys/bus/pci/devices")
     parents: dict[str, str | None] = {}  # parents of the devices, and of the bridges above them
     problems = []
     for address in machine.pci_addresses:
@@ -327,7 +327,7 @@ def _from_lspci(machine: Machine) -> tuple[list[TopologyNode], list[str]]:
             )
         )
     if not bridges:
-        return nodes, ["lspci shows no bridge's buses (it needs -vvv): which device is behind which is unknown"]
+        return nodes, ["lspci shows no bridge's buses (use -vvv), so it is unknown which device is behind which bridge"]
     return nodes, []
 
 

@@ -58,11 +58,11 @@ KINDS = (
 _INSTEAD = (
     (
         re.compile(r"^\| NVIDIA-SMI ", re.MULTILINE),
-        "the output of `nvidia-smi -q`: the table of `nvidia-smi` holds too little",
+        "the output of `nvidia-smi -q`: the table that plain `nvidia-smi` prints has too little",
     ),
     (
         re.compile(r"^ ?[-+\\|]+-?\[(?:[0-9a-f]{4}:)?[0-9a-f]{2}\]", re.MULTILINE),
-        "the output of `lspci -vvv`, which shows the same tree and its links; `lspci -t` shows neither reliably",
+        "the output of `lspci -vvv`, which shows the same tree and its links; `lspci -t` does not show them reliably",
     ),
 )
 
@@ -132,7 +132,7 @@ def _read(path: Path) -> Snapshot:
     texts = texts_of(text)
     ports = rdma_files(text)
     if not texts and not ports:
-        raise InputError(f"`{path}` is of no kind that doctor can judge", hint=f"give {_instead(text)}")
+        raise InputError(f"`{path}` is not a kind of input that doctor knows", hint=f"give {_instead(text)}")
     return Snapshot(outputs={kind: Output(text=part) for kind, part in texts.items()}, files=ports)
 
 
@@ -220,7 +220,7 @@ _KINDS: tuple[tuple[str, Callable[[str], object]], ...] = (
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"`{path}` must be at most {_MAX_BYTES >> 20} MiB", hint="give the part that matters")
+            raise InputError(f"`{path}` must be at most {_MAX_BYTES >> 20} MiB", hint="pass only the relevant part")
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
@@ -251,7 +251,7 @@ def _json(path: Path, text: str) -> Snapshot:
 def _bundle(path: Path, text: str, version: object) -> Snapshot:
     if version != VERSION:
         raise InputError(
-            f"`{path}` has version {version} of its schema, and this Flatout reads {VERSION}",
+            f"`{path}` has version {version} of its schema, but this Flatout reads version {VERSION}",
             hint="capture it again with this Flatout",
         )
     try:

@@ -195,10 +195,10 @@ class Machine:
             return ".metal" not in product
         cpu = self.optional("/proc/cpuinfo")
         if cpu is None:
-            raise NotReadError("`/proc/cpuinfo` was not read, so whether this is a virtual machine is unknown")
+            raise NotReadError("`/proc/cpuinfo` was not read, so it is unknown whether this is a virtual machine")
         flags = re.search(r"^flags\s*:(.*)$", cpu, re.MULTILINE)
         if flags is None:
-            raise NotReadError("`/proc/cpuinfo` has no flags, so whether this is a virtual machine is unknown")
+            raise NotReadError("`/proc/cpuinfo` has no flags, so it is unknown whether this is a virtual machine")
         return "hypervisor" in flags[1].split()
 
     @property
@@ -222,7 +222,7 @@ class Machine:
         """Whether the GPU was busy when it was read; only then are its clocks and PCIe speed meaningful."""
         busy_percent = gpu.number("Utilization/GPU", "Utilization/Gpu")
         if busy_percent is None:
-            raise NotReadError(f"`{SMI_QUERY}` does not give the utilization of {gpu.address}")
+            raise NotReadError(f"`{SMI_QUERY}` does not report the utilization of {gpu.address}")
         return busy_percent >= _LOADED_PERCENT
 
     @cached_property
@@ -296,7 +296,7 @@ class Machine:
             if path.startswith("/sys/fs/cgroup/") and path.rpartition("/")[2] in names:
                 raise NotReadError(f"`{path}` was not read: {problem}")
         if not self.names("/sys/fs/cgroup") and self.snapshot.problems.get("/sys/fs/cgroup") != NO_FILE:
-            raise NotReadError("no control group (`/sys/fs/cgroup`) was read")
+            raise NotReadError("the input has no control group (`/sys/fs/cgroup`)")
 
     @cached_property
     def num_ranks_here(self) -> int:

@@ -91,7 +91,7 @@ def emit(tuning: Tuning) -> Emitted:
     }
     # without MPI, accelerate starts only one rank, without an error message
     if config["distributed_type"] == "MULTI_CPU":
-        how = "by MPI only (`mpirun_config`), torchrun without"
+        how = "only with MPI (`mpirun_config`); torchrun starts them without it"
         notes += (f"accelerate launch starts {num_ranks} ranks on the CPU {how}",)
     return Emitted(path="accelerate.yaml", text=commented(tuning) + yaml_text(config), notes=notes)
 

@@ -67,7 +67,7 @@ def named_head(words: Sequence[str]) -> tuple[str, ...]:
     """Return a note that only a Slurm job can fill in the first node, if the command names it."""
     if not any(HEAD_NODE in word for word in words):
         return ()
-    return (f"{HEAD_NODE} in the command is the first node that Slurm gives: replace it by a host's name",)
+    return (f"{HEAD_NODE} in the command is the first node that Slurm allocates: replace it with a host name",)
 
 
 def patch_note(changes: ChangeSet) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ def heading(tuning: Tuning) -> list[str]:
         lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
     unknown = [tuned.change.name for tuned in tuning.each if not tuned.is_shown_alone]
     if unknown:
-        lines.append(f"Measured only together with others, effect alone unknown: {', '.join(unknown)}")
+        lines.append(
+            f"Measured only together with others, so the effect of each alone is unknown: {', '.join(unknown)}"
+        )
     where = ", ".join(f"{name} {value}" for name, value in {**tuning.machine, **tuning.versions}.items())
     if where:
         lines.append(f"On: {where}")

@@ -87,26 +87,26 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
     if layout.pp > 1:
         notes |= _pipeline_notes(layout)
     else:
-        notes["AutoTP has no sequence parallelism: norms are computed, and activations held, on every rank"] = (
+        notes["AutoTP has no sequence parallelism: norms are computed, and activations kept, on every rank"] = (
             layout.sequence_parallel
         )
-    copies = "a second copy of the weights is cut (zero_hpz_partition_size)" if layout.zero >= 3 else "all shard"
+    copies = "a second copy of the weights is sharded (zero_hpz_partition_size)" if layout.zero >= 3 else "all shard"
     notes |= {
         f"context parallelism {layout.cp} becomes Ulysses' all-to-all: {layout.cp} must divide a rank's heads, "
         "and the script must shard the sequence (UlyssesSPAttentionHF)": layout.cp > 1,
-        "expert parallelism is the model's: build its MoE layers with "
+        "expert parallelism is up to the model: build its MoE layers with "
         f"deepspeed.moe.layer.MoE(ep_size={layout.ep})": layout.ep > 1,
-        f"groups of {layout.shard} ranks that shard all states are MiCS's, which the script sets up: {copies}": (
+        f"groups of {layout.shard} ranks that shard all states need MiCS, which the script must set up: {copies}": (
             bool(layout.shard and layout.zero)
         ),
-        "DeepSpeed offloads with ZeRO only: the optimizer stays on the GPU": layout.offload and not layout.zero,
-        "selective recomputation is the model's: DeepSpeed checkpoints whole layers only": (
+        "DeepSpeed offloads only with ZeRO: the optimizer stays on the GPU": layout.offload and not layout.zero,
+        "selective recomputation is up to the model: DeepSpeed only checkpoints whole layers": (
             layout.recompute == "selective"
         ),
-        "full recomputation is the model's: call its gradient_checkpointing_enable()": (
+        "full recomputation is up to the model: call its gradient_checkpointing_enable()": (
             layout.recompute == "full" and layout.pp == 1
         ),
-        f"{job.precision} is the model's (Transformer Engine): this trains in bf16": job.precision in ("fp8", "fp4"),
+        f"{job.precision} needs Transformer Engine in the model: this trains in bf16": job.precision in ("fp8", "fp4"),
     }
     return tuple(note for note, applies in notes.items() if applies)
 
@@ -114,9 +114,9 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
 def _pipeline_notes(layout: Layout) -> dict[str, bool]:
     """Return the notes on a layout with pipeline stages, and whether each applies."""
     return {
-        f"pipeline stages are the script's: wrap the model as PipelineModule(layers=..., num_stages={layout.pp}, "
+        f"pipeline stages are up to the script: wrap the model as PipelineModule(layers=..., num_stages={layout.pp}, "
         f"activation_checkpoint_interval={_checkpoint_interval(layout)})": True,
-        f"DeepSpeed's pipeline does not go with ZeRO-{layout.zero}: use --fix zero=1": layout.zero >= 2,
+        f"DeepSpeed's pipeline cannot be combined with ZeRO-{layout.zero}: use --fix zero=1": layout.zero >= 2,
         f"DeepSpeed has no interleaved schedule: {layout.vpp} chunks per stage become one, with more bubble": (
             layout.vpp > 1
         ),
@@ -124,5 +124,6 @@ def _pipeline_notes(layout: Layout) -> dict[str, bool]:
             layout.schedule == "zero-bubble"
         ),
         "DeepSpeed has no GPipe schedule: this runs 1F1B": layout.schedule == "gpipe",
-        f"AutoTP does not go with a pipeline: TP {layout.tp} must come from the model itself (an mpu)": layout.tp > 1,
+        f"AutoTP cannot be combined with a pipeline: TP {layout.tp} must come from the model itself (an mpu)": layout.tp
+        > 1,
     }

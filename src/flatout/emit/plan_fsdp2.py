@@ -194,22 +194,24 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
     """Return a note for each part of the plan that FSDP2 cannot express."""
     layout = job.layout
     notes = {
-        f"{layout.pp} pipeline stages are torch.distributed.pipelining's and cut the model: their ranks become "
-        "replicas here; plan with --fix pp=1 for FSDP2": layout.pp > 1,
-        f"context parallelism {layout.cp} is torch.distributed.tensor.experimental.context_parallel's, around your "
-        "attention: its ranks become replicas here; plan with --fix cp=1": layout.cp > 1,
-        f"expert parallelism {layout.ep} is the model's own: experts are sharded like all else here": layout.ep > 1,
+        f"{layout.pp} pipeline stages need torch.distributed.pipelining and a split model: here their ranks become "
+        "replicas; for FSDP2, plan with --fix pp=1": layout.pp > 1,
+        f"context parallelism {layout.cp} needs torch.distributed.tensor.experimental.context_parallel around your "
+        "attention: here its ranks become replicas; plan with --fix cp=1": layout.cp > 1,
+        f"expert parallelism {layout.ep} is up to the model: here experts are sharded like everything else": layout.ep
+        > 1,
         "sequence parallelism needs a plan for your norms (SequenceParallel): norms run on every rank here": (
             layout.sequence_parallel
         ),
         "FSDP2 has no ZeRO-1: gradients are sharded, too, once per step (ZeRO-2)": layout.zero == 1,
-        "DDP does not go with tensor parallelism: this shards as ZeRO-2": layout.zero == 0 and layout.tp > 1,
-        "FSDP2 offloads parameters and gradients with the optimizer, not it alone": layout.offload,
+        "DDP cannot be combined with tensor parallelism: this shards as ZeRO-2 does": layout.zero == 0
+        and layout.tp > 1,
+        "FSDP2 cannot offload the optimizer alone: parameters and gradients are offloaded with it": layout.offload,
         "selective recomputation depends on the model's operators: nothing is recomputed here": (
             layout.recompute == "selective"
         ),
-        f"{job.precision} is torchao's: this trains in bf16": job.precision in ("fp8", "fp4"),
+        f"{job.precision} needs torchao: this trains in bf16": job.precision in ("fp8", "fp4"),
         "fp16 needs a loss scaler (torch.amp.GradScaler), which is not in this file": job.precision == "fp16",
-        "the tiny model does not measure speed: put yours into main()": num_nodes(job) > 1,
+        "the tiny model does not measure speed: put your model into main()": num_nodes(job) > 1,
     }
     return tuple(note for note, applies in notes.items() if applies)

@@ -117,7 +117,7 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
     layout = job.layout
     is_piped = layout.pp > 1
     notes = {
-        f"NeMo 2.7.3 has no recipe of {job.workload.name}: name one of the same shape in the import": (
+        f"NeMo 2.7.3 has no recipe for {job.workload.name}: name one of the same shape in the import": (
             job.workload.name not in RECIPES
         ),
         "NeMo has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted": (

@@ -100,7 +100,7 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
     has_other_groups = bool(layout.shard) and _shard_degree(layout) * layout.cp != layout.shard
     offloaded = "parameters and gradients go with it" if layout.zero else "without FSDP it offloads nothing"
     notes = {
-        f"torchtitan 0.3.0 has no config of {job.workload.name}: set MODULE and CONFIG to one of the size": (
+        f"torchtitan 0.3.0 has no config for {job.workload.name}: set MODULE and CONFIG to one of the same size": (
             job.workload.name not in MODELS
         ),
         f"torchtitan has no ZeRO-{layout.zero}: FSDP that keeps parameters after forward shards gradients too and "

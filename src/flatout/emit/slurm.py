@@ -100,4 +100,4 @@ def _without_time(options: Sequence[str]) -> tuple[list[str], list[str]]:
         is_value = not is_value and word in ("--time", "-t")
     if not dropped:
         return kept, []
-    return kept, [f"not in the script: {shlex.join(dropped)}, which was for a trial"]
+    return kept, [f"not in the script: {shlex.join(dropped)}, which was only for a trial"]

@@ -27,7 +27,7 @@ from flatout.records.verdict import Verdict
 
 SCHEMA = "flatout/tuned"
 VERSION = 1
-_HINT = "a tuned.toml is what `flatout tune` writes"
+_HINT = "pass a tuned.toml that `flatout tune` wrote"
 
 
 # Jobs that together have every kind of change in the catalogue.
@@ -122,7 +122,7 @@ def read(path: Path) -> Tuned:
     if content.get("schema") != SCHEMA:
         raise InputError(f'{path} must begin with `schema = "{SCHEMA}"`, but has {content.get("schema")!r}', hint=_HINT)
     if content.get("version") != VERSION:
-        raise InputError(f"{path} has version {content.get('version')!r}, and this flatout reads {VERSION}")
+        raise InputError(f"{path} has version {content.get('version')!r}, but this Flatout reads version {VERSION}")
     try:
         tuned = msgspec.convert(content, Tuned)
     except msgspec.ValidationError as error:

@@ -27,7 +27,7 @@ from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.keep.pass_on import WARNINGS, PassOn
 from flatout.keep.peer_board import PeerBoard
 from flatout.keep.stacks import ask_stacks, loader_stacks
-from flatout.launch import Ended, end_marked, run_local, with_environment
+from flatout.launch import ExitStatus, end_marked, run_local, with_environment
 
 _ENDS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM
 _LOOK_EVERY_S = 0.25
@@ -38,7 +38,7 @@ _LAST_LINES = 40  # of standard error
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    ended: Ended
+    ended: ExitStatus
     evidence: Evidence
     ranks: tuple[HeartbeatSample, ...]
     left: tuple[str, ...] = ()  # PID and arguments of each process left running by a command that exited with code 0
@@ -175,7 +175,7 @@ class _Attempt:
                 end_attempt(self._folder)
 
     def result(
-        self, ended: Ended, environment: Mapping[str, str], reached: Callable[[HeartbeatSample], int | None]
+        self, ended: ExitStatus, environment: Mapping[str, str], reached: Callable[[HeartbeatSample], int | None]
     ) -> AttemptResult:
         """Return how the attempt ended, once its first process has; end what is left of it."""
         was_asked_to_end = self._runner.was_asked_to_end

@@ -19,7 +19,7 @@ from flatout.keep.error_text import RaisedError
 from flatout.keep.exits import Death, RankExit, as_monotonic_s, killed_ranks, left_first, rank_exits
 from flatout.keep.hang import Hang
 from flatout.keep.heartbeats import HeartbeatSample
-from flatout.launch import Ended
+from flatout.launch import ExitStatus
 
 _CGROUP = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
@@ -76,7 +76,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None
     signal: int | None
     was_asked_to_end: bool = False  # by a signal from the user or the scheduler
-    cause: str | None = None  # as reported by a scheduler: `Ended.cause`
+    cause: str | None = None  # as reported by a scheduler: `ExitStatus.cause`
     reason: str = ""
     hang: Hang | None = None
     failures: tuple[Failure, ...] = ()  # in order of time, but those caused by lost peers come last
@@ -120,7 +120,7 @@ def failures_of(folder: Path, pulses: Sequence[HeartbeatSample]) -> tuple[Failur
     return of_ranks or tuple(one for one in failures if one.has_torch or one.rank not in seen)
 
 
-def _ended_it(failure: Failure, ended: Ended) -> bool:
+def _ended_it(failure: Failure, ended: ExitStatus) -> bool:
     """Whether this failure ended the job; a process that never imported torch might not be a rank."""
     codes = (1, 2) if failure.exception in _CODE_2 else (1,)  # Python's code, and a launcher's code for any failed rank
     return failure.has_torch or ended.code in codes
@@ -149,7 +149,7 @@ def _cgroup_folder() -> Path:
 
 
 def evidence_of(
-    ended: Ended,
+    ended: ExitStatus,
     pulses: Sequence[HeartbeatSample],
     folder: Path,
     *,

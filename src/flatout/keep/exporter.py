@@ -135,7 +135,7 @@ def serving(ledger: Path, address: str, port: int, *, state: Path, say: Callable
         if not answer.startswith("http"):
             raise OutputError(
                 f"metrics cannot be served at {address}:{port}: {answer or 'the exporter does not start'}",
-                hint="take another --metrics-port, or 0 for any that is free",
+                hint="pass another --metrics-port, or 0 for any free port",
             )
         say(f"metrics at {answer}")
         yield

@@ -13,8 +13,8 @@ from flatout.units import rank_ranges
 
 ENDED, LEFT, STOPPED = "ended", "left", "stopped"  # phases of ranks that cannot move
 _GONE = {
-    ENDED: "has no process any more",
-    LEFT: "has left: its script has ended",
+    ENDED: "no longer has a process",
+    LEFT: "has left the job: its script has ended",
     STOPPED: "is stopped by a signal (state T): `kill -CONT` resumes it",
 }
 _PHASES = {
@@ -80,7 +80,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
             arrived = "" if not collective or not waiting else f"has not arrived{self._at_the_same(state)}: it "
             parts.append(f"rank {state.rank} {arrived}{state.where()}")
         if not late:
-            parts.append("no rank of this host is missing: the network, or a rank elsewhere")
+            parts.append("no rank of this host is missing: the cause is the network, or a rank on another host")
         return f"hang at step {self.step}, after {self.silence_s:.0f} s without progress: " + "; ".join(parts)
 
     def _collective(self) -> str:
@@ -97,7 +97,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
     def _at_the_same(self, state: RankState) -> str:
         is_at_same = state.call is not None and self.sequence is not None and state.sequence == self.sequence
-        return " at the same one" if is_at_same else ""
+        return " at the same collective" if is_at_same else ""
 
 
 def _names(states: Sequence[RankState]) -> str:

@@ -212,7 +212,7 @@ class Improvement:
     money: float | None  # None if no price is known
 
 
-def levers(
+def improvements(
     costs: Costs,
     rate: FailureRate,
     *,
@@ -245,4 +245,4 @@ def levers(
         gpu_hours = (then - now) * hours * num_nodes * gpus_per_node
         money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
         found.append(Improvement(name=name, value=value, goodput=then, gpu_hours=gpu_hours, money=money))
-    return sorted(found, key=lambda lever: -lever.gpu_hours)
+    return sorted(found, key=lambda improvement: -improvement.gpu_hours)

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from flatout.keep.interval import DAY_S, RSC_1, Costs, FailureRate, best_interval, levers, measured_costs
+from flatout.keep.interval import DAY_S, RSC_1, Costs, FailureRate, best_interval, improvements, measured_costs
 from flatout.keep.ledger import Totals
-from flatout.records.ledger import LedgerLever
+from flatout.records.ledger import LedgerImprovement
 from flatout.units import number, seconds
 
 HOURS = 720.0  # thirty days, for which the gains are reported
@@ -56,9 +56,9 @@ class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
             f"from {number(self.num_failures)} observed and a published rate"
         )
 
-    def levers(self, num_devices: int, price_per_h: float | None) -> tuple[LedgerLever, ...]:
+    def improvements(self, num_devices: int, price_per_h: float | None) -> tuple[LedgerImprovement, ...]:
         """Return the improvements for `num_devices` over 30 days, the largest gain first."""
-        found = levers(
+        found = improvements(
             Costs(stall_s=self.stall_s, write_s=self.write_s, detect_s=self.detect_s, restart_s=self.restart_s),
             FailureRate(failures=self.failures, node_days=self.node_days, source=""),
             num_nodes=self.num_nodes,
@@ -68,7 +68,7 @@ class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
         )
         names = {"detection time": "detect_s", "restart time": "restart_s", "write time": "write_s"}
         return tuple(
-            LedgerLever(
+            LedgerImprovement(
                 name=one.name,
                 value=one.value,
                 is_assumed=names.get(one.name) in self.assumed,

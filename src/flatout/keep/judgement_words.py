@@ -13,7 +13,7 @@ from flatout.keep.evidence import Evidence, Failure
 from flatout.keep.exits import RankExit
 from flatout.units import num_bytes
 
-ASKED = "it was asked to end by a signal"
+ASKED = "a signal asked it to end"
 WARNED = "it ended after a signal that announces its end (SIGUSR1 or SIGUSR2)"
 HAS_WAITED = "RendezvousTimeoutError"  # as long as torchrun's timeout
 _MAX_CHARACTERS = 200
@@ -98,7 +98,7 @@ def first_line(evidence: Evidence) -> str:
 
 def says_xids(numbers: Sequence[int]) -> str:
     """Name the Xids."""
-    return ", ".join(f"Xid {number} ({xid_name(number) or 'no name is known'})" for number in sorted(set(numbers)))
+    return ", ".join(f"Xid {number} ({xid_name(number) or 'unknown name'})" for number in sorted(set(numbers)))
 
 
 def says_left(evidence: Evidence) -> str:
@@ -134,7 +134,7 @@ def says_killed(evidence: Evidence) -> str:
     if evidence.killed:
         ranks = ", ".join(str(rank) for rank in evidence.killed)
         plural = "s" * (len(evidence.killed) > 1)
-        return f"rank{plural} {ranks} ended without an error message, as by a SIGKILL or a crash"
+        return f"rank{plural} {ranks} ended without an error message, as after a SIGKILL or a crash"
     return f"the command was ended by {_signal_name(evidence.signal)}"
 
 

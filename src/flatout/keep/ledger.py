@@ -37,7 +37,7 @@ from flatout.keep.step_breakdown import PARTED
 SCHEMA, VERSION = "flatout/ledger", 1
 _BEGINS = b'{"schema":"flatout/ledger",'
 _HEAD_BYTES = 4096
-_HINT = "a ledger is what `flatout run --ledger FILE` writes"
+_HINT = "pass a ledger that `flatout run --ledger FILE` wrote"
 _IMPOSSIBLE = 1 << 63  # ns; three centuries, more than one line can cover
 _NO_STEPS = "No step was seen in which it could be"
 _NOT_YET = "Unknown before DDP's first timed exchange"  # the reason for lines that have no reason themselves
@@ -121,7 +121,7 @@ def _held(path: Path, file: int) -> HeldError:
                 break
     os.close(file)
     return HeldError(
-        f"{holder} adds to the ledger {path}, and no two may at once",
+        f"{holder} adds to the ledger {path}, and only one run at a time can",
         hint="--ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
     )
 

@@ -61,7 +61,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     ledgers = sorted(path.glob("*.jsonl"))
     if not ledgers:
-        raise InputError(f"{path} has no ledger", hint="a ledger is what `flatout run --ledger FILE` writes")
+        raise InputError(f"{path} has no ledger", hint="pass a ledger that `flatout run --ledger FILE` wrote")
     return ledgers
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from flatout.keep.ledger import Totals
 from flatout.keep.step_breakdown import PARTED
-from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
+from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 
 _S_PER_H = 3600.0
 _SHOWN_FAILURES = 20
@@ -67,17 +67,17 @@ def report(
         energy_kwh=energy(allocated_s),
         classes=tuple(classes()),
         what_failed=totals.failures[-_SHOWN_FAILURES:],
-        levers=_levers(totals, price_per_h[0] if price_per_h else None),
+        levers=_improvements(totals, price_per_h[0] if price_per_h else None),
     )
 
 
-def _levers(totals: Totals, price_per_h: float | None) -> tuple[LedgerLever, ...]:
+def _improvements(totals: Totals, price_per_h: float | None) -> tuple[LedgerImprovement, ...]:
     if totals.saving is None:
         return ()
     from flatout.keep.interval_choice import IntervalChoice  # SciPy is slow to import
 
     try:
         saving = msgspec.convert(totals.saving, IntervalChoice)
-        return saving.levers(totals.num_devices or 1, price_per_h)
+        return saving.improvements(totals.num_devices or 1, price_per_h)
     except (msgspec.ValidationError, ArithmeticError, ValueError):  # a damaged line
         return ()

@@ -16,7 +16,7 @@ from flatout.keep.rules import ASKED, Judgement
 from flatout.keep.step_breakdown import StepBreakdown
 from flatout.keep.supervise import Decision, StepProgress
 from flatout.keep.suspensions import Suspensions
-from flatout.launch import Ended
+from flatout.launch import ExitStatus
 
 _WRITE_EVERY_S = 2.0
 
@@ -113,7 +113,7 @@ class LedgerWriter:
         if not decision.restarts:
             self._writer.write("end", code=done.ended.shell_code, why=decision.why, goes_on=decision.goes_on)
 
-    def stops(self, ended: Ended) -> None:
+    def stops(self, ended: ExitStatus) -> None:
         """Note that the user asked to end the job between two attempts."""
         self._steps_before = self._steps  # this attempt adds no further steps
         self._add(self._account.stops(time.monotonic_ns()), ())

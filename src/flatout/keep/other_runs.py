@@ -53,7 +53,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         return (
-            f"a job whose `flatout run` was killed still runs, unmonitored, with the same {self.shared}: "
+            f"a job whose `flatout run` was killed is still running, unmonitored, with the same {self.shared}: "
             f"process {self.pid}, {self.about.command}"
         )
 
@@ -134,7 +134,7 @@ def end(other: Other) -> None:
         if time.monotonic() >= until:
             numbers = ", ".join(str(process.pid) for process in left)
             raise InputError(
-                f"processes {numbers} of the job that should be taken over do not end", hint="look at them"
+                f"processes {numbers} of the job that should be taken over do not end", hint="check these processes"
             )
         time.sleep(0.1)
     if other.state.name.startswith("flatout-"):  # as the killed run would have done

@@ -280,7 +280,7 @@ OBSERVED: tuple[Rule, ...] = (
         fits=lambda e: e.num_steps <= 1 and _root(e, words.is_refused_checkpoint),
         failure_class="mistake",
         restart="no",
-        says=lambda e: f"its checkpoints are refused: {words.says_failure(e)}",
+        says=lambda e: f"it cannot use its checkpoints: {words.says_failure(e)}",
     ),
     Rule(
         name="arguments",

@@ -130,10 +130,12 @@ class StepBreakdown:
         typical = self._typical(self._ranks[0].rank)
         if typical is not None:
             if typical[1] is None:
-                found[WAIT] = f"Not all ranks of the DDP exchange are visible here: it is inside {COMMUNICATION}"
+                found[WAIT] = (
+                    f"Not all ranks of the DDP exchange are visible here, so it is included in {COMMUNICATION}"
+                )
         elif recorded is not None and recorded.num_ranks == world_size:
             if recorded.wait is None:
-                found[WAIT] = f"The recording lacks the traces of some ranks: it is inside {COMMUNICATION}"
+                found[WAIT] = f"The recording lacks the traces of some ranks, so it is included in {COMMUNICATION}"
         else:
             why = "Before DDP's first timed exchange, or without one DDP for all ranks, only a --recording shows it"
             if recorded is not None:
@@ -144,7 +146,7 @@ class StepBreakdown:
         elif self._clocks is None:
             found[THROTTLED] = f"The GPUs' clocks could not be read: {self._no_clocks}"
         elif all(pulse.gpu is None for pulse in self._ranks):
-            found[THROTTLED] = "Torch does not report which GPU a rank uses"
+            found[THROTTLED] = "torch does not report which GPU a rank uses"
         else:
-            found[THROTTLED] = "NVML did not report the clocks of all ranks' GPUs all the time"
+            found[THROTTLED] = "NVML did not always report the clocks of all ranks' GPUs"
         return found

@@ -19,7 +19,7 @@ from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.peer_board import PeerBoard
 from flatout.keep.previous_runs import PreviousRuns
 from flatout.keep.rules import START_UP_S, Judgement, judge
-from flatout.launch import Ended, pause
+from flatout.launch import ExitStatus, pause
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 # the wait for the launcher's agents on other nodes; torchrun waits as long
@@ -44,7 +44,7 @@ class LedgerLike(Protocol):
     def look(self, ranks: Sequence[HeartbeatSample]) -> None: ...
     def hangs(self, hang: Hang) -> None: ...
     def attempt_ends(self, attempt: int, done: AttemptResult, judgement: Judgement, decision: Decision) -> None: ...
-    def stops(self, ended: Ended) -> None: ...
+    def stops(self, ended: ExitStatus) -> None: ...
 
 
 class Restarts:
@@ -83,7 +83,9 @@ class Restarts:
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
         if self._waits_for_peers(judgement):
-            return Decision(restarts=True, why="waits for the other nodes: no restart is used", pause_s=_PEERS_PAUSE_S)
+            return Decision(
+                restarts=True, why="waiting for the other nodes, which uses up no restart", pause_s=_PEERS_PAUSE_S
+            )
         if judgement.awaits_peers and self._most:
             step = None  # a repeated wait is not a repeated failure of the job
         why_not = (
@@ -95,7 +97,7 @@ class Restarts:
         if why_not is not None:
             return Decision(restarts=False, why=why_not)
         if judgement.leaves_host and self.machine_code is not None:
-            why = f"the machine is at fault: exit code {self.machine_code} asks the scheduler for another one"
+            why = f"the machine is at fault: exit code {self.machine_code} asks the scheduler for another machine"
             return Decision(restarts=False, why=why, goes_on=True)
         if self.num >= self._most:
             spent = f"all {self._most} restarts are used" if self._most else "no restart was asked for (--max-restarts)"
@@ -129,7 +131,7 @@ class Restarts:
         if not was_seen or step is None or is_of_others:  # if steps are not seen, it may be another failure
             return None
         at = "before the first step" if not step else f"at step {step}"
-        return f"the same failure {at} for the second time is the job's own bug: not started again"
+        return f"the same failure {at} occurred for the second time, so it is a bug of the job: not restarted"
 
     def _why_never_started(self, judgement: Judgement, silent_s: float | None) -> str | None:
         """Return why the job itself is at fault if it failed twice alike at its start.
@@ -143,7 +145,7 @@ class Restarts:
         before, self._failed_at_start = self._failed_at_start, judgement.key
         if self._has_started or before != judgement.key:
             return None
-        return "the same failure for the second time, before a rank was seen, is the job's own: not started again"
+        return "the same failure occurred twice before any rank started, so it is the job's own: not restarted"
 
     def _why_without_this_host(self, judgement: Judgement) -> str | None:
         """Return why an elastic job continues without this host."""
@@ -158,7 +160,7 @@ class Restarts:
 
 
 def _why_in_vain(judgement: Judgement) -> str | None:
-    return None if judgement.restarts else f"starting it again would not help ({judgement.rule})"
+    return None if judgement.restarts else f"a restart would not help ({judgement.rule})"
 
 
 def _may_be_the_hosts(judgement: Judgement) -> bool:
@@ -235,7 +237,7 @@ def keep_alive(
     book: LedgerLike,
     say: Callable[[str], object],
     nodes: PeerBoard,
-) -> Ended:
+) -> ExitStatus:
     """Run attempts of `next_words(attempt, bad_host)` until the job is done or given up; return how the last one ended.
 
     `state` is a folder in which each attempt gets a folder. `nodes` are the job's other nodes, each with its own

@@ -9,12 +9,12 @@ from flatout.launch.guard import end_marked, with_environment
 from flatout.launch.launcher import Launcher, LocalLauncher
 from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
-from flatout.launch.local import Ended, end_like, pause, run_local
+from flatout.launch.local import ExitStatus, end_like, pause, run_local
 from flatout.launch.slurm import SlurmLauncher
 from flatout.launch.standard_input import StandardInput
 
 __all__ = [
-    "Ended",
+    "ExitStatus",
     "Launcher",
     "LocalLauncher",
     "SlurmLauncher",

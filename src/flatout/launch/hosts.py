@@ -45,7 +45,7 @@ def host_names(text: str) -> list[str]:
         names += _expanded(item) if "[" in item or "]" in item else [item] * bool(item)
     invalid = [name for name in names if not _HOST.fullmatch(name)]
     if invalid or not names:
-        raise UsageError(f"no host can be called `{(invalid or [text])[0]}`", hint="flatout doctor --hosts node1,node2")
+        raise UsageError(f"no host can be named `{(invalid or [text])[0]}`", hint="flatout doctor --hosts node1,node2")
     return list(dict.fromkeys(names))
 
 
@@ -152,4 +152,4 @@ def _reason(errors: bytes) -> str:
     named = [line for line in lines if line.startswith("error: ")]
     if named:
         return named[0]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

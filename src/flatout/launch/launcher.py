@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from flatout.launch.limited import run_limited
-from flatout.launch.local import Ended
+from flatout.launch.local import ExitStatus
 from flatout.launch.standard_input import StandardInput
 
 
@@ -20,7 +20,9 @@ class Launcher(Protocol):
     def waited_s(self) -> float:
         """Return the seconds that commands have waited for machines so far; these count toward no limit or budget."""
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float
+    ) -> ExitStatus:
         """Run a command. `limit_s` starts when the command has machines. Raise InputError if it can't be started."""
 
 
@@ -33,7 +35,9 @@ class LocalLauncher:
         """Give each run this standard input from its beginning; None: an empty one."""
         self._standard_input = standard_input
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float
+    ) -> ExitStatus:
         if self._standard_input is None:
             return run_limited(command, environment, output=output, limit_s=limit_s)
         with self._standard_input.for_run() as descriptor:

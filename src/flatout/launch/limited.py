@@ -1,8 +1,8 @@
 """Run a command detached from this terminal, with its output in a file and a time limit; leave no process behind.
 
-In: the command, its environment, a file for its output, a limit. Out: `Ended`. The command leads a separate session, so
-that Ctrl-C reaches only Flatout, which then ends the command. Launchers may start their ranks in further sessions, so
-all descendants of the command are tracked, and ended with it.
+In: the command, its environment, a file for its output, a limit. Out: `ExitStatus`. The command leads a separate
+session, so that Ctrl-C reaches only Flatout, which then ends the command. Launchers may start their ranks in further
+sessions, so all descendants of the command are tracked, and ended with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from flatout.launch.local import Ended, cannot_start
+from flatout.launch.local import ExitStatus, cannot_start
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
@@ -30,7 +30,7 @@ def run_limited(
     output: Path,
     limit_s: float,
     stdin: int = subprocess.DEVNULL,
-) -> Ended:
+) -> ExitStatus:
     """Run `command` until it ends, or end it after `limit_s` seconds. Raise InputError if it cannot be started.
 
     `stdin` is the descriptor that it reads from.
@@ -63,7 +63,7 @@ def run_limited(
         tree.end()
         process.wait()
     code = process.returncode
-    return Ended(
+    return ExitStatus(
         code=code if code >= 0 else None,
         signal=-code if code < 0 else None,
         start_unix_s=start_unix_s,

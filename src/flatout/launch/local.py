@@ -1,6 +1,6 @@
 """Run a command on this machine as the shell would, and report how it ended.
 
-In: the command and its environment. Out: `Ended`. The child has our standard streams, open files, working folder,
+In: the command and its environment. Out: `ExitStatus`. The child has our standard streams, open files, working folder,
 terminal and process group, and the signal mask and handlers that this process was started with. A signal to this
 process alone is forwarded; a signal that the child received too (Ctrl-C in a terminal, a kill of the group) is not, see
 `witness`.
@@ -43,7 +43,7 @@ class PassSignal(Protocol):
 Cause = Literal["void", "out_of_memory", "timed_out"]  # void: the end says nothing about the job
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class ExitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How the job's first process ended: with an exit code or by a signal."""
 
     code: int | None
@@ -73,7 +73,7 @@ def run_local(
     poll_s: float = 0.05,
     on_signal: Callable[[int], object] | None = None,
     pass_on: Mapping[int, PassSignal] | None = None,
-) -> Ended:
+) -> ExitStatus:
     """Run `command` until it ends. Raise InputError if it cannot be started.
 
     `watch` is called every `poll_s` with the PID of the job's first process, and `on_signal` with each signal that the
@@ -102,7 +102,7 @@ def run_local(
                 process.send_signal(received.si_signo)
             before.discard(received.si_signo)
         code = process.returncode
-        return Ended(
+        return ExitStatus(
             code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             start_unix_s=start_unix_s,
@@ -110,7 +110,7 @@ def run_local(
         )
 
 
-def pause(limit_s: float) -> Ended | None:
+def pause(limit_s: float) -> ExitStatus | None:
     """Wait between two jobs. Return None when the time is over, or how to end if a signal asks for it."""
     start_unix_s, over_s = time.time(), time.monotonic() + limit_s
     asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -118,7 +118,9 @@ def pause(limit_s: float) -> Ended | None:
         while (left_s := over_s - time.monotonic()) > 0:
             received = signal.sigtimedwait(asks, left_s)
             if received is not None:
-                return Ended(code=None, signal=received.si_signo, start_unix_s=start_unix_s, end_unix_s=time.time())
+                return ExitStatus(
+                    code=None, signal=received.si_signo, start_unix_s=start_unix_s, end_unix_s=time.time()
+                )
     return None
 
 
@@ -127,7 +129,7 @@ def _wait(limit_s: float | None) -> signal.struct_siginfo | None:
     return signal.sigwaitinfo(awaited) if limit_s is None else signal.sigtimedwait(awaited, limit_s)
 
 
-def end_like(ended: Ended) -> int:
+def end_like(ended: ExitStatus) -> int:
     """End this process by the signal that ended the job; if no signal did, return the job's exit code."""
     if ended.signal is None:
         return ended.shell_code

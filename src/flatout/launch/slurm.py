@@ -1,6 +1,6 @@
 """Run each command as a Slurm batch job: submit it, wait for it, and cancel it if it must end.
 
-In: a command, and the options with which the user's jobs are submitted. Out: `Ended`. Slurm's state of the job
+In: a command, and the options with which the user's jobs are submitted. Out: `ExitStatus`. Slurm's state of the job
 distinguishes the command's own end from what was done to it: a failed node or a preemption says nothing about the
 command. All jobs of one launcher run on the nodes of the first job, because runs on other nodes are not comparable. The
 output folder, and Flatout itself, must be on a file system that the nodes can see.
@@ -26,7 +26,7 @@ import msgspec
 
 from flatout.errors import FlatoutError, InputError, UsageError
 from flatout.launch.loaded import STARTUP
-from flatout.launch.local import Cause, Ended
+from flatout.launch.local import Cause, ExitStatus
 from flatout.records.tuning import HEAD_NODE
 
 _POLL_S, _SLOWEST_POLL_S = 0.3, 3.0
@@ -47,7 +47,7 @@ _CAUSES: dict[str, tuple[Cause | None, str]] = {
     "NODE_FAIL": ("void", "a node failed"),
     "BOOT_FAIL": ("void", "a node did not start"),
     "PREEMPTED": ("void", "it was preempted by another job"),
-    "REVOKED": ("void", "another cluster took it"),
+    "REVOKED": ("void", "it was moved to another cluster"),
     "DEADLINE": ("void", "its deadline passed"),
 }
 _NODES_ARE_GONE = re.compile(r"UnavailableNodes|DOWN|DRAIN")
@@ -81,7 +81,7 @@ class SlurmLauncher:
             if shutil.which(program) is None:
                 raise InputError(
                     f"`--launcher slurm` needs {program}, which was not found",
-                    hint="run it where jobs are submitted, as on a login node",
+                    hint="run Flatout where jobs are submitted, e.g. on a login node",
                 )
         self.waited_s = 0.0
         self._options = tuple(options)
@@ -90,7 +90,9 @@ class SlurmLauncher:
         self._nodes: str | None = None  # the nodes of the last job, which the next job must use too
         self._is_first = True
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float) -> Ended:
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float
+    ) -> ExitStatus:
         if self._is_first:  # end jobs that a killed tuning left in the same folder
             self._cancel_all()
             self._is_first = False
@@ -118,7 +120,7 @@ class SlurmLauncher:
             return self._submit(command, environment, output)
         return job_number(done)
 
-    def _follow(self, job: str, output: Path, limit_s: float) -> Ended:
+    def _follow(self, job: str, output: Path, limit_s: float) -> ExitStatus:
         submitted, began, is_timed_out, is_told = time.monotonic(), None, False, False
         poll_s = _POLL_S
         while not (seen := self._look(job)).is_over:
@@ -129,7 +131,7 @@ class SlurmLauncher:
             elif began is None and now - submitted > _GONE_AFTER_S and self._is_without_nodes(seen):
                 _run(["scancel", job])
                 self.waited_s += now - submitted
-                return _ended(job, seen, "void", f"{self._nodes} cannot be had any more ({seen.reason})")
+                return _ended(job, seen, "void", f"{self._nodes} are no longer available ({seen.reason})")
             elif began is None and not is_told and now - submitted > _TELL_AFTER_S:
                 self._say(f"job {job} waits in Slurm's queue ({seen.reason})")
                 is_told = True
@@ -147,7 +149,7 @@ class SlurmLauncher:
     def _is_without_nodes(self, seen: _Seen) -> bool:
         return self._nodes is not None and _NODES_ARE_GONE.search(seen.reason) is not None
 
-    def _judge(self, job: str, seen: _Seen, output: Path, is_timed_out: bool) -> Ended:
+    def _judge(self, job: str, seen: _Seen, output: Path, is_timed_out: bool) -> ExitStatus:
         cause, reason = _CAUSES[seen.state]
         if seen.state == "FAILED" and seen.signal == _OUTPUT_NOT_OPENED:
             raise InputError(
@@ -156,12 +158,12 @@ class SlurmLauncher:
             )
         if seen.state == "CANCELLED" and not is_timed_out and not seen.was_preempted:
             raise FlatoutError(
-                f"job {job} was cancelled, and not by Flatout", hint="the same command with its --out resumes"
+                f"job {job} was cancelled, but not by Flatout", hint="the same command with its --out resumes"
             )
         if seen.was_preempted and seen.state != "COMPLETED":
             cause, reason = _CAUSES["PREEMPTED"]
         elif seen.was_suspended:
-            cause, reason = "void", "it was suspended meanwhile"
+            cause, reason = "void", "it was suspended in the meantime"
         return _ended(job, seen, cause, reason, is_timed_out=is_timed_out)
 
     def _look(self, job: str) -> _Seen:
@@ -174,7 +176,7 @@ class SlurmLauncher:
             if done.returncode == 0 and "JobState=" in done.stdout:
                 return _seen(done.stdout)
             if "Invalid job id" in done.stderr:
-                raise FlatoutError(f"Slurm knows nothing of job {job} any more", hint="the same command resumes")
+                raise FlatoutError(f"Slurm no longer knows job {job}", hint="the same command resumes")
             if time.monotonic() - silent_since > _MAX_SILENCE_S:
                 raise FlatoutError(f"Slurm does not answer: {_last_line(done.stderr)}", hint="the same command resumes")
             time.sleep(_SLOWEST_POLL_S)
@@ -192,8 +194,8 @@ def job_number(done: subprocess.CompletedProcess[str]) -> str:
     """Return the ID of the job that `run_sbatch` submitted. Raise InputError with Slurm's message if it refused."""
     if done.returncode:
         raise InputError(
-            f"Slurm takes no such job: {_last_line(done.stderr)}",
-            hint="what sbatch needs is given with --sbatch-options '--partition=... --nodes=...'",
+            f"Slurm rejects the job: {_last_line(done.stderr)}",
+            hint="pass what sbatch needs with --sbatch-options '--partition=... --nodes=...'",
         )
     return done.stdout.split(";")[0].strip()
 
@@ -238,10 +240,10 @@ def _seen(text: str) -> _Seen:
     )
 
 
-def _ended(job: str, seen: _Seen, cause: Cause | None, reason: str, *, is_timed_out: bool = False) -> Ended:
+def _ended(job: str, seen: _Seen, cause: Cause | None, reason: str, *, is_timed_out: bool = False) -> ExitStatus:
     now = time.time()
     is_by_signal = bool(seen.signal) or seen.state == "CANCELLED"
-    return Ended(
+    return ExitStatus(
         code=None if is_by_signal else seen.exit_code,
         signal=(seen.signal or 15) if is_by_signal else None,
         start_unix_s=seen.start_unix_s or now,
@@ -275,4 +277,4 @@ def _run(
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("sbatch: error: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("sbatch: error: ") if lines else "it printed nothing"

@@ -84,7 +84,7 @@ def system(alias: str) -> System:
     close = difflib.get_close_matches(alias.lower(), systems, n=1, cutoff=0.1) or [MOST_LIKE_ANY]
     raise InputError(
         f"the GPU must be one of the catalogue, but got `{alias}`",
-        hint=f"the nearest is `{close[0]}`; all: {', '.join(systems)}; another one goes into a TOML",
+        hint=f"the nearest is `{close[0]}`; all: {', '.join(systems)}; describe any other GPU in a TOML file",
     )
 
 
@@ -173,7 +173,7 @@ def _matmul_shares(path: Path, typed: _ClusterFile, base: Cluster) -> dict[str, 
         if peak is None or tflops * 1e12 > peak:
             peaks = [f"{known} {value / 1e12:,.0f}" for known, value in base.peak_flops_per_s.items()]
             raise InputError(
-                f"`matmul_tflops` in `{path}` must be of a type that {base.gpu} has and at most its peak, but says "
+                f"`matmul_tflops` in `{path}` must be for a type that {base.gpu} has, and at most its peak, but is "
                 f"{dtype} = {tflops:g}",
                 hint=f"peaks in TFLOP/s, dense: {', '.join(peaks)}",
             )

@@ -84,7 +84,7 @@ def _constants_without(source: str, timed: Sequence[MeasuredRun]) -> Calibration
     others = [run for run in timed if run.source != source]
     if not others:
         raise InputError(
-            f"to hold out a source there must be two, but every row is of `{source}`",
+            f"holding out a source needs at least two sources, but every row is from `{source}`",
             hint="--shipped uses the constants that Flatout ships",
         )
     return fit(as_inputs(others), _measured_logs(others), [run.source for run in others])

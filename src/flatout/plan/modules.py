@@ -95,7 +95,7 @@ class _Transformer:
         total, counted = sum(parameters.values()), num_parameters(shape)
         if abs(counted / total - 1) > _CLOSE:
             raise InputError(
-                f"`{self._name}` has {total:,} parameters, but a transformer of the shape that was read off it has "
+                f"`{self._name}` has {total:,} parameters, but a transformer of the shape that was read from it has "
                 f"{counted:,}",
                 hint="give its widths: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)",
             )

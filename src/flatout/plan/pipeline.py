@@ -58,7 +58,7 @@ def simulate(
     num_run = 1
     while num_run:
         num_run = sum(stage.advance(ends_s) for stage in stages)
-    assert all(stage.is_done for stage in stages), "the orders wait for each other"
+    assert all(stage.is_done for stage in stages), "the stages' orders wait for each other"
     return tuple(tuple(stage.intervals) for stage in stages)
 
 

@@ -50,7 +50,7 @@ def _recorded_run(context: SearchContext, path: Path, fixed: Sequence[str]) -> M
     if not is_recording(path):
         raise InputError(
             f"`{path}` is not a recording of Flatout",
-            hint="--calibrate takes a CSV, a recording, or flatout bench --json",
+            hint="--calibrate takes a CSV, a recording, or the output of flatout bench --json",
         )
     recording = read_recording(path)
     step_time_s = recording.measured.step_s

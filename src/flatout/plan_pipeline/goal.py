@@ -203,11 +203,11 @@ class _GoalSearch:
             alone += f" and {usd(cost_usd)}"
         if self._reaching:
             smallest = self._reaching[0]
-            return f"{counted(smallest.num_gpus, 'GPU')} do it in {calendar(smallest.days.value)}; {alone}"
+            return f"{counted(smallest.num_gpus, 'GPU')} reach it in {calendar(smallest.days.value)}; {alone}"
         is_in_time = goal.days is None or chosen.days.value <= goal.days
         if goal.usd is not None and is_in_time:
             return f"{alone}; no number of GPUs that was tried costs less than {usd(goal.usd)}"
-        return f"no number of GPUs that was tried does it with this global batch; {alone}"
+        return f"no number of GPUs that was tried reaches the goal with this global batch; {alone}"
 
     def _options(self, chosen: GoalCandidate) -> tuple[GoalOption, ...]:
         """Return the numbers of GPUs around the chosen one."""

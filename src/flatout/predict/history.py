@@ -19,7 +19,7 @@ from flatout.records.prediction import Prediction, PredictionRecord
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """The readable lines of a history."""
 
-    outcomes: tuple[PredictionRecord, ...] = ()
+    records: tuple[PredictionRecord, ...] = ()
     num_damaged: int = 0  # lines that could not be read
 
 
@@ -50,7 +50,7 @@ def read_history(path: Path) -> History:
         return History()
     except OSError as error:
         raise InputError(f"the history {path} cannot be read: {error.strerror}") from None
-    outcomes, num_damaged = [], 0
+    records, num_damaged = [], 0
     for line in lines:
         if not line.strip():
             continue
@@ -60,15 +60,15 @@ def read_history(path: Path) -> History:
             num_damaged += 1
             continue
         if record.predicted > 0 and record.measured > 0 and record.sd >= 0:
-            outcomes.append(record)
+            records.append(record)
         else:
             num_damaged += 1
-    return History(outcomes=tuple(outcomes), num_damaged=num_damaged)
+    return History(records=tuple(records), num_damaged=num_damaged)
 
 
-def append_history(path: Path, outcomes: Iterable[PredictionRecord]) -> None:
+def append_history(path: Path, records: Iterable[PredictionRecord]) -> None:
     """Append a line per record, all in one write, so that two tunings can append to one file."""
-    text = b"".join(msgspec.json.encode(each) + b"\n" for each in outcomes)
+    text = b"".join(msgspec.json.encode(each) + b"\n" for each in records)
     if not text:
         return
     try:

@@ -149,11 +149,13 @@ def _speedup(situation: Situation, which: str, scenarios: Sequence[tuple[Scenari
 def _of_situation(situation: Situation) -> tuple[str, ...]:
     found = []
     if situation.pace_s:
-        found.append("loader workers set the pace, so how much the recorder prolongs host work does not show")
+        found.append(
+            "loader workers limit the speed, so the trace does not show how much the recorder prolongs host work"
+        )
     elif not situation.is_untraced_known:
-        found.append("host times are those under the recorder: the step without it is unknown")
+        found.append("host times include the recorder's overhead, because the step time without it is unknown")
     elif situation.is_dilation_hidden:
-        found.append(f"how much the recorder prolongs host work does not show: by {1 / HIDDEN_HOST_SCALE - 1:.0%}")
+        found.append(f"how much the recorder prolongs host work is unknown; assumed: {1 / HIDDEN_HOST_SCALE - 1:.0%}")
     elif situation.error > 0.02:
         found.append(f"the replay misses the untraced step by {situation.error:.0%}")
     if situation.regular_share < 1 - MIN_STALL_SHARE:

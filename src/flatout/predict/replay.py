@@ -226,7 +226,7 @@ def _run_all(runs: Mapping[int, _Run]) -> int:
         if active and now == before:
             # First end what no other rank can resolve: waits for work that the rank itself launches later.
             if not any(runs[rank].force() for rank in sorted(active, key=lambda rank: runs[rank].waits_for_others)):
-                raise ValueError("the recorded waits contradict each other, so that no replay comes to an end")
+                raise ValueError("the recorded waits contradict each other, so the replay never ends")
             forced += 1
         before = now
     return forced

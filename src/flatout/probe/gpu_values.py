@@ -136,7 +136,7 @@ def main() -> int:
     try:
         print(json.dumps(gpu_values(pynvml)))
     except pynvml.NVMLError as error:
-        print(f"NVML gives nothing: {error}", file=sys.stderr)
+        print(f"NVML reports nothing: {error}", file=sys.stderr)
         return 1
     return 0
 

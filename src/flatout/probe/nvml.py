@@ -45,7 +45,7 @@ class Gpus:
             pynvml.nvmlInit()
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         except pynvml.NVMLError as error:
-            self.problem = f"NVML gives nothing: {error}"
+            self.problem = f"NVML reports nothing: {error}"
             return
         self._nvml = pynvml
         self.problem = None

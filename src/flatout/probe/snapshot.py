@@ -239,12 +239,12 @@ def _output(command: tuple[str, ...]) -> Output:
         printed, said_of_errors = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         _abandon(process)
-        return Output(problem=f"it did not end within {_LIMIT_S:g} s")
+        return Output(problem=f"it did not finish within {_LIMIT_S:g} s")
     text = printed[-_MAX_LOG_BYTES:].decode("utf-8", "replace")
     said = (said_of_errors or printed).decode("utf-8", "replace").strip().splitlines()
     if process.returncode and (not text.strip() or command[0] not in ("df", "systemctl")):
         return Output(
-            problem=f"it ended with code {process.returncode}: {said[0][:200] if said else 'it said nothing'}"
+            problem=f"it ended with code {process.returncode}: {said[0][:200] if said else 'it printed nothing'}"
         )
     return Output(text=text)
 

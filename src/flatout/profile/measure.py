@@ -20,7 +20,7 @@ from flatout.records.ceilings import Ceilings
 from flatout.records.recording import Measured, RankRecording, Recording
 
 _NOT_SETTLED = "the job ended before its step times had settled"
-_NOT_COUNTED = "the operations of no step were counted: the job ended before, or it was a trial of a tuning"
+_NOT_COUNTED = "no step's operations were counted: the job ended too early, or it was a trial of a tuning"
 
 
 def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Recording:
@@ -187,7 +187,7 @@ def _vendor_rates(rank: RankRecording, reasons: dict[str, str]) -> Mapping[str, 
         return None
     facts = gpu_facts(rank.device.name)
     if facts is None:
-        reasons["mfu"] = f"the catalogue does not know the GPU {rank.device.name}"
+        reasons["mfu"] = f"the catalogue does not list the GPU {rank.device.name}"
         return None
     return facts.peak_flops_per_s
 
@@ -196,6 +196,6 @@ def _highest(ranks: Sequence[RankRecording], name: str, reasons: dict[str, str])
     values = [value for rank in ranks if (value := getattr(rank, name)) is not None]
     if not values:
         on_gpu = any(rank.device for rank in ranks)
-        reasons[name] = "it was not read in time" if on_gpu else "only the allocator of a GPU counts it"
+        reasons[name] = "it could not be read in time" if on_gpu else "only the allocator of a GPU counts it"
         return None
     return int(max(values))

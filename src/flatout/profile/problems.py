@@ -63,7 +63,7 @@ def _why_not_loaded(command: Sequence[str]) -> str:
         return (
             f"SLURM_EXPORT_ENV, as `sbatch --export=NONE` sets it, keeps the environment from the ranks: {_EXPORT_ALL}"
         )
-    return "the command starts no Python, or with an environment without PYTHONPATH, or with the option -I, -E or -S"
+    return "the command starts no Python, or starts it without PYTHONPATH or with the option -I, -E or -S"
 
 
 def _isolated_by(program: str, arguments: Sequence[str]) -> str | None:
@@ -135,7 +135,9 @@ def _first_of(names: Sequence[object]) -> str:
 
 def _end_of(run: HostRecording) -> Quality | None:
     if run.end_unix_s is None:
-        return Quality(problem=f"{run.hostname}: the recording was not ended", effect="files there may be missing")
+        return Quality(
+            problem=f"{run.hostname}: the recording was not finished", effect="some of its files may be missing"
+        )
     if run.signal is not None:
         how = f"was ended by signal {run.signal}"
     elif run.exit_code:

@@ -102,11 +102,11 @@ def _attempt_folders(path: Path) -> list[tuple[int, Path]]:
 def _restarts(number: int, attempts: Mapping[int, _Attempt]) -> list[Quality]:
     if len(attempts) == 1:
         return []
-    why = {3: "the last with a trace", 2: "the last whose warm-up was over"}
+    why = {3: "the last one with a trace", 2: "the last one that finished its warm-up"}
     return [
         Quality(
             problem=f"the ranks were restarted: {len(attempts)} attempts were recorded",
-            effect=f"all numbers are of attempt {number + 1}, {why.get(attempts[number].worth, 'the last')}",
+            effect=f"all numbers are from attempt {number + 1}, {why.get(attempts[number].worth, 'the last')}",
         )
     ]
 

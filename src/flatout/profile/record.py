@@ -18,7 +18,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, ProcessEvent, Variable, partial_name
-from flatout.launch import Ended, run_local, with_environment, with_inside
+from flatout.launch import ExitStatus, run_local, with_environment, with_inside
 from flatout.profile.finish import count_processes, hosts_without_parent, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import HostRecording
@@ -27,7 +27,7 @@ from flatout.records.recording import HostRecording
 _VARIABLES = {Variable.RECORDING, Variable.STEPS, Variable.WARMUP, Variable.LIGHT}
 _SAMPLER_TIMEOUT_S = 10.0
 
-RunCommand = Callable[[Sequence[str], Mapping[str, str]], Ended]  # command and environment -> how it ended
+RunCommand = Callable[[Sequence[str], Mapping[str, str]], ExitStatus]  # command and environment -> how it ended
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +38,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}  # more variables for the job, e.g. those of a trial
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
-    ended: Ended
+    ended: ExitStatus
     is_first: bool  # of the processes that record this run; only the first reports on it
 
 
@@ -53,7 +53,7 @@ def record(
     sampler: Sequence[str] | None,
     environment: Mapping[str, str] = os.environ,
     run_command: RunCommand = run_local,
-) -> Recorded:
+) -> RecordResult:
     """Run `command` until it ends and record it in `path`.
 
     `shown_command` is the command with its secrets masked, for the files. `sampler` is a command that samples this
@@ -107,7 +107,7 @@ def record(
     if folder.is_first:
         wait_for(folder.path, File.HOST.glob, but=folder.host_file)
     tidy(folder.path)
-    return Recorded(path=folder.path, ended=ended, is_first=folder.is_first)
+    return RecordResult(path=folder.path, ended=ended, is_first=folder.is_first)
 
 
 def _num_left_running(recording: Path) -> int:

@@ -21,7 +21,7 @@ from flatout.read.stream import ByteStream, Limits
 
 _COPY_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 20  # of a long name or an extended header, which tarfile holds in memory
-_HINT = "unpack it yourself, look at what it holds, and give the folder"
+_HINT = "unpack it yourself, check what it contains, and pass the folder"
 _HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,

@@ -33,7 +33,7 @@ _EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
 _SECOND_LIST = re.compile(rb"\}\s*\]\s*\[\s*\{")
 _MAX_MARK_BYTES = 64  # of the text that shows the begin of a second trace
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
-EXPORT_HINT = "give a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
+EXPORT_HINT = "pass a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
 _SEVERAL_HINT = "give one file per rank: split it where each trace begins"
 _MAX_END_CANDIDATES = 16
 
@@ -102,7 +102,7 @@ class EventText:
                 if TRACE_OF_OURS.search(self.head):
                     raise InputError(
                         f"{self._name} is a trace that Flatout wrote for ui.perfetto.dev",
-                        hint="give the original traces, which torch.profiler wrote",
+                        hint="pass the original traces, which torch.profiler wrote",
                     )
                 return text[match.end() :]
             if len(text) > _MAX_HEAD_BYTES:
@@ -121,8 +121,8 @@ class EventText:
             return InputError(f'{name} is not a trace: it has no list "traceEvents"', hint=EXPORT_HINT)
         if text.startswith(_OTHER_ARCHIVES):
             return InputError(
-                f"{name} is compressed in a way that is not read",
-                hint="of archives .tar, .tar.gz and .tar.xz are read, of compressed traces .json.gz: unpack it first",
+                f"{name} is compressed in an unsupported format",
+                hint="unpack it first; supported are .tar, .tar.gz and .tar.xz archives, and .json.gz traces",
             )
         beginning = repr(text[:16])[2:-1]  # without b''
         return InputError(f"{name} is not a JSON trace: it begins with `{beginning}`", hint=EXPORT_HINT)

@@ -55,7 +55,7 @@ def parse(head: bytes, tail: bytes) -> FileMetadata:
         quality.append(
             Quality(
                 problem="the metadata around the events is damaged",
-                effect="rank, process groups and device name are taken from what of it could be read",
+                effect="rank, process groups and device name are taken from its readable part",
             )
         )
     quality += _log_quality(raw)

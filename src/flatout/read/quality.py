@@ -21,7 +21,10 @@ DAMAGE: Mapping[str, tuple[str, str]] = {
     "repaired": ("{} events of broken JSON were repaired", "their times are right; some arguments may be lost"),
     "text time": ("{} events have their times written as text", "none: they were read as numbers"),
     "no time": ("{} events have no usable start time and were skipped", _TIME_IS_IDLE),
-    "no object": ('{} entries of "traceEvents" are not events and were skipped', "none, unless they were meant to be"),
+    "no object": (
+        '{} entries of "traceEvents" are not events and were skipped',
+        "none, unless they were meant to be events",
+    ),
     "control character": ("{} control characters in texts were replaced by spaces", "names only; times are right"),
     "bad utf-8": ("{} bytes that are not UTF-8 were replaced", "names only; times are right"),
     "no number": ("{} values are infinite or not a number and count as absent", "times are right where they are given"),

@@ -22,7 +22,7 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.
 _NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _MAX_RANK = 1 << 20
 _SESSION_HINT = "diagnose one session at a time: give only its traces"
-_HINT = "give one recording a rank, or say which is which: --rank FILE=N"
+_HINT = "pass one recording per rank, or assign ranks with --rank FILE=N"
 
 
 class RankAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ def assign_ranks(metas: Sequence[TraceMeta], *, given: Mapping[str, int] | None 
     for name in given or {}:
         if name not in names:
             raise InputError(
-                f"no trace is called {name}", hint=f"the traces are {', '.join(m.path for m in metas[:8])}"
+                f"there is no trace named {name}", hint=f"the traces are {', '.join(m.path for m in metas[:8])}"
             )
     quality: list[Quality] = []
     ranks: list[int | None] = [_stated_rank(meta, given or {}) for meta in metas]
@@ -171,7 +171,7 @@ def _guess(metas: Sequence[TraceMeta], ranks: list[int | None], missing: list[in
     quality.append(
         Quality(
             problem=f"{_files(len(missing))} not say which rank wrote {'it' if len(missing) == 1 else 'them'}",
-            effect=f"ranks are a guess, {how}; say which is which with --rank FILE=N",
+            effect=f"ranks are guessed, {how}; assign them with --rank FILE=N",
         )
     )
 

@@ -204,7 +204,7 @@ class _Table:
             )
         if num_without:
             notes.append(
-                f"{num_without:,} attempts asked for GPUs and AllocTRES has none:"
+                f"{num_without:,} attempts asked for GPUs, but AllocTRES has none:"
                 " AccountingStorageTRES of slurm.conf must have gres/gpu"
             )
         return Attempts(
@@ -256,7 +256,7 @@ class _Table:
         """Return the attempt of a row; None for a job's step. Raises ValueError for a value that Slurm never writes."""
         found = _JOB.fullmatch(self._text(fields, "jobid") or "")
         if found is None:
-            raise ValueError(f"a JobID must be as 12, 12_7 or 12+1, but is `{self._text(fields, 'jobid') or ''}`")
+            raise ValueError(f"a JobID must look like 12, 12_7 or 12+1, but is `{self._text(fields, 'jobid') or ''}`")
         if found["step"] is not None:
             return None
         state = state_of(self._text(fields, "state") or "")
@@ -306,7 +306,7 @@ class _Table:
         if elapsed is None:
             if start_s is None:
                 return 0.0  # the job has not begun
-            raise ValueError("how long it ran is unknown: it has no ElapsedRaw, no Elapsed and no End")
+            raise ValueError("its run time is unknown: it has no ElapsedRaw, no Elapsed and no End")
         return elapsed
 
     def _gpus(self, fields: Sequence[str], elapsed_s: float) -> tuple[float, dict[str, float]]:
@@ -319,10 +319,10 @@ class _Table:
         if gres is not None:
             num_nodes = self._value(fields, "allocnodes", _count)
             if num_nodes is None:
-                raise ValueError("AllocGRES is of one node, and AllocNodes is missing")
+                raise ValueError("AllocGRES counts one node, and AllocNodes is missing")
             return gpus_of_gres(gres, num_nodes)
         if tres is None and elapsed_s and "alloctres" in self._position:
-            raise ValueError("it ran, and AllocTRES is empty: how many GPUs it had is unknown")
+            raise ValueError("it ran, but AllocTRES is empty, so its number of GPUs is unknown")
         return 0.0, {}
 
     def _time_limit_s(self, fields: Sequence[str]) -> float | None:

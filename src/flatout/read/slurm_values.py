@@ -60,7 +60,7 @@ def time_s(text: str) -> float | None:
             raise ValueError
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"a time must be as 2026-01-31T12:00:00, but is `{text}`") from None
+        raise ValueError(f"a time must look like 2026-01-31T12:00:00, but is `{text}`") from None
     return (found - _EPOCH).total_seconds()
 
 
@@ -70,7 +70,7 @@ def duration_s(text: str) -> float | None:
         return None
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise ValueError(f"a duration must be as 1-02:03:04, but is `{text}`")
+        raise ValueError(f"a duration must look like 1-02:03:04, but is `{text}`")
     if found["days"] is not None and found["a"] is None:  # `1-02:03` is hours and minutes
         hours, minutes, seconds = int(found["b"]), int(found["c"]), 0
     else:
@@ -98,7 +98,7 @@ def gpus_of_tres(text: str) -> tuple[float, dict[str, float]]:
         if not name.startswith("gres/gpu") or (len(name) > 8 and name[8] != ":"):  # gres/gpumem, gres/gpuutil
             continue
         if not equals or not count.isascii() or not count.isdigit():
-            raise ValueError(f"a number of GPUs must be as gres/gpu=8, but is `{part}`")
+            raise ValueError(f"a number of GPUs must look like gres/gpu=8, but is `{part}`")
         if len(name) > 9:
             types[name[9:]] = types.get(name[9:], 0.0) + int(count) * _share(name[9:])
         else:
@@ -122,7 +122,7 @@ def gpus_of_gres(text: str, num_nodes: int) -> tuple[float, dict[str, float]]:
         if len(words) == 2 and not count.isdigit():
             kind, count = count, "1"
         if not count.isascii() or not count.isdigit():
-            raise ValueError(f"a number of GPUs a node must be as gpu:8, but is `{part}`")
+            raise ValueError(f"a number of GPUs per node must look like gpu:8, but is `{part}`")
         found = int(count) * _share(kind) * num_nodes
         number += found
         if kind:
@@ -135,7 +135,7 @@ def state_of(text: str) -> str:
     word = text.split()[0].removesuffix("+") if text.split() else ""
     state = _ABBREVIATED.get(word, word)
     if state not in _STATES:
-        raise ValueError(f"a state must be one of Slurm's, as COMPLETED, but is `{text}`")
+        raise ValueError(f"a state must be one of Slurm's, e.g. COMPLETED, but is `{text}`")
     return state
 
 
@@ -145,7 +145,7 @@ def exit_code_of(text: str) -> tuple[int | None, int | None]:
         return None, None
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if found is None:
-        raise ValueError(f"an exit code must be as 0:0, but is `{text}`")
+        raise ValueError(f"an exit code must look like 0:0, but is `{text}`")
     return int(found[1]), int(found[2])
 
 

@@ -21,7 +21,7 @@ from flatout.records.events import Quality
 
 _TRACE_SUFFIXES = (".json", ".json.gz")
 _SNIFFED_BYTES = 1 << 16
-_HINT = "give a trace (.json, .json.gz), a folder of them, or an archive (.tar, .tar.gz, .tar.xz)"
+_HINT = "pass a trace (.json, .json.gz), a folder of them, or an archive (.tar, .tar.gz, .tar.xz)"
 
 
 class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ def _repeated(path: Path, name: str) -> Quality:
 def _damaged(path: Path, problem: str) -> Quality:
     return Quality(
         problem=f"{path} is a damaged archive: {problem}",
-        effect="traces behind the damage are missing, so waiting for their ranks cannot be separated from transfer",
+        effect="traces after the damage are missing, so waiting for their ranks cannot be separated from transfer",
     )
 
 

@@ -71,7 +71,7 @@ def _events(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]]
         words = [word.strip() for word in line.split(",")]
         if len(words) != 3 or words[1] not in ("add", "remove") or not words[0].isdecimal():
             raise InputError(
-                f"`{path}`, line {number}: must be as `480000,add,node1`, but is `{line[:60]}`", hint=_HINT
+                f"`{path}`, line {number}: must look like `480000,add,node1`, but is `{line[:60]}`", hint=_HINT
             )
         time_s = int(words[0]) / 1000
         if time_s < steps[-1][0]:
@@ -97,7 +97,7 @@ def _samples(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]
             time, count = datetime.strptime(f"{words[0]} {words[1]}", "%Y-%m-%d %H:%M:%S"), int(words[2])
         except ValueError:
             raise InputError(
-                f"`{path}`, line {number}: must be as `2021-12-10, 13:07:45, 80`, but is `{line[:60]}`", hint=_HINT
+                f"`{path}`, line {number}: must look like `2021-12-10, 13:07:45, 80`, but is `{line[:60]}`", hint=_HINT
             ) from None
         first = first or time
         time_s = (time - first).total_seconds()

@@ -70,9 +70,9 @@ def _cut_short(text: EventText, stream: ByteStream) -> tuple[Quality, ...]:
     if text.is_cut_short:
         why = stream.problem or "the file ends inside the list of events"
         problem = f"the trace is truncated after {units.num_bytes(text.num_bytes)}: {why}"
-        effect = "events behind it are missing, and so is metadata that stood behind the events"
+        effect = "later events are missing, and so is any metadata after the events"
     elif stream.problem is not None:
-        problem = f"behind the last event, {stream.problem}"
+        problem = f"after the last event, {stream.problem}"
         effect = "no event is missing, but some may hold wrong values"
     else:
         return ()

@@ -22,7 +22,7 @@ class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
     basis: tuple[str, ...] = ()  # "ddp": DDP's own timing; "recording": shares of a recording; "nvml": the clocks
 
 
-class LedgerLever(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerImprovement(msgspec.Struct, frozen=True, kw_only=True):
     """The gain in 30 days from halving one cost of failures, with the checkpoint interval chosen again."""
 
     name: str  # "write time", "detection time", "restart time" or "failure rate"
@@ -55,4 +55,4 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     energy_kwh: float | None
     classes: tuple[LedgerClass, ...]
     what_failed: tuple[str, ...]
-    levers: tuple[LedgerLever, ...] = ()  # the largest gain first; empty without `--checkpoint-folder`
+    levers: tuple[LedgerImprovement, ...] = ()  # the largest gain first; empty without `--checkpoint-folder`

@@ -94,7 +94,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     baseline: TrialResult
     candidate: TrialResult
-    void_reason: str | None = None  # why the pair does not count; None: it counts
+    invalid_reason: str | None = None  # why the pair does not count; None: it counts
 
     @property
     def order(self) -> str:

@@ -189,7 +189,7 @@ def _peers(ceilings: Ceilings, style: TextStyle) -> list[str]:
         return style.wrapped(f"Peers: none differs from the others ({len(ceilings.num_peers)} comparisons)")
     if ceilings.peers_compared:
         return style.wrapped(f"Peers: not compared, {next(iter(ceilings.peers_compared.values()))}")
-    return style.wrapped("Peers: there are none to compare")
+    return style.wrapped("Peers: nothing to compare")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ S_PER_H = 3600.0
 _PROVENANCE = {
     "measured": "as measured or given",
     "vendor": "from sellers' list prices",
-    "assumed": "with assumed factors in it",
+    "assumed": "partly from assumed factors",
     "predicted": "predicted",
 }
 
@@ -203,9 +203,7 @@ def cap_text(result: CapAdvice, *, style: TextStyle) -> str:
     lines += text_table(header, rows, style=style, flexible=[2, 3, 4])
     lines += ["", *style.wrapped(_pays(result))]
     if result.num_workloads == 1:
-        lines += style.wrapped(
-            "Only one workload was measured: other workloads may differ, and its interval has no width."
-        )
+        lines += style.wrapped("Only one workload was measured: others can differ, and its interval has no width.")
     if result.num_left_out:
         lines += style.wrapped(
             f"{number(result.num_left_out)} configurations were not measured at {result.no_cap_w:g} W"
@@ -224,19 +222,19 @@ def _pays(result: CapAdvice) -> str:
     knee = next(point for point in result.points if point.limit_w == result.knee_w)
     text = (
         f"At the knee, {result.knee_w:g} W, a job takes {knee.time.value - 1:+.1%} time and"
-        f" {knee.energy.value - 1:+.1%} energy: {1 / knee.energy.value - 1:+.0%} work from the same GPU power. Who"
-        " rents pays for the time. "
+        f" {knee.energy.value - 1:+.1%} energy: {1 / knee.energy.value - 1:+.0%} work from the same GPU power. If"
+        " you rent, you pay for the time. "
     )
     if result.break_even_usd_per_gpu_hour is not None:
         text += (
-            f"For an owner at {result.usd_per_kwh:g} USD per kWh it saves money if a GPU-hour, without"
+            f"If you own the GPUs and pay {result.usd_per_kwh:g} USD per kWh, it saves money if a GPU-hour, without"
             f" electricity, costs less than {result.break_even_usd_per_gpu_hour:.3f} USD. "
         )
     if result.usd_per_gpu_hour is None:
         return text + "The price per GPU-hour is unknown: --gpu-price or --gpu-type."
     if result.cheapest_w == result.no_cap_w:
-        return text + f"At {result.usd_per_gpu_hour:g} USD per hour no cap pays."
-    verdict = "pays" if result.pays else "is cheapest by the median, but its interval includes no cap: undecided"
+        return text + f"At {result.usd_per_gpu_hour:g} USD per hour no cap pays off."
+    verdict = "pays off" if result.pays else "is cheapest by the median, but its interval includes no saving: undecided"
     return text + f"At {result.usd_per_gpu_hour:g} USD per hour a cap of {result.cheapest_w:g} W {verdict}."
 
 
@@ -251,7 +249,7 @@ def spot_text(result: SpotAdvice, *, style: TextStyle) -> str:
     if result.is_interval_youngs:
         source = "Young's, from the mean time to loss"
     elif there.mean_time_to_loss_s is None and result.checkpoint_interval_s >= result.work_s:
-        source = "none but the last: spot was never lost"
+        source = "only at the end, because spot was never lost"
     else:
         source = "as given"
     lines = [
@@ -259,7 +257,8 @@ def spot_text(result: SpotAdvice, *, style: TextStyle) -> str:
             f"{result.work_s / S_PER_H:g} h of work on {_instances(result.num_instances)}, by {_h(result.deadline_s)}"
         ),
         *style.wrapped(
-            f"spot was there {percent(there.share)} of the time, {lasts}, away for {_h(there.longest_gap_s)} at most"
+            f"spot instances were available {percent(there.share)} of the time, {lasts}, unavailable for at most"
+            f" {_h(there.longest_gap_s)}"
         ),
         *style.wrapped(
             f"a checkpoint every {result.checkpoint_interval_s / 60:.1f} min ({source}), {result.checkpoint_cost_s:g} s"
@@ -274,7 +273,8 @@ def spot_text(result: SpotAdvice, *, style: TextStyle) -> str:
     lines += text_table(header, rows, style=style, flexible=[3])
     num_starts = result.outcomes[0].num_starts
     lines += style.wrapped(
-        f"{num_starts} starts, evenly spaced; intervals are of the {result.num_apart:,} that can be a deadline apart"
+        f"{num_starts} starts, evenly spaced; intervals are based on the {result.num_apart:,} that are at least a"
+        " deadline apart"
     )
     advice = result.advice or "none of them"
     lines += ["", *style.wrapped(f"{result.why}", label=f"advice: {advice}: ")]

@@ -30,9 +30,9 @@ _KIND_NAMES = {"gpu": "GPU", "nic": "NIC"}
 RELATIONS = {
     "NV": "NVLink, or XGMI of AMD",
     "PIX": "at most one PCIe bridge",
-    "PXB": "several PCIe bridges, not the CPU's",
+    "PXB": "several PCIe bridges, but not the CPU's",
     "PHB": "a PCIe host bridge, as of the CPU",
-    "NODE": "host bridges of one NUMA node",
+    "NODE": "several PCIe host bridges of one NUMA node",
     "SYS": "the link between NUMA nodes",
 }
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from flatout.errors import OutputError
 
-_WRITABLE = "give a path that you may write to"
+_WRITABLE = "pass a path that you can write to"
 
 
 def write_new(path: str | Path, data: bytes | str, *, force: bool = False) -> None:
@@ -27,11 +27,11 @@ def write_new(path: str | Path, data: bytes | str, *, force: bool = False) -> No
 def check_new(path: str | Path, *, force: bool = False) -> None:
     """Raise OutputError if `write_new` would refuse the path: a check before minutes of work."""
     if os.path.isdir(path):  # returns False for a name that is too long, where pathlib raises
-        raise OutputError(f"`{path}` is a folder; a file is written here", hint="give the name of a file in it")
+        raise OutputError(f"`{path}` is a folder; but the output is a file", hint="pass the name of a file in it")
     if os.path.isfile(path) and not force:
         raise OutputError(
             f"`{path}` exists already, and files are overwritten only with `--force`",
-            hint="give another name, or pass `--force` to replace it",
+            hint="pass another name, or `--force` to replace it",
         )
     if not os.path.exists(path) or os.path.isfile(path):
         above = os.path.dirname(os.path.realpath(path))

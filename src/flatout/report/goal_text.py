@@ -18,7 +18,7 @@ def goal_sentence(answer: GoalAnswer) -> str:
     """Return the answer in one sentence."""
     goal = answer.goal
     if not answer.is_reached:
-        return f"`{goal.text}` is out of reach of {counted(answer.num_gpus, 'GPU')}: {answer.nearest}"
+        return f"`{goal.text}` cannot be reached with {counted(answer.num_gpus, 'GPU')}: {answer.nearest}"
     money = f" and {usd(answer.usd.value)}" if answer.usd else ""
     limits = []
     if goal.days is not None:

@@ -68,7 +68,7 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
-    hint = "make one with `flatout diagnose PATH --json > FILE`"
+    hint = "create one with `flatout diagnose PATH --json > FILE`"
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -78,7 +78,7 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
     if envelope.version not in READABLE_VERSIONS:
         readable = " and ".join(map(str, READABLE_VERSIONS))
         raise InputError(
-            f"`{path}` has version {envelope.version} of its schema, and this Flatout ({__version__}) reads {readable}",
+            f"`{path}` has version {envelope.version} of its schema, but this Flatout ({__version__}) reads {readable}",
             hint="use the Flatout that wrote it, or diagnose the traces again",
         )
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flatout.records.ledger import LedgerClass, LedgerLever, LedgerReport
+from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
@@ -21,15 +21,15 @@ MEANINGS = {
     "evaluation": "evaluation",
     "start_up": "until the end of the first step",
     "restart": "from a failure to the end of the first step after it",
-    "hang": "hung, until it was ended",
-    "idle_held": "held by the job, without a rank",
+    "hang": "from the start of a hang until it was ended",
+    "idle_held": "held by the job while no rank ran",
     "suspended": "stopped by a signal, or with the host",
     "other": "after the last step",
-    "unknown": "not covered by a heartbeat",
+    "unknown": "without a heartbeat",
 }
 
 BASES = {
-    "ddp": "from the exchange of gradients, which DDP times in some iterations",
+    "ddp": "from the gradient exchange, which DDP times in some iterations",
     "recording": "from a recording, as shares of its steps",
     "nvml": "from the clocks that NVML reports once per second",
 }
@@ -44,7 +44,7 @@ def ledger_text(report: LedgerReport, *, style: TextStyle) -> str:
     if notes:
         text += "\n" + "\n".join(notes)
     if report.levers:
-        text += "\n\n" + "\n".join(style.wrapped(levers_text(report.levers)))
+        text += "\n\n" + "\n".join(style.wrapped(improvements_text(report.levers)))
     if report.what_failed:
         failures = [line for failure in report.what_failed for line in style.wrapped(f"- {failure}")]
         text += "\n\n" + "\n".join(failures)
@@ -101,8 +101,8 @@ def _notes(report: LedgerReport) -> list[str]:
     notes = []
     if report.away_s:
         notes.append(
-            f"Between its runs the job waited in the queue for {seconds(report.away_s)}: not in any class, because it "
-            "held no device."
+            f"Between its runs, the job waited in the queue for {seconds(report.away_s)}. This time is in no class, "
+            "because the job held no device."
         )
     if report.unfinished_runs:
         verb = "have" if report.unfinished_runs > 1 else "has"
@@ -116,21 +116,27 @@ def _notes(report: LedgerReport) -> list[str]:
     return notes
 
 
-def levers_text(levers: Sequence[LedgerLever]) -> str:
-    first, *others = [_saving(lever) for lever in levers]
+def improvements_text(levers: Sequence[LedgerImprovement]) -> str:
+    first, *others = [_saving(improvement) for improvement in levers]
     return f"Device time saved in 30 days by halving each: {first}; then {'; '.join(others)}"
 
 
-def _saving(lever: LedgerLever) -> str:
-    saving = f"{lever.name} ({_value(lever)}): {_hours(3600 * max(lever.gain_device_h, 0))} of device time"
-    if lever.gain_cost is not None:
-        saving += f", {_money(max(lever.gain_cost, 0.0))}"
+def _saving(improvement: LedgerImprovement) -> str:
+    saving = (
+        f"{improvement.name} ({_value(improvement)}): {_hours(3600 * max(improvement.gain_device_h, 0))} of device time"
+    )
+    if improvement.gain_cost is not None:
+        saving += f", {_money(max(improvement.gain_cost, 0.0))}"
     return saving
 
 
-def _value(lever: LedgerLever) -> str:
-    value = f"{lever.value:.3g} per 1,000 node-days" if lever.name == "failure rate" else seconds(lever.value)
-    return f"{value}, assumed" if lever.is_assumed else value
+def _value(improvement: LedgerImprovement) -> str:
+    value = (
+        f"{improvement.value:.3g} per 1,000 node-days"
+        if improvement.name == "failure rate"
+        else seconds(improvement.value)
+    )
+    return f"{value}, assumed" if improvement.is_assumed else value
 
 
 def _row(ledger_class: LedgerClass, *, has_cost: bool) -> list[str]:

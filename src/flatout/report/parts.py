@@ -23,10 +23,10 @@ PART_LABELS: Mapping[str, str] = {
 }
 
 PART_MEANINGS: Mapping[str, str] = {
-    "compute": "The device runs a compute kernel; communication that overlaps it is hidden and costs nothing.",
-    "transfer": "Only communication runs, and all ranks that it needs have arrived: data moves.",
-    "wait": "Only communication runs, and it waits for a rank that has not arrived yet; or a GPU idles while another"
-    " GPU of its process works.",
+    "compute": "A compute kernel runs; communication that overlaps it is hidden and costs nothing.",
+    "transfer": "Only communication runs; all ranks that take part have arrived, and data moves.",
+    "wait": "Only communication runs, waiting for a rank that has not arrived yet; or a GPU idles while another GPU of"
+    " its process works.",
     "bubble": "A pipeline stage idles for as long as an ideal schedule of this shape requires.",
     "communication_unsplit": "Only communication runs; without the other ranks' traces, transfer and wait are unknown.",
     "memory_copy": "Only copies or memory sets run on the device.",
@@ -35,13 +35,13 @@ PART_MEANINGS: Mapping[str, str] = {
     "allocator": "The device idles while the host allocates or frees device memory.",
     "host_sync": "The device idles because a synchronising call let its queue run empty.",
     "host_launch": "The device idles while the host prepares its next work (Python, operators, launch calls).",
-    "launch_latency": "The device idles although its next work has been launched: the time a launch takes to arrive.",
+    "launch_latency": "The device idles although its next work has been launched: the latency of the launch.",
     "unattributed": "The trace does not show what the device or the host did.",
 }
 
 SAFETY_MEANINGS: Mapping[str, str] = {
     "exact": "the same computation, at most in another order of sums",
-    "rounding": "other kernels or lower precision: the numbers change in their last digits",
+    "rounding": "different kernels or lower precision: numbers change in their last digits",
     "semantic": "what is trained changes",
 }
 

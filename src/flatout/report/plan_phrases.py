@@ -13,7 +13,7 @@ STEP_PARTS: dict[str, tuple[str, str, str]] = {
         "p10",
         "exposed exchange of keys and values around the ring",
     ),
-    "expert_parallel": ("EP communication", "p5", "tokens to their experts and back"),
+    "expert_parallel": ("EP communication", "p5", "sending tokens to their experts and back"),
     "pipeline_send": ("PP sends", "p9", "exposed activations and gradients between stages"),
     "bubble": ("pipeline bubble", "p11", "filling and draining the pipeline"),
     "imbalance": ("stage imbalance", "p3", "waiting for the slowest stage: uneven layers, and the logits"),
@@ -22,9 +22,9 @@ STEP_PARTS: dict[str, tuple[str, str, str]] = {
         "p2",
         "exposed gradient reduction and parameter gathering",
     ),
-    "optimizer": ("optimizer", "p6", "Adam's update of the states of this rank"),
-    "offload": ("offload", "p4", "states and activations to the host's memory and back"),
-    "jitter": ("jitter", "p12", "waiting for the slowest of many ranks"),
+    "optimizer": ("optimizer", "p6", "Adam's update of this rank's states"),
+    "offload": ("offload", "p4", "moving states and activations to host memory and back"),
+    "jitter": ("jitter", "p12", "waiting for the slowest rank"),
 }
 MEMORY_PARTS: dict[str, tuple[str, str, str]] = {
     "weights": ("weights", "p0", "in the compute precision; with ZeRO-3, including two gathered layers"),

@@ -75,7 +75,7 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
         )
     lines += _waits(replay, style)
     lines += _teams(replay.policies[-1], style)
-    lines += ["", style.bold("What to know")]
+    lines += ["", style.bold("Notes")]
     notes = [f"{policy.policy}: {note}" for policy in replay.policies for note in policy.notes]
     notes += [f"{each.policy}: {number(each.failures)} node failures" for each in replay.policies if each.failures]
     left_out = [f"{count:,} {'job' if count == 1 else 'jobs'} skipped: {why}" for why, count in replay.left_out.items()]

@@ -53,10 +53,10 @@ MOST_BOUNDS = 40
 MOST_NOTES = 100
 MOST_COMPARED = 40
 VERDICT_MEANINGS = {
-    "better": "the interval of the ratio excludes 1, and the gain is above the smallest that counts",
-    "worse": "the interval excludes 1, and the loss is above the smallest that counts",
-    "equivalent": "any difference is smaller than what counts",
-    "undecided": "none of these: the pairs that were run leave it open",
+    "better": "the interval of the ratio excludes 1, and the gain exceeds the smallest one that counts",
+    "worse": "the interval excludes 1, and the loss exceeds the smallest one that counts",
+    "equivalent": "any difference is smaller than the smallest one that counts",
+    "undecided": "none of these: the pairs do not decide it",
 }
 
 

@@ -46,8 +46,8 @@ _DEFAULT_OBJECTIVES = ("s_per_sample", "step_s")
 OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
     "adopted": "better in separate trial pairs, and kept",
     "not confirmed": "looked better in one trial, but the pairs did not confirm it",
-    "not better": "not better in its own trial: an estimate, not a verdict",
-    "not reached": "chosen to be tried, but too few trials or none were run to judge its gain",
+    "not better": "not better in its own trial, which gives an estimate, not a verdict",
+    "not reached": "chosen, but too few trials were run to judge its gain",
     "unsafe": "changes the training result, or needs too much memory: it is not used, whatever its speed",
     "out of memory": "a rank ran out of device memory",
     "failed": "the job ended with an error, or did not report the judged quantity",
@@ -134,7 +134,7 @@ def not_shown_sentence(rows: Sequence[Adopted]) -> str:
     names = [name for row in rows for name in row.not_shown]
     if not names:
         return ""
-    return f"Not shown alone: {', '.join(names)}. Its own trial was no better than noise, so it may gain nothing."
+    return f"Not shown alone: {', '.join(names)}. Its own trial was no better than noise, so it possibly gains nothing."
 
 
 def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:
@@ -273,7 +273,7 @@ def _nothing(result: TuneResult) -> str:
     if not outcomes and not any(one.screened is not None for one in result.tried):
         if result.floor is None or was_cut_short(result):
             return f"no change was tried: {why_ended(result.end)}"
-        return "no change helps: none was found to try"
+        return "no change helps: Flatout found none to try"
     if outcomes["adopted"]:
         return "no change is kept: changes that were better in separate pairs did not pass together"
     if outcomes and not outcomes["not better"] and not outcomes["not confirmed"]:

@@ -112,9 +112,9 @@ def _why(one: TriedSet, result: TuneResult) -> str:
 def _tried(result: TuneResult, style: TextStyle) -> list[str]:
     left = not_adopted(result)
     if not left:
-        return [] if result.tried else [_title("Tried", style), "Nothing was tried."]
+        return [] if result.tried else [_title("Tried", style), "No change was tried."]
     cells = [[one.name, one.safety, one.outcome, _why(one, result)] for one in left[:MOST_TRIED]]
-    lines = [_title("Tried, and not adopted", style)]
+    lines = [_title("Tried but not adopted", style)]
     lines += text_table(("change", "safety", "outcome", "why"), cells, style=style, flexible=(0, 3))
     rest = Counter(one.outcome for one in left[MOST_TRIED:])
     if rest:
@@ -132,7 +132,7 @@ def _bounds(result: TuneResult, style: TextStyle) -> list[str]:
 
 
 def _measured(result: TuneResult, style: TextStyle) -> list[str]:
-    lines = [_title("How it was measured", style)]
+    lines = [_title("How this was measured", style)]
     verdict = result.tuning.verdict
     if verdict is not None:
         lines += style.wrapped(" ".join(final_sentences(verdict)))

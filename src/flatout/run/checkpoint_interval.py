@@ -12,7 +12,7 @@ from flatout.errors import FlatoutError
 from flatout.inside.protocol import Variable
 from flatout.keep.interval_choice import IntervalChoice, choose
 from flatout.keep.ledger import LedgerAccumulator, LedgerFile, Totals, read
-from flatout.report.ledger_text import levers_text
+from flatout.report.ledger_text import improvements_text
 from flatout.run.messages import say
 
 
@@ -34,14 +34,14 @@ class CheckpointInterval:
         say(saving.describe())
         return {Variable.CHECKPOINT_EVERY_S: f"{saving.every_s:.6g}"}
 
-    def report_levers(self, *, num_nodes: int) -> None:
+    def report_improvements(self, *, num_nodes: int) -> None:
         """Report at the end, from all measurements, which cost of failures is worth lowering first."""
         saving, totals = self._choose(num_nodes)
         if saving is None:
             return
         price = all_prices().gpu(totals.gpu) if totals.gpu is not None else None
         usd_per_gpu_hour = float(price.typical) if price is not None else None
-        say(levers_text(saving.levers(totals.num_devices or 1, usd_per_gpu_hour)))
+        say(improvements_text(saving.improvements(totals.num_devices or 1, usd_per_gpu_hour)))
 
     def _choose(self, num_nodes: int) -> tuple[IntervalChoice | None, Totals]:
         totals = LedgerAccumulator().totals()

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from flatout.inside.protocol import Variable
-from flatout.launch import Ended, run_local
+from flatout.launch import ExitStatus, run_local
 from flatout.run.command import PreparedCommand
 from flatout.run.messages import say
 from flatout.run.request import RunRequest
@@ -18,7 +18,7 @@ from flatout.trial.patches import unapplied
 _LAST_SAVE_MISSING = 1  # the exit code of a job that ends well without its last checkpoint
 
 
-def run(request: RunRequest, prepared: PreparedCommand) -> Ended:
+def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
     """Run the command to its end, over all its restarts."""
     for note in prepared.notes:
         say(note)

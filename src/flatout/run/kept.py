@@ -28,7 +28,7 @@ from flatout.keep.previous_runs import earlier_of, start_of
 from flatout.keep.redact import redactor, without_tokens
 from flatout.keep.step_breakdown import StepBreakdown, StepShares
 from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
-from flatout.launch import Ended
+from flatout.launch import ExitStatus
 from flatout.probe.nvml import Gpus
 from flatout.report.command import command_line
 from flatout.run.messages import say
@@ -72,7 +72,7 @@ class KeptRun:
         )
         self._book = self._ledger_book(node, recorded)
 
-    def run(self) -> Ended:
+    def run(self) -> ExitStatus:
         """Run the job to the end of its last attempt."""
         self._report_resumption()
         ended = self._keep_alive()
@@ -133,7 +133,7 @@ class KeptRun:
             f" {min(previous.num_restarts, most)} of {most} restarts used"
         )
 
-    def _keep_alive(self) -> Ended:
+    def _keep_alive(self) -> ExitStatus:
         request = self._request
         xids = self._gpus.xids()
         watched = AttemptRunner(
@@ -221,7 +221,7 @@ class KeptRun:
         if folder is not None:
             from flatout.run.checkpoint_interval import CheckpointInterval
 
-            CheckpointInterval(folder, self._writer).report_levers(num_nodes=self._num_nodes())
+            CheckpointInterval(folder, self._writer).report_improvements(num_nodes=self._num_nodes())
         self._writer.close()
         if self._writer.problem is not None:
             say(f"the ledger is incomplete: {self._writer.problem}")

@@ -260,7 +260,7 @@ class Simulation:
             if events and events[0][0] < now:
                 now = events[0][0]
             if now == math.inf:
-                raise AssertionError(f"policy {policy.name} left {count - self.num_done} jobs waiting for ever")
+                raise AssertionError(f"policy {policy.name} left {count - self.num_done} jobs waiting forever")
             self.now = now
             while events and events[0][0] <= now:
                 _, kind, subject, stamp = heappop(events)

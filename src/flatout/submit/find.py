@@ -42,7 +42,7 @@ def found_schedulers(environment: Mapping[str, str]) -> tuple[FoundScheduler, ..
         FoundScheduler(
             scheduler="ray",
             is_there=ray is not None,
-            looked_for="RAY_API_SERVER_ADDRESS, RAY_ADDRESS as http://..., a Ray that runs here",
+            looked_for="RAY_API_SERVER_ADDRESS, RAY_ADDRESS as http://..., a Ray cluster running on this machine",
             address=ray,
         ),
         FoundScheduler(

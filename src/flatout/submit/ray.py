@@ -62,5 +62,6 @@ def _post(url: str, text: str) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = getattr(error, "reason", None) or error
         raise InputError(
-            f"Ray does not answer at {url}: {problem}", hint="set RAY_API_SERVER_ADDRESS to its dashboard"
+            f"Ray does not answer at {url}: {problem}",
+            hint="set RAY_API_SERVER_ADDRESS to the address of its dashboard",
         ) from None

@@ -43,8 +43,8 @@ def choose_partitions(request: JobRequest, options: SpotOptions) -> tuple[JobReq
     )
     if advice.advice in ("spot", "mix") and not request.can_resume:
         raise UsageError(
-            f"the advice is {advice.advice}, where machines are taken away, but the job is not said to resume from "
-            "its checkpoint",
+            f"the advice is {advice.advice}, whose machines can be preempted, but the job is not declared to resume "
+            "from its checkpoint",
             hint="pass --resume if it does; without --spot-trace it waits for --partition",
         )
     partitions = {

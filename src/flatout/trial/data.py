@@ -25,7 +25,7 @@ def check_data(recording: Path, num_ranks: int) -> GateResult:
             continue
     wrong = [f"rank {check.rank}: {problem}" for check in checks for problem in check.wrong]
     if wrong:
-        return GateResult(is_passed=False, reason=f"collectives give wrong numbers: {wrong[0]}")
+        return GateResult(is_passed=False, reason=f"collectives return wrong results: {wrong[0]}")
     if len(checks) < num_ranks:
         return GateResult(is_passed=True, reason=f"{len(checks)} of {num_ranks} ranks checked their collectives")
-    return GateResult(is_passed=True, reason="collectives of all ranks gave the known answers")
+    return GateResult(is_passed=True, reason="collectives of all ranks returned the expected results")

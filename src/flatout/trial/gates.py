@@ -41,10 +41,10 @@ BAND = {
     "semantic": 1.0,
 }  # relative, for the mean over all steps; for rounding, also over the last quarter
 ROUNDING_BAND = (
-    "a change of the class rounding is refused where its mean loss leaves a band around the job's: "
+    "a change of class rounding is refused if its mean loss is outside a band around the baseline's: "
     f"{percent(BAND['rounding'])}"
     f" over all steps and over the last quarter, {percent(WINDOW_BAND)} over each quarter, or {MEAN_SPREADS:.0f} times"
-    " what the means of repeated runs of the job differ by"
+    " the difference between the means of repeated baseline runs"
 )
 MAX_MORE_MEMORY = 0.10
 RESAMPLES = {"dataloader"}  # families that may make a script's random augmentation draw other samples
@@ -64,16 +64,16 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     if not base:
         return GateResult(is_passed=True, reason="the job's loss is unknown or not a number: not checked")
     if not mine.size:
-        return GateResult(is_passed=False, reason="the candidate shows no loss, and the baseline does")
+        return GateResult(is_passed=False, reason="the candidate reports no loss, but the baseline does")
     if mine.size < min(len(candidate.losses) - start, ALL_KEPT - start, *(losses.size for losses in base)):
-        reason = f"the loss of its step {start + mine.size + 1} is not a number, and the baseline's is"
+        reason = f"the loss of its step {start + mine.size + 1} is not a number, but the baseline's is"
         return GateResult(is_passed=False, reason=reason)
     length = min(mine.size, *(losses.size for losses in base))
     mine, together = mine[:length], np.array([losses[:length] for losses in base])
     if not np.isfinite(together).all():
         return GateResult(is_passed=True, reason="the baseline's own loss is not finite: not checked")
     if not np.isfinite(mine).all():
-        return GateResult(is_passed=False, reason="its loss is not finite, and the baseline's is")
+        return GateResult(is_passed=False, reason="its loss is not finite, but the baseline's is")
     if any(np.array_equal(mine, losses) for losses in together):
         return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
     mean = together.mean(axis=0)
@@ -85,8 +85,8 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         if first > allowed:
             return GateResult(
                 is_passed=False,
-                reason=f"the first {min(NUM_FIRST, length)} losses differ by {first:.1e} of their size, and float"
-                f" noise is at most {allowed:.1e}",
+                reason=f"the first {min(NUM_FIRST, length)} losses differ by {first:.1e} of their size, but float"
+                f" noise explains at most {allowed:.1e}",
             )
     parts = [(f"of {length} steps", slice(None), BAND[changes.safety])]
     if changes.safety == "rounding":

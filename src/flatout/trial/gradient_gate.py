@@ -61,7 +61,7 @@ def check_gradients(
     `others` are repeated trials of another job, which also show how much repeated runs differ.
     """
     if changes.safety == "semantic":
-        return GateResult(is_passed=True, reason="what is trained changes: gradients are not compared")
+        return GateResult(is_passed=True, reason="the change alters what is trained: gradients are not compared")
     groups = [[trial.gradients for trial in group if trial.gradients] for group in (baselines, others)]
     base = groups[0]
     if not base or not candidate.gradients:

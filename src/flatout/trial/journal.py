@@ -69,7 +69,7 @@ def _difference(before: Heading, now: Heading) -> str:
     if before.command != now.command:
         return f": its command is {shlex.join(before.command)}"
     if before.tool_version != now.tool_version:
-        return f": flatout {before.tool_version} made it, and this is {now.tool_version}"
+        return f": it was made by flatout {before.tool_version}, and this is {now.tool_version}"
     names = [
         name for name in before.options.keys() | now.options.keys() if before.options.get(name) != now.options.get(name)
     ]
@@ -102,7 +102,7 @@ class Journal:
         if is_foreign or (headings and headings[0] != heading):
             how = _difference(headings[0], heading) if headings else ""
             raise InputError(
-                f"{path} is the journal of another tuning{how}", hint="choose another --out, or replace it with --force"
+                f"{path} is the journal of another tuning{how}", hint="pass another --out, or replace it with --force"
             )
         if text and not text.endswith(b"\n"):  # truncated by an interruption
             with path.open("ab") as file:

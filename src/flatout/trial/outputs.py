@@ -77,7 +77,7 @@ def output_notes(outputs: Outputs) -> tuple[str, ...]:
         )
     if outputs.in_place:
         notes.append(
-            "opened by trials to be changed in place, and too large to be copied first; check them: "
+            "trials opened these files to change them; they are too large to be copied first, so check them: "
             + _shown(outputs.in_place)
         )
     if outputs.wrote:

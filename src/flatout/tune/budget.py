@@ -61,6 +61,6 @@ def warn_of_budget(state: TuningState) -> None:
     needed_s = (LEAST_SCREENED + 2 * RESERVED_PAIRS) * usual_s
     if left_s < needed_s:
         state.say(
-            f"a trial takes {usual_s:.0f} s, and {left_s:.0f} s are left: to screen and confirm one change takes at"
-            f" least {needed_s:.0f} s"
+            f"a trial takes {usual_s:.0f} s, and {left_s:.0f} s are left, but screening and confirming one change"
+            f" takes at least {needed_s:.0f} s"
         )

@@ -35,7 +35,7 @@ def choose(state: TuningState, profiled: Profiled) -> list[Change]:
     possible = [change for change in possible if change.name not in state.excluded]
     for name in (state.deferred & state.pending.keys()).difference(change.name for change in possible):
         reason = (
-            "another change for the same cause gained more than its estimate, and this one cannot be combined with it"
+            "another change for the same cause gained more than this one's estimate, and the two cannot be combined"
         )
         state.pending[name] = msgspec.structs.replace(state.pending[name], reason=reason)
     if not is_for_memory:  # a replay predicts time, not memory
@@ -47,7 +47,7 @@ def choose(state: TuningState, profiled: Profiled) -> list[Change]:
     chosen = spread_over_knobs(possible, num_wanted, {change.knob.name for change in state.applied})
     for change in possible:
         if change.argument is not None and change not in chosen:  # the user named it, so the report mentions it
-            record_pending(state, change, "no trial was made of it")
+            record_pending(state, change, "it was not tried")
     return chosen
 
 

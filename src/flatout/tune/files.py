@@ -71,10 +71,10 @@ def open_tuning(
         launcher = SlurmLauncher(options.sbatch_options, name=job_name(folder), say=say)
     try:
         if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is not a folder", hint="choose another --out")
+            raise OutputError(f"{folder} is not a folder", hint="pass another --out")
         is_ours = (folder / JOURNAL).exists()
         if folder.exists() and any(folder.iterdir()) and not is_ours:
-            raise OutputError(f"{folder} has other files already", hint="choose another --out")
+            raise OutputError(f"{folder} already has other files", hint="pass another --out")
         if is_ours:
             _lock(folder)
         if is_ours and force:
@@ -97,7 +97,7 @@ def open_tuning(
         )
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise OutputError(f"{folder} cannot be written to: {reason}", hint="choose another --out") from error
+        raise OutputError(f"{folder} cannot be written to: {reason}", hint="pass another --out") from error
     runs = f"{folder / 'runs'}{os.sep}"
     if num_left := end_marked(lambda environment: environment.get(Variable.RECORDING, "").startswith(runs)):
         say(f"ended {num_left} process{'es' * (num_left > 1)} left by an earlier tuning")
@@ -130,7 +130,7 @@ def _check_resumes(folder: Path, options: TuneOptions) -> None:
     """Raise an error unless the tuning there was ended by its budget, and has a larger one now."""
     former = _finished(folder)
     if former is None or not former.is_cut_short or former.budget_s is None:
-        raise OutputError(f"{folder} has a finished tuning already", hint="choose another --out, or add --force")
+        raise OutputError(f"{folder} already has a finished tuning", hint="pass another --out, or add --force")
     trials = (former.max_trials or math.inf, options.max_trials or math.inf)
     is_smaller = options.budget_s < former.budget_s or trials[1] < trials[0]
     if is_smaller or (options.budget_s == former.budget_s and trials[1] == trials[0]):
@@ -139,7 +139,7 @@ def _check_resumes(folder: Path, options: TuneOptions) -> None:
         raise UsageError(
             f"the tuning in {folder} ended because {former.why_ended}: to resume it, `--budget` or `--trials` must"
             f" be larger than then, and neither smaller, but got {' '.join(words)}",
-            hint="choose another --out to tune from scratch, or add --force",
+            hint="pass another --out to tune from scratch, or add --force",
         )
 
 
@@ -165,7 +165,7 @@ def _lock(folder: Path) -> None:
     except BlockingIOError as error:
         os.close(descriptor)
         raise OutputError(
-            f"another tuning is running in {folder}", hint="wait for it, or choose another --out"
+            f"another tuning is running in {folder}", hint="wait for it, or pass another --out"
         ) from error
     except OSError:
         os.close(descriptor)
@@ -184,7 +184,7 @@ def learned(path: Path, *, but: str | None = None) -> Calibration | None:
     before, and so from the same trials.
     """
     try:
-        outcomes = read_history(path).outcomes
+        outcomes = read_history(path).records
     except (OSError, FlatoutError):
         return None
     # A resumed tuning has recorded some outcomes twice: the last record counts.

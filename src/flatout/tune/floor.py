@@ -73,6 +73,6 @@ def _objective(state: TuningState) -> Objective:
     if absent is not None:
         measured = [name for name, objective in OBJECTIVES.items() if missing(first, objective) is None]
         raise InputError(
-            f"the job cannot be tuned for that: {absent}", hint=f"measured of this job: {', '.join(measured)}"
+            f"the job cannot be tuned for this objective: {absent}", hint=f"this job reports: {', '.join(measured)}"
         )
     return state.options.objective

@@ -20,7 +20,7 @@ from flatout.change.transport import with_transport
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.errors import FlatoutError, InputError
 from flatout.inside.protocol import Variable
-from flatout.launch import Ended, Launcher, LocalLauncher
+from flatout.launch import ExitStatus, Launcher, LocalLauncher
 from flatout.profile import Options, read_recording, record
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
@@ -220,7 +220,7 @@ class Runner:
         options: Options,
         variables: Mapping[str, str],
         limit_s: float | None = None,
-    ) -> tuple[Recording | None, Ended, Path]:
+    ) -> tuple[Recording | None, ExitStatus, Path]:
         """Run the job; run it again if the cluster ended the run, e.g. by preemption. Raises FlatoutError."""
         num_ended_by_cluster = 0
         while True:
@@ -240,7 +240,7 @@ class Runner:
 
     def _record_once(
         self, changes: ChangeSet, folder: Path, options: Options, variables: Mapping[str, str], limit_s: float
-    ) -> tuple[Recording | None, Ended, Path]:
+    ) -> tuple[Recording | None, ExitStatus, Path]:
         output = folder / "output.log"
         (folder / "files").mkdir()
         command = trial_command(self.command, changes, folder / "files")

@@ -43,7 +43,7 @@ def screen_candidates(state: TuningState, chosen: Sequence[Change], facts: JobFa
     """
     state.say(f"round {state.round}: screening {', '.join(change.name for change in chosen)}")
     for change in chosen:
-        record_pending(state, change, "no trial was made of it")
+        record_pending(state, change, "it was not tried")
     trials = [fresh_baseline(state)]
     sets: dict[str, ChangeSet] = {}
     num_tried = 0
@@ -54,13 +54,13 @@ def screen_candidates(state: TuningState, chosen: Sequence[Change], facts: JobFa
             continue
         if (shown := _outdone_by(change, state, sets, trials)) is not None:
             state.deferred.add(change.name)
-            reason = f"another change for the same cause had shown {shown:.2f}x or more"
+            reason = f"another change for the same cause had already gained {shown:.2f}x or more"
             record_pending(state, change, f"it was deferred to the next round: {reason}")
             continue
         num_tried += 1
         state.deferred.discard(change.name)
         result = trial(state, change_set)
-        record_pending(state, change, "a trial was made of it, and no baseline after it to compare it with")
+        record_pending(state, change, "it was tried, but no baseline trial followed to compare it with")
         if is_fit(state, result, change_set, [change]):
             trials.append(result)
             sets[change_set.name] = change_set

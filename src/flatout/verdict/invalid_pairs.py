@@ -49,11 +49,11 @@ def mark_invalid(pairs: Iterable[Pair], objective: Objective = "step_s") -> tupl
     marked = []
     for pair in pairs:
         differences = _differences(pair)
-        reason = pair.void_reason or _fault(pair, objective) or _unusual(differences, usual)
+        reason = pair.invalid_reason or _fault(pair, objective) or _unusual(differences, usual)
         if reason is None:
             for name, value in differences.items():
                 usual[name].append(value)
-        marked.append(msgspec.structs.replace(pair, void_reason=reason))
+        marked.append(msgspec.structs.replace(pair, invalid_reason=reason))
     return tuple(marked)
 
 
@@ -118,5 +118,5 @@ def _unusual(differences: dict[str, float], usual: dict[str, list[float]]) -> st
         if name not in differences or len(usual[name]) < MIN_PAIRS_BEFORE:
             continue
         if abs(differences[name] - median(usual[name])) > tolerance:
-            return f"{name} differed between the two trials as in no pair before"
+            return f"the two trials differed in {name} more than usual"
     return None

@@ -55,7 +55,7 @@ def judge(
     if floor is not None and floor.objective != objective:
         floor = None
     marked = mark_invalid(pairs, objective)
-    positions = [position for position, pair in enumerate(marked) if pair.void_reason is None]
+    positions = [position for position, pair in enumerate(marked) if pair.invalid_reason is None]
     counted = [marked[position] for position in positions]
     interim = interim if floor is not None else interim.starting_at(TRUSTED_PAIRS)
     due = _due(interim, len(counted), is_last, MIN_PAIRS if floor is not None else TRUSTED_PAIRS)
@@ -73,7 +73,7 @@ def judge(
     used = counted[:num_pairs]
     following = interim.after(num_pairs)
     seen = marked if name == "undecided" else marked[: positions[num_pairs - 1] + 1]
-    void = [pair.void_reason for pair in seen if pair.void_reason is not None]
+    void = [pair.invalid_reason for pair in seen if pair.invalid_reason is not None]
     mean = math.exp(found.mean) if found is not None else _rough_speedup(used, objective)
     speedup = mean
     if found is not None and name in ("better", "worse"):

@@ -38,8 +38,8 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
     usable = sorted((t for t in trials if missing(t, objective) is None), key=lambda t: t.index)
     if len(usable) < MIN_TRIALS:
         raise UsageError(
-            f"a noise floor needs at least {MIN_TRIALS} trials of the same job that complete, but got {len(usable)}",
-            hint="run the baseline more often",
+            f"a noise floor needs at least {MIN_TRIALS} completed trials of the same job, but got {len(usable)}",
+            hint="run more baseline trials",
         )
     trial_costs = [trial_cost(trial, objective) for trial in usable]
     drop_spikes = are_spikes_rare(trial_costs)

@@ -119,13 +119,13 @@ def test_undo_leaves_what_was_changed_since(tmp_path: Path) -> None:
         action("reserve", "gone", "absent", "present"),
     ]
     assert undone(cluster(*jobs, *nodes, reservations=("r",)), tmp_path, *actions) == [
-        "skipped: it is gone",
+        "skipped: it no longer exists",
         "unreserve r absent",
         "resume b in service",
         "skipped: it is now broken fan, not flatout: x as it was set",
         "skipped: it is no longer held, and a requeue cannot be undone",
         "release 4 free",
-        "skipped: it has started, ended or gone",
-        "skipped: it has started, ended or gone",
+        "skipped: it has started, ended or disappeared",
+        "skipped: it has started, ended or disappeared",
         "skipped: it is now 7, not 9 as it was set",
     ]

@@ -39,7 +39,7 @@ NAME = "checkpoint-stall"
 
 CHANGES = (
     "write in the background: torch.distributed.checkpoint.async_save",
-    "write sharded, each rank its own part",
+    "write a sharded checkpoint: each rank writes its own part",
     "write less often",
 )
 

@@ -16,7 +16,7 @@ _NVML = "NVIDIA NVML API reference, clocks event reasons, https://docs.nvidia.co
 def _is_active(machine: Machine, *reasons: str) -> GpuValues[bool]:
     """Whether any of the reasons for lower clocks is active on each GPU."""
     return gpu_values(
-        machine, lambda gpu: _is_reason_active(gpu, reasons), "`nvidia-smi -q` gives no reasons for the clocks"
+        machine, lambda gpu: _is_reason_active(gpu, reasons), "`nvidia-smi -q` reports no reasons for the clocks"
     )
 
 
@@ -39,8 +39,8 @@ def _not_throttled(machine: Machine) -> CheckOutcome:
     """Report that no GPU is throttled: `ok` only if all were busy, because an idle GPU is never throttled."""
     num_idle = sum(map(_is_idle, machine.gpus))
     if num_idle:
-        return info(f"active on none, but {num_idle} of {len(machine.gpus)} GPUs were idle when this was read")
-    return ok("active on none")
+        return info(f"active on no GPU, but {num_idle} of {len(machine.gpus)} GPUs were idle when this was read")
+    return ok("active on no GPU")
 
 
 def _is_idle(gpu: SmiGpu) -> bool:
@@ -72,9 +72,9 @@ def _under_load(machine: Machine, *endings: str) -> dict[str, float]:
     read="`nvidia-smi -q`: Clocks Event Reasons, HW Slowdown, HW Thermal Slowdown, HW Power Brake Slowdown",
     expected="Not Active",
     source=_NVML,
-    cost="clocks are halved or worse: the whole job runs at that GPU's speed",
+    cost="clocks drop to half or less, and the whole job runs at that GPU's speed",
     fix="check cooling, power supplies and the power brake signal of the chassis",
-    when_wrong="a brief slowdown at the moment of reading; read again under load",
+    when_wrong="the slowdown was brief; read again under load",
 )
 def hardware_slowdown(machine: Machine) -> CheckOutcome:
     is_active = _is_active(machine, "HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown")
@@ -90,9 +90,9 @@ def hardware_slowdown(machine: Machine) -> CheckOutcome:
     read="`nvidia-smi -q`: Clocks Event Reasons, SW Thermal Slowdown",
     expected="Not Active",
     source=_NVML,
-    cost="lower clocks on that GPU, for which all others wait",
+    cost="that GPU's clocks are lower, and all other GPUs wait for it",
     fix="improve the cooling: fans, filters, inlet temperature",
-    when_wrong="read while the GPU is idle, it says nothing about the load",
+    when_wrong="a reading from an idle GPU says nothing about it under load",
 )
 def software_thermal(machine: Machine) -> CheckOutcome:
     is_active = _is_active(machine, "SW Thermal Slowdown")
@@ -108,14 +108,14 @@ def software_thermal(machine: Machine) -> CheckOutcome:
     read="`nvidia-smi -q`: Clocks Event Reasons, SW Power Cap",
     expected="any: large matrix multiplications reach the limit on healthy GPUs",
     source=_NVML,
-    cost="a slightly lower clock while active; only a difference between GPUs costs more than the design allows",
+    cost="clocks are slightly lower while active, as designed; only a difference between GPUs costs more",
     fix="none needed, unless gpu-power-limit reports a lowered limit",
-    when_wrong="read while the GPU is idle, it says nothing about the load",
+    when_wrong="a reading from an idle GPU says nothing about it under load",
 )
 def power_cap(machine: Machine) -> CheckOutcome:
     if capped := _throttled(_is_active(machine, "SW Power Cap")):
         return info(f"active on {capped}")
-    return info("active on none at the moment of reading")
+    return info("active on no GPU at the moment of reading")
 
 
 @check(
@@ -126,11 +126,11 @@ def power_cap(machine: Machine) -> CheckOutcome:
     expected="enforced limit = default limit, the same on all GPUs",
     source="vendor: the default limit in the GPU's own firmware",
     cost="clocks fall with the limit; one lower GPU slows all ranks",
-    fix="an administrator raises it: `nvidia-smi -pl WATTS`",
-    when_wrong="a site caps the power deliberately: then the same limit on all GPUs is right",
+    fix="ask an administrator to raise it: `nvidia-smi -pl WATTS`",
+    when_wrong="the site caps the power deliberately: then all GPUs should have the same limit",
 )
 def power_limit(machine: Machine) -> CheckOutcome:
-    limits = gpu_values(machine, _limit_and_default, "`nvidia-smi -q` gives no power limits")
+    limits = gpu_values(machine, _limit_and_default, "`nvidia-smi -q` reports no power limits")
     lowered = [
         f"{gpu}: {limit:.0f} of {default:.0f} W" for gpu, (limit, default) in limits.items() if limit < default - 1
     ]
@@ -153,8 +153,8 @@ def _limit_and_default(gpu: SmiGpu) -> tuple[float, float] | None:
     "gpu",
     topic="GPU clocks under load, compared",
     read="`nvidia-smi -q`: Clocks, SM, of GPUs that are at least 10 % busy",
-    expected="within 5 % of the median of the GPUs of this host, and within 5 robust spreads",
-    source="proposal of this project; how often it is wrong: how-to, Check a machine",
+    expected="within 5 % of the median of this host's GPUs, and within 5 robust standard deviations",
+    source="proposed by Flatout; for its error rates see the how-to page Check a machine",
     cost="every synchronous step waits for the slowest GPU",
     fix="compare its power, temperature and slowdown reasons with the others'",
     when_wrong="the GPUs do different work at that moment",
@@ -175,12 +175,12 @@ def clock_peers(machine: Machine) -> CheckOutcome:
     expected="the default, the same on all GPUs",
     source=_NVML,
     cost="all compute-bound work slows down in proportion",
-    fix="an administrator resets them: `nvidia-smi -rac` and `nvidia-smi -rgc`",
+    fix="ask an administrator to reset them: `nvidia-smi -rac` and `nvidia-smi -rgc`",
     when_wrong="clocks are locked deliberately, to make measurements repeatable",
 )
 def application_clocks(machine: Machine) -> CheckOutcome:
     clocks = gpu_values(
-        machine, _clock_and_default, "`nvidia-smi -q` gives no application clocks (newer drivers have none)"
+        machine, _clock_and_default, "`nvidia-smi -q` reports no application clocks (newer drivers have none)"
     )
     lowered = [f"{gpu}: {now:.0f} of {default:.0f} MHz" for gpu, (now, default) in clocks.items() if now < default]
     if not lowered:
@@ -201,13 +201,13 @@ def _clock_and_default(gpu: SmiGpu) -> tuple[float, float] | None:
     topic="GPU temperature margin",
     read="`nvidia-smi -q`: Temperature, GPU Current Temp, GPU T.Limit or GPU Slowdown Temp",
     expected="at least 5 C below the temperature at which the GPU slows down",
-    source="vendor: the thresholds in the GPU's own firmware; the margin is a proposal of this project",
+    source="vendor: the thresholds in the GPU's own firmware; the margin is proposed by Flatout",
     cost="nothing yet: clocks fall when the margin is used up",
     fix="improve the cooling: fans, filters, inlet temperature",
-    when_wrong="read while the GPU is idle, it says nothing about the load",
+    when_wrong="a reading from an idle GPU says nothing about it under load",
 )
 def temperature(machine: Machine) -> CheckOutcome:
-    margins = gpu_values(machine, _margin_c, "`nvidia-smi -q` gives no temperature with its limit")
+    margins = gpu_values(machine, _margin_c, "`nvidia-smi -q` reports no temperature with its limit")
     near = [f"{gpu}: {margin:.0f} C left" for gpu, margin in margins.items() if margin < 5]
     if near:
         return warn(f"GPUs are almost too hot: {named(near)}")
@@ -233,11 +233,11 @@ def _margin_c(gpu: SmiGpu) -> float | None:
     "gpu",
     topic="GPU temperatures under load, compared",
     read="`nvidia-smi -q`: Temperature, GPU Current Temp, of GPUs that are at least 10 % busy",
-    expected="within 25 % of the median of this host, and within 5 robust spreads",
-    source="proposal of this project; how often it is wrong: how-to, Check a machine",
-    cost="nothing yet: a GPU that is cooled worse is the first to slow down",
+    expected="within 25 % of the median of this host's GPUs, and within 5 robust standard deviations",
+    source="proposed by Flatout; for its error rates see the how-to page Check a machine",
+    cost="nothing yet: the GPU with the worst cooling is the first to slow down",
     fix="check its heat sink, its fans and its position in the air flow",
-    when_wrong="the GPUs do different work at that moment, or sit in two rows of the air flow",
+    when_wrong="the GPUs do different work at that moment, or are in two rows of the air flow",
 )
 def temperature_peers(machine: Machine) -> CheckOutcome:
     temperatures = _under_load(machine, "GPU Current Temp")
@@ -253,23 +253,23 @@ def temperature_peers(machine: Machine) -> CheckOutcome:
     "gpu",
     topic="GPU models and firmware",
     read="`nvidia-smi -q`: Product Name, VBIOS Version and FB Memory Usage, Total",
-    expected="one model, one firmware, one memory size",
-    source="proposal of this project",
+    expected="the same model, firmware and memory size on all GPUs",
+    source="proposed by Flatout",
     cost="a synchronous job is limited by the slowest GPU and by the smallest memory",
-    fix="exclude the odd GPU with CUDA_VISIBLE_DEVICES, or have its firmware matched to the others'",
-    when_wrong="boards of one model may ship with several firmwares that perform alike",
+    fix="exclude the different GPU with CUDA_VISIBLE_DEVICES, or install the others' firmware on it",
+    when_wrong="boards of one model can ship with several firmware versions that perform alike",
 )
 def same_model(machine: Machine) -> CheckOutcome:
     if len(machine.gpus) < 2:
-        return info("there is one GPU")
+        return info("there is only one GPU")
     models = {gpu.address: (gpu.text("Product Name"), gpu.text("FB Memory Usage/Total")) for gpu in machine.gpus}
     if any(name is None for name, _ in models.values()):
-        raise NotReadError("`nvidia-smi -q` does not name every GPU")
+        raise NotReadError("`nvidia-smi -q` does not report the model of every GPU")
     if len(set(models.values())) > 1:
         return warn(f"GPUs of several models: {_odd_models(models)}")
     firmware = sorted({str(gpu.text("VBIOS Version")) for gpu in machine.gpus})
     if len(firmware) > 1:
-        return info(f"one model, several firmwares: {named(firmware)}")
+        return info(f"one model, several firmware versions: {named(firmware)}")
     [(model, _)] = set(models.values())
     return ok(f"{len(models)} x {model}")
 

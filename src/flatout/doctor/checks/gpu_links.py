@@ -25,18 +25,20 @@ _SOLDERED = re.compile(r"SXM|H100 80GB HBM3|H200$|B200|B300|GB200|GB300|H20$")
     read="`nvidia-smi -q`: GPU Link Info, Link Width, Max and Current",
     expected="current = max, 16 lanes for data-centre cards",
     source="vendor: the maximum that the GPU itself reports",
-    cost="half the lanes are half the bandwidth to the host, to NICs and, without NVLink, between GPUs",
+    cost="half the lanes mean half the bandwidth to the host, to NICs and, without NVLink, between GPUs",
     fix="reseat the card or its riser; check the slot's wiring, and bifurcation in the firmware",
-    when_wrong="slots of desktop boards may have 8 lanes by design; some laptops drop lanes while idle",
+    when_wrong="slots of desktop boards can have 8 lanes by design; some laptops drop lanes while idle",
     traffic="pcie",
 )
 def pcie_width(machine: Machine) -> CheckOutcome:
-    widths = gpu_values(machine, lambda gpu: _current_and_max(gpu, "Link Width"), "`nvidia-smi -q` gives no link width")
+    widths = gpu_values(
+        machine, lambda gpu: _current_and_max(gpu, "Link Width"), "`nvidia-smi -q` reports no link width"
+    )
     narrow = [f"{gpu}: x{now} of x{most}" for gpu, (now, most) in widths.items() if now < most]
     if not narrow:
         lanes = sorted({f"x{now}" for now, _ in widths.values()})
         return widths.judged(ok(f"{named(lanes)} on {len(widths)} GPUs"))
-    reason = f"fewer lanes than the GPU has: {named(narrow)}"
+    reason = f"fewer lanes than the GPU supports: {named(narrow)}"
     share = min(now / most for now, most in widths.values())
     outcome = fail if len(narrow) < len(widths) else warn
     return outcome(reason, bandwidth_share=share)
@@ -57,9 +59,9 @@ def _current_and_max(gpu: SmiGpu, property_name: str) -> tuple[int, int] | None:
     read="`nvidia-smi -q`: GPU Link Info, PCIe Generation, Max and Current, of GPUs that are at least 10 % busy",
     expected="current = max; an idle link is slower by design, so an idle GPU is not judged",
     source=_SMI,
-    cost="each generation less halves the bandwidth to the host and to NICs",
+    cost="each generation lower halves the bandwidth to the host and to NICs",
     fix="check risers, retimers and the slot's speed in the firmware; then AER errors in the kernel log",
-    when_wrong="a GPU that computes but copies nothing may leave its link slow",
+    when_wrong="a GPU that computes without copying can leave its link slow",
     traffic="pcie",
 )
 def pcie_speed(machine: Machine) -> CheckOutcome:
@@ -82,10 +84,10 @@ def pcie_speed(machine: Machine) -> CheckOutcome:
         raise NotReadError(
             f"{num_idle} of {len(machine.gpus)} GPUs were idle, and an idle link is slow by design; read under load"
         )
-    need(list(speeds), "`nvidia-smi -q` gives no PCIe generation")
+    need(list(speeds), "`nvidia-smi -q` reports no PCIe generation")
     shown = named(sorted({f"generation {now}" for now, _ in speeds.values()}))
     num_missing = len(machine.gpus) - len(speeds)
-    return with_missing(ok(f"{shown} on {len(speeds)} GPUs"), num_missing, "GPUs gave no value")
+    return with_missing(ok(f"{shown} on {len(speeds)} GPUs"), num_missing, "GPUs reported no value")
 
 
 @check(
@@ -97,11 +99,11 @@ def pcie_speed(machine: Machine) -> CheckOutcome:
     source=_SMI,
     cost="each replay delays a copy; a rollover retrains the link",
     fix="reseat the card or riser; compare with the other GPUs under load",
-    when_wrong="counts since the last reset may date from start-up; growth under load is what matters",
+    when_wrong="the count starts at the last reset and can date from start-up; only growth under load matters",
     traffic="pcie",
 )
 def pcie_replay(machine: Machine) -> CheckOutcome:
-    replays = gpu_values(machine, lambda gpu: gpu.number("Replays Since Reset"), "`nvidia-smi -q` gives no replays")
+    replays = gpu_values(machine, lambda gpu: gpu.number("Replays Since Reset"), "`nvidia-smi -q` reports no replays")
     rollovers = {gpu.address: gpu.number("Replay Number Rollovers") for gpu in machine.gpus}
     rolled = [f"{gpu}: {count:.0f}" for gpu, count in rollovers.items() if count]
     if rolled:
@@ -116,12 +118,12 @@ def pcie_replay(machine: Machine) -> CheckOutcome:
     "gpu-nvlink-active",
     "gpu",
     topic="active NVLinks",
-    read="`nvidia-smi nvlink -s`: links with a speed against `<inactive>`",
+    read="`nvidia-smi nvlink -s`: links with a speed, compared with links marked `<inactive>`",
     expected="as many active links as on the host's other GPUs",
     source="peers; NVIDIA GPU Debug Guidelines, https://docs.nvidia.com/deploy/gpu-debug-guidelines/",
     cost="all collectives lose the bandwidth of each missing link: a ring is as fast as its slowest GPU",
     fix="reset the GPUs of the board together; if that does not help, check SXids and the bridge or baseboard",
-    when_wrong="if some links are not wired by design, all GPUs are alike, which is info",
+    when_wrong="if some links are left unwired by design, all GPUs are alike, and the status is info",
     traffic="gpus",
 )
 def nvlink_active(machine: Machine) -> CheckOutcome:
@@ -137,7 +139,7 @@ def nvlink_active(machine: Machine) -> CheckOutcome:
     if last_gpu in fewer and _may_be_truncated(machine):
         count = fewer.pop(last_gpu)
         if not fewer:
-            raise NotReadError(f"the text ends after {count} links of GPU {last_gpu}, of {most}")
+            raise NotReadError(f"the output ends after {count} links of GPU {last_gpu}, of {most}")
     if fewer:
         shown = named(f"GPU {gpu}: {count}" for gpu, count in fewer.items())
         reason = f"fewer active NVLinks than the {most} of the other GPUs: {shown}"
@@ -153,14 +155,14 @@ def _no_active_nvlink(machine: Machine) -> CheckOutcome:
     names = [name for name, _ in parse_list(machine.output(SMI_NVLINK)).values()]
     if any(_SOLDERED.search(name) for name in names):
         return fail(f"no NVLink is active on {num_gpus} GPUs of a model that has it")
-    raise NotHereError(f"no NVLink is active on any of {num_gpus} GPUs: they have none, or none is connected")
+    raise NotHereError(f"no NVLink is active on any of {num_gpus} GPUs: they have no NVLink, or it is not connected")
 
 
 def _one_gpu_with_nvlinks(links: dict[int, dict[int, float | None]]) -> str:
     [(gpu, speeds)] = links.items()
     num_active = sum(speed is not None for speed in speeds.values())
     of_all = f" of {len(speeds)}" if num_active < len(speeds) else ""
-    return f"GPU {gpu} has {num_active}{of_all} links active, and there is no other GPU to compare with"
+    return f"GPU {gpu} has {num_active}{of_all} links active, with no other GPU to compare with"
 
 
 def _may_be_truncated(machine: Machine) -> bool:
@@ -207,9 +209,9 @@ def nvlink_speed(machine: Machine) -> CheckOutcome:
     read="`nvidia-smi nvlink -e`: Replay, Recovery and CRC Errors, summed over the links of each GPU",
     expected="no recovery; replays and CRC errors are rare",
     source="NVIDIA GPU Debug Guidelines, https://docs.nvidia.com/deploy/gpu-debug-guidelines/",
-    cost="a recovery stops the link briefly; many lead to Xid 74 and the end of the job",
-    fix="reset the GPUs of the board together; if counts grow again, have the board examined",
-    when_wrong="counts are since the driver was loaded; growth under load is what matters",
+    cost="a recovery stops the link briefly; many recoveries lead to Xid 74, which ends the job",
+    fix="reset the GPUs of the board together; if the counts grow again, have the board examined",
+    when_wrong="the counts start when the driver is loaded; only growth under load matters",
     traffic="gpus",
 )
 def nvlink_errors(machine: Machine) -> CheckOutcome:
@@ -217,7 +219,7 @@ def nvlink_errors(machine: Machine) -> CheckOutcome:
     counts = {gpu: errors for gpu, errors in all_counts.items() if errors}
     if all_counts and not counts:
         raise NotHereError("no NVLink has error counters")
-    need(list(counts), f"`{SMI_NVLINK_ERRORS}` gives no counts")
+    need(list(counts), f"`{SMI_NVLINK_ERRORS}` reports no counts")
     recovered = [f"GPU {gpu}: {errors['recovery']}" for gpu, errors in counts.items() if errors.get("recovery")]
     if recovered:
         return warn(f"NVLink recoveries: {named(recovered)}")
@@ -232,18 +234,18 @@ def nvlink_errors(machine: Machine) -> CheckOutcome:
     "gpu-nvlink-matrix",
     "gpu",
     topic="NVLinks between GPUs",
-    read="`nvidia-smi topo -m`: NV# of each row, summed",
+    read="`nvidia-smi topo -m`: sum of NV# in each row",
     expected="the same sum in every row",
     source="peers; a GPU that reads NODE or SYS among NV18 is a known defect",
     cost="traffic to that GPU goes over PCIe, at a tenth of the speed, and every ring passes through it",
     fix="check the fabric manager and `nvidia-smi nvlink -s`; reset the GPUs of the board together",
-    when_wrong="bridges between some pairs only (the check then reports several groups)",
+    when_wrong="NVLink bridges connect only some pairs (the check then reports several groups)",
     traffic="gpus",
 )
 def nvlink_matrix(machine: Machine) -> CheckOutcome:
     matrix = machine.matrix
     if len(matrix.gpus) < 2:
-        return info("there is one GPU")
+        return info("there is only one GPU")
     sums = {gpu: num_links for gpu in matrix.gpus if (num_links := _num_links(matrix, gpu)) is not None}
     need(list(sums), "no row of the matrix is complete")
     num_missing = len(matrix.gpus) - len(sums)
@@ -290,17 +292,17 @@ def _equal_links(matrix: TopologyMatrix, sums: dict[str, int]) -> str:
     read="`nvidia-smi topo -p2p r`",
     expected="OK for every pair",
     source=_SMI,
-    cost="NCCL copies through host memory instead: about half the bandwidth or less on PCIe",
+    cost="NCCL copies through host memory instead, at half of PCIe's bandwidth or less",
     fix="CNS: other slots, or IOMMU and ACS off on bare metal; DR: a setting of the driver; GNS: this model has none",
-    when_wrong="GeForce cards have none by the vendor's decision: then nothing is broken",
+    when_wrong="GeForce cards do not support it by the vendor's decision: then nothing is broken",
     traffic="gpus",
 )
 def peer_to_peer(machine: Machine) -> CheckOutcome:
     matrix = machine.peer_to_peer
     pairs = {(a, b): cell for (a, b), cell in matrix.cells.items() if a < b}
-    need(list(pairs), "the matrix names no pair")
+    need(list(pairs), "the matrix has no pair of GPUs")
     if not matrix.is_peer_to_peer:
-        raise NotReadError("the matrix is not that of -p2p")
+        raise NotReadError("the matrix is not the output of -p2p")
     without = {pair: cell for pair, cell in pairs.items() if cell != "OK"}
     if not without:
         return with_missing(ok(f"OK for {len(pairs)} pairs"), len(matrix.problems), "parts of the matrix are missing")

@@ -21,15 +21,15 @@ _MANY_PAGES, _TOO_MANY_PAGES = 10, 60
     read="`nvidia-smi -q`: ECC Errors, Volatile, uncorrectable counts of SRAM and DRAM",
     expected="0 since the driver was loaded",
     source=_DCGM,
-    cost="the job on that GPU ends with an ECC error, or computes with wrong data if containment fails",
+    cost="the job on that GPU ends with an ECC error, or continues with wrong data if containment fails",
     fix="drain the node, reset the GPU, and run the vendor's field diagnostics if errors return",
-    when_wrong="an error before the last reset for a row remapping counts until the driver is loaded again",
+    when_wrong="an error before the last reset (for a row remapping) is counted until the driver is loaded again",
 )
 def ecc_uncorrectable(machine: Machine) -> CheckOutcome:
     counts = gpu_values(
         machine,
         _num_uncorrectable,
-        "`nvidia-smi -q` gives no volatile uncorrectable error count (ECC may be off or not supported) for any GPU",
+        "`nvidia-smi -q` reports no volatile uncorrectable error count (ECC may be off or not supported) for any GPU",
     )
     bad = [f"{gpu}: {count:.0f}" for gpu, count in counts.items() if count > 0]
     if bad:
@@ -57,9 +57,9 @@ def _num_uncorrectable(gpu: SmiGpu) -> int | None:
     read="`nvidia-smi -q`: ECC Errors, Aggregate, SRAM Correctable",
     expected="at most 10,000 over the GPU's life",
     source="Azure HPC node health checks, https://github.com/Azure/azurehpc-health-checks",
-    cost="nothing yet: such a GPU is more likely to fail in a long run",
+    cost="nothing yet, but such a GPU is more likely to fail during a long run",
     fix="have the GPU examined before a long run",
-    when_wrong="the count grows with age; it says little about a GPU that has run for years",
+    when_wrong="the count grows with age and says little about a GPU that has been in use for years",
 )
 def sram_correctable(machine: Machine) -> CheckOutcome:
     return _corrected(machine, "SRAM", limit=10_000)
@@ -72,9 +72,9 @@ def sram_correctable(machine: Machine) -> CheckOutcome:
     read="`nvidia-smi -q`: ECC Errors, Aggregate, DRAM Correctable",
     expected="at most 20 million over the GPU's life",
     source="Azure HPC node health checks, https://github.com/Azure/azurehpc-health-checks",
-    cost="nothing yet: such a GPU is more likely to fail in a long run",
+    cost="nothing yet, but such a GPU is more likely to fail during a long run",
     fix="have the GPU examined before a long run",
-    when_wrong="the count grows with age; it says little about a GPU that has run for years",
+    when_wrong="the count grows with age and says little about a GPU that has been in use for years",
 )
 def dram_correctable(machine: Machine) -> CheckOutcome:
     return _corrected(machine, "DRAM", limit=20_000_000)
@@ -84,7 +84,7 @@ def _corrected(machine: Machine, memory: str, *, limit: int) -> CheckOutcome:
     counts = gpu_values(
         machine,
         lambda gpu: gpu.number(f"Aggregate/{memory} Correctable"),
-        f"`nvidia-smi -q` gives no aggregate count of corrected {memory} errors for any GPU",
+        f"`nvidia-smi -q` reports no aggregate count of corrected {memory} errors for any GPU",
     )
     bad = [f"{gpu}: {count:,.0f}" for gpu, count in counts.items() if count > limit]
     if bad:
@@ -99,9 +99,9 @@ def _corrected(machine: Machine, memory: str, *, limit: int) -> CheckOutcome:
     read="`nvidia-smi -q`: ECC Errors, Aggregate, SRAM Threshold Exceeded",
     expected="No",
     source=_DCGM,
-    cost="the vendor's criterion for replacing the GPU is met: expect crashes",
+    cost="the GPU meets the vendor's criterion for replacement: expect crashes",
     fix="return the GPU",
-    when_wrong="no case is known",
+    when_wrong="no known case",
 )
 def sram_threshold(machine: Machine) -> CheckOutcome:
     answers = gpu_values(
@@ -122,7 +122,7 @@ def sram_threshold(machine: Machine) -> CheckOutcome:
     read="`nvidia-smi -q`: Remapped Rows, Pending, Remapping Failure Occurred and Uncorrectable Error",
     expected="No and No, and at most 512 rows for uncorrectable errors",
     source=_DCGM,
-    cost="pending: the bad row is still in use until a reset; failed: errors will return",
+    cost="pending: the bad row is in use until the next reset; failed: the errors will return",
     fix="pending: reset the GPU between jobs; failed: return the GPU",
     when_wrong="GPUs before Ampere have no remapping (see gpu-retired-pages)",
 )
@@ -156,12 +156,12 @@ def _remap_state(gpu: SmiGpu) -> str | None:
     read="`nvidia-smi -q`: Remapped Rows, Bank Remap Availability Histogram, None and Low",
     expected="0 banks without, or with few, spare rows",
     source=_DCGM,
-    cost="nothing yet: the next bad row in such a bank cannot be replaced",
-    fix="plan to have the GPU replaced",
-    when_wrong="no case is known",
+    cost="nothing yet, but the next bad row in such a bank cannot be replaced",
+    fix="plan to replace the GPU",
+    when_wrong="no known case",
 )
 def row_remap_banks(machine: Machine) -> CheckOutcome:
-    num_banks = gpu_values(machine, _num_exhausted_banks, "`nvidia-smi -q` gives no histogram of banks for any GPU")
+    num_banks = gpu_values(machine, _num_exhausted_banks, "`nvidia-smi -q` reports no histogram of banks for any GPU")
     bad = [f"{gpu}: {count:.0f} banks" for gpu, count in num_banks.items() if count]
     if bad:
         return num_banks.judged(warn(f"memory banks with few spare rows on {named(bad)}"))
@@ -179,7 +179,7 @@ def _num_exhausted_banks(gpu: SmiGpu) -> float | None:
     "gpu",
     topic="retired GPU memory pages",
     read="`nvidia-smi -q`: Retired Pages, single bit, double bit and pending",
-    expected="none pending, and fewer than 60 in total (the vendor's limit for return); investigate more than 10",
+    expected="none pending, and fewer than 60 in total (the vendor's limit for return); investigate if more than 10",
     source="NVIDIA Dynamic Page Retirement, https://docs.nvidia.com/deploy/dynamic-page-retirement/",
     cost="a pending page is still in use: the next access may end the job",
     fix="pending: reset the GPU; 60 or more: return it",
@@ -225,17 +225,17 @@ def _has_pending_page(gpu: SmiGpu) -> bool:
     "gpu",
     topic="GPU memory used by other processes",
     read="`nvidia-smi -q`: FB Memory Usage, Used, and Processes",
-    expected="before the job starts, at most what an idle driver uses: 700 MiB, or 3 % on large GPUs",
-    source="proposal of this project, uncalibrated; checkers that allow 15 MiB count the driver's own on newer GPUs",
-    cost="less memory for the job, and a shared GPU: that rank is late in every step",
-    fix="end the processes that an earlier job left behind, or ask who else uses the node",
-    when_wrong="while the job runs, the check counts the job itself",
+    expected="before the job starts, at most what the driver itself uses: 700 MiB, or 3 % on large GPUs",
+    source="proposed by Flatout, uncalibrated; checkers that allow 15 MiB count the driver's own on newer GPUs",
+    cost="the job has less memory, and the rank on the shared GPU is late in every step",
+    fix="end processes left by an earlier job, or find out who else uses the node",
+    when_wrong="while a job is running, its own memory is counted",
 )
 def memory_free(machine: Machine) -> CheckOutcome:
     used = gpu_values(
         machine,
         lambda gpu: gpu.number("FB Memory Usage/Used"),
-        "`nvidia-smi -q` gives no memory in use for any GPU",
+        "`nvidia-smi -q` reports no memory in use for any GPU",
     )
     bad = []
     for gpu in machine.gpus:

@@ -32,10 +32,10 @@ _OFF_BUS_XID = 79
     topic="number of GPUs",
     read="`nvidia-smi -q`: GPUs, against PCI devices of class 03 of NVIDIA in sysfs or lspci",
     expected="the same number",
-    source="the bus itself",
-    cost="a GPU fell off the bus: the job does not start, or runs with fewer ranks",
+    source="the PCI bus itself",
+    cost="a GPU has fallen off the bus: the job does not start, or runs with fewer ranks",
     fix="look for Xid 79 in the kernel log, reset the node, reseat the GPU",
-    when_wrong="a container sees the bus of the host, but only its own GPUs",
+    when_wrong="a container sees the host's whole bus, but only its own GPUs",
 )
 def count(machine: Machine) -> CheckOutcome:
     listed = _listed_gpus(machine)
@@ -44,7 +44,7 @@ def count(machine: Machine) -> CheckOutcome:
         return fail(f"GPUs on the bus do not respond (rev ff): {named(gone)}")
     on_bus = _sysfs_gpus(machine) or {device.address for device in listed}
     if not on_bus:
-        raise NotReadError("no NVIDIA GPU is on the bus that was read")
+        raise NotReadError("the PCI bus has no NVIDIA GPU")
     try:
         used = {gpu.address for gpu in machine.smi.gpus}
     except NotReadError as error:
@@ -86,9 +86,9 @@ def _listed_gpus(machine: Machine) -> list[PciDevice]:
     read="`nvidia-smi -q`: Persistence Mode",
     expected="Enabled",
     source=_SMI,
-    cost="seconds at each start of a job; clocks and limits are lost between jobs",
-    fix="an administrator starts nvidia-persistenced",
-    when_wrong="under some hypervisors it cannot be enabled",
+    cost="each job takes seconds longer to start, and clock and power settings are lost between jobs",
+    fix="ask an administrator to start nvidia-persistenced",
+    when_wrong="some hypervisors do not allow it",
 )
 def persistence(machine: Machine) -> CheckOutcome:
     modes = gpu_values(machine, lambda gpu: gpu.text("Persistence Mode"), "`nvidia-smi -q` has no Persistence Mode")
@@ -106,7 +106,7 @@ def persistence(machine: Machine) -> CheckOutcome:
     expected="Default",
     source=_SMI,
     cost="Prohibited: no job runs; Exclusive_Process: a second process on the GPU (a loader with CUDA, a tool) fails",
-    fix="an administrator sets `nvidia-smi -c DEFAULT`",
+    fix="ask an administrator to run `nvidia-smi -c DEFAULT`",
     when_wrong="one process per GPU, without CUDA in other processes, runs well in exclusive mode",
 )
 def compute_mode(machine: Machine) -> CheckOutcome:
@@ -127,9 +127,9 @@ def compute_mode(machine: Machine) -> CheckOutcome:
     read="`nvidia-smi -q`: MIG Mode, Current; else MIG devices in `nvidia-smi -L`",
     expected="Disabled",
     source="NVIDIA Multi-Instance GPU user guide: MIG devices have no NVLink and no GPU-to-GPU P2P",
-    cost="NCCL runs at most one rank per GPU, without peer-to-peer transfers",
-    fix="an administrator sets `nvidia-smi -mig 0` and resets the GPU",
-    when_wrong="single-GPU jobs can share a GPU by MIG",
+    cost="NCCL can use only one instance per GPU, and has no peer-to-peer transfers",
+    fix="ask an administrator to run `nvidia-smi -mig 0` and reset the GPU",
+    when_wrong="single-GPU jobs share a GPU deliberately",
 )
 def mig(machine: Machine) -> CheckOutcome:
     try:
@@ -147,14 +147,14 @@ def _mig_by_mode(machine: Machine) -> CheckOutcome:
     if not modes:
         return ok("these GPUs do not support MIG")
     outcome = _mig_outcome({gpu: mode == "Enabled" for gpu, mode in modes.items()})
-    return with_missing(outcome, num_missing, "GPUs gave no value")
+    return with_missing(outcome, num_missing, "GPUs reported no value")
 
 
 def _mig_by_devices(machine: Machine) -> CheckOutcome:
     is_divided = {f"GPU{number}": num_devices > 0 for number, (_, num_devices) in machine.listed.items()}
     text = machine.output(SMI_LIST)
     if not any(is_divided.values()) and not is_list_complete(text):
-        raise NotReadError(f"the list of `{SMI_LIST}` is truncated: MIG devices may be missing")
+        raise NotReadError(f"the output of `{SMI_LIST}` is truncated: MIG devices may be missing")
     return _mig_outcome(is_divided)
 
 
@@ -162,7 +162,7 @@ def _mig_outcome(is_divided: dict[str, bool]) -> CheckOutcome:
     divided = [gpu for gpu, is_mig in is_divided.items() if is_mig]
     if divided:
         return fail(f"GPUs are divided (MIG): {named(divided)}")
-    return ok(f"none of {len(is_divided)} GPUs is divided")
+    return ok(f"none of {len(is_divided)} GPUs is partitioned")
 
 
 @check(
@@ -173,7 +173,7 @@ def _mig_outcome(is_divided: dict[str, bool]) -> CheckOutcome:
     expected="Completed, Success",
     source="NVIDIA Fabric Manager user guide",
     cost="CUDA does not start on such a GPU (error 802), or NVLink is not used: all-reduce at PCIe speed",
-    fix="an administrator starts nvidia-fabricmanager in the driver's version",
+    fix="ask an administrator to start nvidia-fabricmanager in the driver's version",
     when_wrong="GPUs without NVSwitch report N/A",
     traffic="gpus",
 )
@@ -182,14 +182,14 @@ def fabric(machine: Machine) -> CheckOutcome:
         states = gpu_values(machine, _fabric_state, "`nvidia-smi -q` has no Fabric")
     except NotReadError:
         if any(gpu.section("Fabric") for gpu in machine.gpus):
-            return info("these GPUs are on no NVSwitch")
+            return info("these GPUs are not connected to an NVSwitch")
         raise
     not_joined = [
         f"{gpu}: {state}" for gpu, state in states.items() if state not in ("Completed", "Completed, Success")
     ]
     if not_joined:
         return states.judged(fail(f"GPUs have not joined the NVSwitch fabric: {named(not_joined)}"))
-    return states.judged(ok(f"{len(states)} GPUs completed"))
+    return states.judged(ok(f"{len(states)} GPUs have joined the fabric"))
 
 
 def _fabric_state(gpu: SmiGpu) -> str | None:
@@ -208,9 +208,9 @@ def _fabric_state(gpu: SmiGpu) -> str | None:
     read="`nvidia-smi -q`: GPU Recovery Action",
     expected="None",
     source=_SMI,
-    cost="the GPU is unusable or unreliable until then",
+    cost="until then, the GPU is unusable or unreliable",
     fix="drain the node, then reset or reboot as the driver requests",
-    when_wrong="no case is known",
+    when_wrong="no known case",
 )
 def recovery_action(machine: Machine) -> CheckOutcome:
     actions = gpu_values(
@@ -239,7 +239,7 @@ def _recovery_action(gpu: SmiGpu) -> str | None:
     source="NVIDIA confidential computing deployment guides",
     cost="copies to and from the host are encrypted, at a few GB/s instead of the link's speed",
     fix="turn it off if it is not needed",
-    when_wrong="no case is known",
+    when_wrong="no known case",
 )
 def confidential(machine: Machine) -> CheckOutcome:
     sizes = gpu_values(
@@ -260,7 +260,7 @@ def confidential(machine: Machine) -> CheckOutcome:
     source="NVIDIA Xid catalogue, https://docs.nvidia.com/deploy/xid-errors/; Azure's list for node health",
     cost="the job ends or loses a GPU",
     fix="each Xid has its own way out, which the result says; drain the node for 48, 64, 74, 79, 95, 119",
-    when_wrong="the log may be days old: an Xid before the last reset no longer matters",
+    when_wrong="the log can be days old: an Xid from before the last reset no longer matters",
 )
 def xid(machine: Machine) -> CheckOutcome:
     log = machine.kernel_log
@@ -273,7 +273,7 @@ def xid(machine: Machine) -> CheckOutcome:
     if unclear:
         return warn(_named_xids(unclear), fix=_xid_fixes(unclear))
     if log.xids:
-        return warn(f"{_named_xids(log.xids)}: mostly a fault of a program", fix=_xid_fixes(log.xids))
+        return warn(f"{_named_xids(log.xids)}: usually a fault of a program", fix=_xid_fixes(log.xids))
     return none_in_log(machine)
 
 
@@ -323,7 +323,7 @@ def _on_gpu(event: GpuEvent) -> str:
     cost="the GPU is not usable: `nvidia-smi` misses it, and jobs on this host get fewer GPUs or do not start",
     fix="reset the GPU (`nvidia-smi -r`) or restart the node with the power off; reseat the card; use one "
     "driver version for module, firmware and libraries; return the GPU if it fails again on the same address",
-    when_wrong="the log may be days old; an `API mismatch` during an update of the driver ends with a restart",
+    when_wrong="the log can be days old; an `API mismatch` during an update of the driver ends with a restart",
 )
 def driver_start(machine: Machine) -> CheckOutcome:
     return judge_log(machine, "gpu_init", fail)
@@ -337,8 +337,8 @@ def driver_start(machine: Machine) -> CheckOutcome:
     expected="none",
     source="NVIDIA Fabric Manager user guide, SXid messages",
     cost="a fatal SXid ends every job that uses the switch",
-    fix="an administrator resets the GPUs and switches of the board together",
-    when_wrong="the log may be days old; many SXids are not fatal",
+    fix="ask an administrator to reset the GPUs and switches of the board together",
+    when_wrong="the log can be days old; many SXids are not fatal",
 )
 def sxid(machine: Machine) -> CheckOutcome:
     events = machine.kernel_log.sxids

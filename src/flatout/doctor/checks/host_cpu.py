@@ -21,8 +21,8 @@ _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "xen", "refined-jiffies")
     read="sysfs: cpufreq/scaling_governor of each CPU",
     expected="performance (or schedutil, which is info)",
     source=_KERNEL + "admin-guide/pm/cpufreq.html",
-    cost="launches and loaders on the CPU are slower while a clock ramps up; individual ranks are late",
-    fix="an administrator sets it: `cpupower frequency-set -g performance`",
+    cost="kernel launches and data loaders are slower while a clock ramps up, and single ranks are late",
+    fix="ask an administrator to set it: `cpupower frequency-set -g performance`",
     when_wrong="with intel_pstate or amd_pstate in active mode, powersave still reaches full clocks under load",
 )
 def governor(machine: Machine) -> CheckOutcome:
@@ -46,7 +46,7 @@ def governor(machine: Machine) -> CheckOutcome:
     expected="the same",
     source=_KERNEL + "admin-guide/pm/cpufreq.html",
     cost="all work on the CPU slows down in proportion",
-    fix="an administrator sets it: `cpupower frequency-set -u MAX`",
+    fix="ask an administrator to set it: `cpupower frequency-set -u MAX`",
     when_wrong="boost was turned off deliberately",
 )
 def clock_limit(machine: Machine) -> CheckOutcome:
@@ -80,7 +80,7 @@ def _limit_and_highest_khz(machine: Machine) -> list[tuple[int, int]]:
     source=_KERNEL + "virt/kvm/x86/timekeeping.html",
     cost="hpet and acpi_pm take about a microsecond per reading, and profilers and launchers read the clock often",
     fix="find in the kernel log why tsc was marked unstable; `tsc=reliable` if it is known to be good",
-    when_wrong="no case is known",
+    when_wrong="no known case",
 )
 def clocksource(machine: Machine) -> CheckOutcome:
     name = machine.file("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -96,10 +96,10 @@ def clocksource(machine: Machine) -> CheckOutcome:
     topic="CPU cores per rank",
     read="/proc/self/status Cpus_allowed_list, cpu.max (or cfs_quota_us) of control groups; GPUs or LOCAL_WORLD_SIZE",
     expected="at least 4 cores per rank: the rank, its NCCL proxy and two workers",
-    source="proposal of this project, uncalibrated",
-    cost="the loader, launches and NCCL's proxies wait for each other: GPUs starve",
+    source="proposed by Flatout, uncalibrated",
+    cost="the data loader, kernel launches and NCCL's proxies compete for cores, and GPUs starve",
     fix="request more CPUs for the container or job, or use fewer workers",
-    when_wrong="jobs without a loader on the CPU need less; bound ranks see only their own cores here",
+    when_wrong="jobs without a data loader on the CPU need fewer; bound ranks see only their own cores",
 )
 def cores_for_ranks(machine: Machine) -> CheckOutcome:
     num_allowed, quota, num_ranks = len(machine.cpus_allowed), machine.cpu_quota, machine.num_ranks_here
@@ -120,7 +120,7 @@ def cores_for_ranks(machine: Machine) -> CheckOutcome:
     "host",
     topic="CPU quota",
     read="cpu.max or cfs_quota_us of this process's control groups, each level",
-    expected="none, or at least the number of allowed CPUs",
+    expected="no limit, or at least the number of allowed CPUs",
     source=_KERNEL + "admin-guide/cgroup-v2.html",
     cost="when the quota is used up, all threads stop until the end of the period (100 ms)",
     fix="request whole CPUs (Kubernetes: the static CPU manager), or raise the limit",
@@ -140,10 +140,10 @@ def quota(machine: Machine) -> CheckOutcome:
     topic="CPU throttling by the quota",
     read="cpu.stat of the control groups: nr_throttled of nr_periods",
     expected="at most 1 % of the periods",
-    source=_KERNEL + "admin-guide/cgroup-v2.html; the limit is a proposal of this project",
-    cost="each is a pause of up to 100 ms of all threads, for which all other ranks wait",
+    source=_KERNEL + "admin-guide/cgroup-v2.html; the limit is proposed by Flatout",
+    cost="each time, all threads pause for up to 100 ms, and all other ranks wait",
     fix="raise the limit, or start fewer threads and workers",
-    when_wrong="counted since the group began: it may date from start-up only",
+    when_wrong="the counter starts with the control group, so the throttling can date from start-up",
 )
 def throttled(machine: Machine) -> CheckOutcome:
     shares = []
@@ -158,7 +158,7 @@ def throttled(machine: Machine) -> CheckOutcome:
         return warn(f"the quota throttles the CPUs {shown}") if worst > 0.01 else ok(shown)
     if machine.cpu_quota is None:
         return ok("there is no quota")
-    raise NotReadError("the control groups give no periods")
+    raise NotReadError("the control groups report no periods")
 
 
 @check(
@@ -167,16 +167,16 @@ def throttled(machine: Machine) -> CheckOutcome:
     topic="CPU load",
     read="/proc/loadavg against the CPUs of the host",
     expected="a one-minute load below the number of CPUs",
-    source="proposal of this project, uncalibrated",
+    source="proposed by Flatout, uncalibrated",
     cost="ranks wait for a core; the slowest delays all others",
-    fix="`ps aux --sort=-%cpu`: end leftover processes, ask who else uses the node",
-    when_wrong="while the job runs, the check counts the job; processes that wait for a disk count too",
+    fix="find leftover processes with `ps aux --sort=-%cpu` and end them; find out who else uses the node",
+    when_wrong="while a job is running, it is counted, too; so are processes that wait for a disk",
 )
 def load(machine: Machine) -> CheckOutcome:
     average = float(machine.file("/proc/loadavg").split()[0])
     num_cpus = len(re.findall(r"^processor\s*:", machine.file("/proc/cpuinfo"), re.MULTILINE))
     if not num_cpus:
-        raise NotReadError("`/proc/cpuinfo` names no processor")
+        raise NotReadError("`/proc/cpuinfo` lists no processor")
     shown = f"load {average:g} on {num_cpus} CPUs"
     return warn(f"the CPUs are overloaded: {shown}") if average > num_cpus else ok(shown)
 
@@ -188,16 +188,16 @@ def load(machine: Machine) -> CheckOutcome:
     read="/proc/sys/kernel/numa_balancing",
     expected="0 on machines with several NUMA nodes",
     source="vendors' tuning guides for GPU servers (NVIDIA, AMD)",
-    cost="the kernel unmaps pages to see who uses them: random pauses in launches and copies",
-    fix="an administrator sets `sysctl kernel.numa_balancing=0`",
-    when_wrong="unbound ranks may gain from it",
+    cost="the kernel unmaps pages to see who uses them, which pauses launches and copies at random",
+    fix="ask an administrator to run `sysctl kernel.numa_balancing=0`",
+    when_wrong="ranks that are not bound to cores can gain from it",
 )
 def numa_balancing(machine: Machine) -> CheckOutcome:
     nodes = [name for name in machine.names("/sys/devices/system/node") if name.startswith("node")]
     value = machine.number("/proc/sys/kernel/numa_balancing")
     if value == 0:
         return ok("0")
-    need(nodes, f"it is {value}, and the number of NUMA nodes was not read")
+    need(nodes, f"it is {value}, and the number of NUMA nodes is unknown")
     if len(nodes) == 1:
         raise NotHereError(f"{value}, on a machine with one NUMA node")
     return warn(f"automatic NUMA balancing is on ({value}), on a machine with {len(nodes)} NUMA nodes")

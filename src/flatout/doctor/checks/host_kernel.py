@@ -9,7 +9,7 @@ from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError
 
 _READ = "kernel log (`dmesg`, else `journalctl -k` of 24 hours): "
-_OLD = "the log may be days old, or have lost its beginning"
+_OLD = "the log can be days old, or have lost its beginning"
 
 
 @check(
@@ -19,7 +19,7 @@ _OLD = "the log may be days old, or have lost its beginning"
     read=_READ + "mce, EDAC UE",
     expected="none",
     source="Linux kernel documentation, RAS",
-    cost="the node restarts, or computes with wrong data",
+    cost="the node restarts, or the job computes with wrong data",
     fix="drain the node; replace the memory module that the log names",
     when_wrong=_OLD,
 )
@@ -33,8 +33,8 @@ def machine_check(machine: Machine) -> CheckOutcome:
     topic="corrected memory errors",
     read=_READ + "EDAC CE",
     expected="fewer than 10 lines",
-    source="proposal of this project, uncalibrated",
-    cost="nothing yet, but such modules fail more often; storms of errors cost CPU time",
+    source="proposed by Flatout, uncalibrated",
+    cost="nothing yet, but such modules fail more often, and many errors at once cost CPU time",
     fix="have the module that the log names examined",
     when_wrong=_OLD,
 )
@@ -50,9 +50,9 @@ def memory_corrected(machine: Machine) -> CheckOutcome:
     read=_READ + "AER, slots whose link went down; sysfs: aer_dev_fatal, _nonfatal and _correctable of each device",
     expected="0 fatal and nonfatal",
     source="Linux kernel documentation, pcieaer-howto",
-    cost="a device falls off the bus, or its copies are repeated",
+    cost="a device can fall off the bus, or repeats its transfers",
     fix="reseat the device or its riser",
-    when_wrong="sysfs counts since the host started; correctable errors at start-up are normal",
+    when_wrong="sysfs counts from the start of the host; correctable errors during start-up are normal",
 )
 def pcie_errors(machine: Machine) -> CheckOutcome:
     fatal, nonfatal = _aer_counts(machine, "fatal"), _aer_counts(machine, "nonfatal")
@@ -67,7 +67,7 @@ def pcie_errors(machine: Machine) -> CheckOutcome:
     if many:
         return info(f"corrected errors: {many}")
     num_missing = len(fatal.keys() - nonfatal.keys())
-    return with_missing(ok(f"none on {len(fatal)} devices"), num_missing, "devices gave no count")
+    return with_missing(ok(f"none on {len(fatal)} devices"), num_missing, "devices reported no count")
 
 
 def _pcie_errors_in_log(machine: Machine) -> CheckOutcome:
@@ -119,9 +119,9 @@ def crash(machine: Machine) -> CheckOutcome:
     read=_READ + "blocked for more than N seconds",
     expected="none",
     source="Linux kernel documentation, hung_task",
-    cost="a process that waits for a driver or a mount for minutes cannot be killed; a rank or `nvidia-smi` hangs",
-    fix="find the driver or mount that it waits for; often only a restart helps",
-    when_wrong="a slow network file system under load",
+    cost="a process that waits for a driver or a mount cannot be killed: a rank or `nvidia-smi` hangs",
+    fix="find the driver or mount that the process waits for; often only a restart helps",
+    when_wrong="a network file system was slow under load",
 )
 def hung_task(machine: Machine) -> CheckOutcome:
     return judge_log(machine, "hung_task", warn)
@@ -174,7 +174,7 @@ def other_errors(machine: Machine) -> CheckOutcome:
     read=_READ + "temperature above threshold",
     expected="none",
     source="Linux kernel, x86 thermal throttling",
-    cost="clocks fall: launches and loaders of this host are late",
+    cost="CPU clocks drop: this host's kernel launches and data loaders are late",
     fix="check the cooling: fans, filters, inlet temperature",
     when_wrong=_OLD,
 )
@@ -191,7 +191,7 @@ def cpu_thermal(machine: Machine) -> CheckOutcome:
     source="Linux kernel log",
     cost="the job ends with signal 11 on one rank, and the others hang until their timeout",
     fix="install a newer NCCL (`pip install -U nvidia-nccl-cu12`); report the crash with NCCL_DEBUG=INFO",
-    when_wrong="while a job ends, a crash may be a consequence of another fault",
+    when_wrong="a crash while the job ends can be a consequence of another fault",
 )
 def nccl_crash(machine: Machine) -> CheckOutcome:
     return judge_log(machine, "segfault_nccl", warn)
@@ -203,9 +203,9 @@ def nccl_crash(machine: Machine) -> CheckOutcome:
     topic="uptime of the host",
     read="/proc/uptime",
     expected="more than 10 minutes",
-    source="proposal of this project",
-    cost="right after a start, services, clocks and links have not settled yet",
-    fix="wait a moment; if nobody restarted it, find out why it restarted",
+    source="proposed by Flatout",
+    cost="right after a restart, services, clocks and links are not stable yet",
+    fix="wait a moment; if nobody restarted the host, find out why it restarted",
     when_wrong="in some containers this is the uptime of the container",
 )
 def uptime(machine: Machine) -> CheckOutcome:
@@ -220,10 +220,10 @@ def uptime(machine: Machine) -> CheckOutcome:
     "gpu",
     topic="NVSwitch fabric manager",
     read="`systemctl is-active nvidia-fabricmanager`; NVSwitches on the PCI bus; a fabric manager log that is given",
-    expected="active if there are NVSwitches, and no error in its log",
+    expected="active, if there are NVSwitches, and no error in the log",
     source="NVIDIA Fabric Manager user guide",
     cost="CUDA does not start (error 802), or NVLink between GPUs is not used",
-    fix="an administrator starts it in the driver's version",
+    fix="ask an administrator to start it in the driver's version",
     when_wrong="for a virtual machine or container it may run on the host; gpu-fabric shows what counts",
 )
 def fabric_manager(machine: Machine) -> CheckOutcome:

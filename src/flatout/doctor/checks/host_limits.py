@@ -19,11 +19,11 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}  # units of a tmpfs's size, as power
     "host",
     topic="kind of host: bare metal, virtual machine or container",
     read="`hypervisor` of /proc/cpuinfo and the firmware's vendor; /.dockerenv, /run/.containerenv, /proc/self/cgroup",
-    expected="any; several checks judge differently inside of one",
+    expected="any; inside a virtual machine or container, several checks judge differently",
     source="Linux kernel documentation; systemd-detect-virt",
-    cost="a virtual machine may hide PCIe switches and NUMA nodes; a container has separate limits",
+    cost="a virtual machine can hide PCIe switches and NUMA nodes; a container has its own limits",
     fix="none needed",
-    when_wrong="some containers and hypervisors leave no trace",
+    when_wrong="some containers and hypervisors cannot be recognised",
 )
 def environment(machine: Machine) -> CheckOutcome:
     kind = "a virtual machine" if machine.is_virtual else "bare metal"
@@ -41,7 +41,7 @@ def environment(machine: Machine) -> CheckOutcome:
     source="NCCL documentation, troubleshooting; libibverbs",
     cost="NCCL fails to register memory (`ibv_reg_mr` or `ibv_create_cq` failed), and the job does not start",
     fix="`ulimit -l unlimited`; Docker: `--ulimit memlock=-1`; Slurm: PropagateResourceLimitsExcept=MEMLOCK",
-    when_wrong="the job starts with other limits than this shell",
+    when_wrong="the job starts with limits different from this shell's",
 )
 def memlock(machine: Machine) -> CheckOutcome:
     limit = machine.limit("Max locked memory")
@@ -49,7 +49,7 @@ def memlock(machine: Machine) -> CheckOutcome:
         return ok("unlimited")
     shown = f"{limit >> 10:,} KiB"
     if _can_lock_more(machine):
-        return ok(f"{shown}, but this process can lock more (IPC_LOCK)")
+        return ok(f"{shown}, but this process has the capability to lock more (IPC_LOCK)")
     try:
         num_devices = len(machine.rdma_devices)
     except NotHereError:
@@ -70,9 +70,9 @@ def _can_lock_more(machine: Machine) -> bool:
     read=_LIMITS + ": Max open files",
     expected="at least 65,536; more for jobs of several hundred ranks",
     source="NCCL documentation, troubleshooting; PyTorch: a loader's tensors are open files",
-    cost="`Too many open files` in loaders or at start-up of large jobs",
+    cost="`Too many open files` in data loaders, or when large jobs start",
     fix="`ulimit -n 1048576`; Docker: `--ulimit nofile=1048576`",
-    when_wrong="small jobs need few",
+    when_wrong="small jobs need fewer",
 )
 def open_files(machine: Machine) -> CheckOutcome:
     limit = machine.limit("Max open files")
@@ -91,7 +91,7 @@ def open_files(machine: Machine) -> CheckOutcome:
     read=_LIMITS + ": Max stack size",
     expected="8 MiB or so, not unlimited",
     source="NCCL documentation, troubleshooting: an unlimited stack may make NCCL or its plugins hang or fail",
-    cost="crashes at start-up with some libraries",
+    cost="some libraries crash at start-up",
     fix="`ulimit -s 8192`",
     when_wrong="Fortran codes require it",
 )
@@ -106,10 +106,10 @@ def stack(machine: Machine) -> CheckOutcome:
     topic="limit on processes and threads",
     read=_LIMITS + ": Max processes; pids.max and pids.current of the control groups",
     expected="at least 1,024 left for each rank",
-    source="proposal of this project, uncalibrated",
+    source="proposed by Flatout, uncalibrated",
     cost="`Resource temporarily unavailable` when loaders, NCCL or the compiler start threads",
     fix="`ulimit -u`; Docker: `--pids-limit -1`; Kubernetes: podPidsLimit",
-    when_wrong="small jobs need few",
+    when_wrong="small jobs need fewer",
 )
 def processes(machine: Machine) -> CheckOutcome:
     limit = machine.limit("Max processes")
@@ -143,7 +143,7 @@ def _num_left_in_groups(machine: Machine) -> list[int]:
     source="Docker's default is 64 MB; nccl issue 290; PyTorch issue 5040",
     cost="`Bus error` in loader workers, `posix_fallocate failed` in NCCL, or NCCL without shared memory",
     fix="Docker: `--shm-size 16g` or `--ipc host`; Kubernetes: an emptyDir with medium Memory",
-    when_wrong="loaders that do not share tensors through it (file_system strategy, no workers)",
+    when_wrong="the data loaders do not share tensors through /dev/shm (file_system strategy, no workers)",
 )
 def shared_memory(machine: Machine) -> CheckOutcome:
     size = _shm_bytes(machine)
@@ -179,8 +179,8 @@ def _shm_bytes(machine: Machine) -> int:
     expected="no, for users who leave jobs running",
     source="systemd documentation, logind.conf",
     cost="a job that continues after the user's last logout loses its shared memory: bus errors hours later",
-    fix="an administrator sets RemoveIPC=no",
-    when_wrong="system users, and jobs of schedulers with separate sessions",
+    fix="ask an administrator to set RemoveIPC=no",
+    when_wrong="system users, and jobs that a scheduler starts in separate sessions",
 )
 def remove_ipc(machine: Machine) -> CheckOutcome:
     text = machine.file("/etc/systemd/logind.conf")

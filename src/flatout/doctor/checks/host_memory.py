@@ -18,10 +18,10 @@ _GIB = 1 << 30
     topic="available memory",
     read="/proc/meminfo: MemAvailable of MemTotal",
     expected="at least a quarter of the memory",
-    source="proposal of this project, uncalibrated",
-    cost="no cache for the data set; then swapping, or the OOM killer ends a rank",
+    source="proposed by Flatout, uncalibrated",
+    cost="the data set is not cached; then the host swaps, or the OOM killer ends a rank",
     fix="end leftover processes; check /dev/shm and tmpfs, which use memory too",
-    when_wrong="while the job runs, the check counts the job itself",
+    when_wrong="while a job is running, its own memory is counted",
 )
 def available(machine: Machine) -> CheckOutcome:
     memory = machine.memory_bytes
@@ -37,9 +37,9 @@ def available(machine: Machine) -> CheckOutcome:
     read="memory.max or memory.limit_in_bytes of the control groups, against MemTotal",
     expected="any; plan the job with the memory that it can use",
     source="Linux kernel documentation, control groups",
-    cost="the OOM killer ends a rank that exceeds it; page cache counts too, so a small limit rereads the data set",
+    cost="the OOM killer ends a rank that exceeds it; page cache counts too, so under a small limit data is read again",
     fix="request more memory",
-    when_wrong="no case is known",
+    when_wrong="no known case",
 )
 def limit(machine: Machine) -> CheckOutcome:
     most, total = machine.memory_limit_bytes, machine.memory_bytes["MemTotal"]
@@ -54,10 +54,10 @@ def limit(machine: Machine) -> CheckOutcome:
     topic="swapped memory",
     read="/proc/meminfo: SwapTotal, SwapFree",
     expected="none in use",
-    source="proposal of this project",
+    source="proposed by Flatout",
     cost="a rank that touches swapped memory waits for the disk, and all others wait for the rank",
-    fix="free memory; then an administrator runs `swapoff -a`",
-    when_wrong="the swapped memory may belong to sleeping processes",
+    fix="free memory; then ask an administrator to run `swapoff -a`",
+    when_wrong="the swapped memory can belong to sleeping processes",
 )
 def swap(machine: Machine) -> CheckOutcome:
     memory = machine.memory_bytes
@@ -77,14 +77,14 @@ def swap(machine: Machine) -> CheckOutcome:
     expected="madvise or always",
     source="Linux kernel documentation, transhuge",
     cost="with never, loaders on large arrays spend more time in page faults",
-    fix="an administrator sets madvise",
+    fix="ask an administrator to set madvise",
     when_wrong="the program requests huge pages itself",
 )
 def huge_pages(machine: Machine) -> CheckOutcome:
     text = machine.file("/sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", text)
     if chosen is None:
-        raise NotReadError(f"it reads `{text[:60]}`")
+        raise NotReadError(f"its content is `{text[:60]}`")
     return info(chosen[1])
 
 
@@ -109,7 +109,7 @@ def oom(machine: Machine) -> CheckOutcome:
     except NotReadError as error:
         if not counts:
             raise
-        raise NotReadError(f"none in this control group, but unknown outside of it: {error}") from error
+        raise NotReadError(f"none in this control group; outside of it unknown: {error}") from error
     if lines:
         return warn(f"the OOM killer killed processes, {len(lines)} lines of the kernel log: {lines[-1][:120]}")
     return none_in_log(machine)
@@ -121,16 +121,16 @@ def oom(machine: Machine) -> CheckOutcome:
     topic="memory per NUMA node",
     read="sysfs: node*/meminfo, MemTotal",
     expected="equal within 10 %",
-    source="peers; proposal of this project",
-    cost="a node with missing modules has less bandwidth, and its ranks use the other node's memory",
+    source="peers; proposed by Flatout",
+    cost="a NUMA node with missing modules has less bandwidth, and its ranks use another node's memory",
     fix="check which memory modules are installed (`dmidecode -t memory`, by an administrator)",
-    when_wrong="nodes of other memory, such as that of a GPU (GH200, GB200) or CXL",
+    when_wrong="nodes with other kinds of memory, such as a GPU's (GH200, GB200) or CXL",
 )
 def numa_nodes(machine: Machine) -> CheckOutcome:
     sizes = _node_bytes(machine)
-    need(list(sizes), "no NUMA node's memory was read")
+    need(list(sizes), "the input has no NUMA node's memory")
     if len(sizes) == 1:
-        return info("there is one NUMA node with CPUs")
+        return info("there is only one NUMA node with CPUs")
     least, most = min(sizes.values()), max(sizes.values())
     shown = named(f"{node}: {size / _GIB:.0f} GiB" for node, size in sizes.items())
     return warn(f"NUMA nodes have unequal memory: {shown}") if least < 0.9 * most else ok(shown)

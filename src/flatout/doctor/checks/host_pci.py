@@ -19,21 +19,21 @@ _NCCL = "NCCL documentation, troubleshooting: PCI access control services (ACS) 
     read="sysfs: iommu_groups/*/type; /proc/cmdline: iommu=, intel_iommu=, amd_iommu=",
     expected="none, or type identity (iommu=pt), on bare metal",
     source=_NCCL,
-    cost="traffic between GPUs, and between GPU and NIC, takes the way up to the root: half its bandwidth, or hangs",
-    fix="an administrator starts the kernel with `iommu=pt`, or turns it off in the firmware",
+    cost="traffic between GPUs, and between GPU and NIC, goes through the root complex: half the bandwidth, or hangs",
+    fix="ask an administrator to start the kernel with `iommu=pt`, or to turn the IOMMU off in the firmware",
     when_wrong="virtual machines, Grace and confidential computing need it",
     traffic="pcie",
 )
 def iommu(machine: Machine) -> CheckOutcome:
     if machine.is_virtual:
-        return info("this is a virtual machine: its host decides")
+        return info("this is a virtual machine, and its host controls the IOMMU")
     groups = machine.matching("/sys/kernel/iommu_groups/*/type")
     if not groups:
         if machine.snapshot.problems.get("/sys/kernel/iommu_groups") in ("empty", NO_FILE):
             return ok("off")
         options = re.findall(r"\b(?:intel_|amd_)?iommu=\S+", machine.file("/proc/cmdline"))
         shown = named(options) or "no IOMMU option"
-        raise NotReadError(f"no IOMMU group was read; the kernel was started with {shown}")
+        raise NotReadError(f"the input has no IOMMU group; the kernel was started with {shown}")
     translated = [kind for kind in groups.values() if kind != "identity"]
     if not translated:
         return ok(f"identity for {len(groups)} groups")
@@ -49,9 +49,9 @@ def iommu(machine: Machine) -> CheckOutcome:
     read="`lspci -vvv`: ACSCtl of bridges (most systems show it to root only)",
     expected="ReqRedir- on all bridges between GPUs and NICs, on bare metal",
     source=_NCCL,
-    cost="traffic below a switch takes the way up to the root: half its bandwidth, or hangs",
+    cost="traffic below a switch goes through the root complex: half the bandwidth, or hangs",
     fix="turn ACS off in the firmware, or with `setpci` as NCCL's documentation shows",
-    when_wrong="a virtual machine's host needs it to isolate guests; root ports without a switch below",
+    when_wrong="a virtual machine's host needs ACS to isolate guests; root ports without a switch below do not matter",
     traffic="pcie",
 )
 def access_control(machine: Machine) -> CheckOutcome:
@@ -63,7 +63,7 @@ def access_control(machine: Machine) -> CheckOutcome:
     redirecting = [bridge.address for bridge in readable if bridge.acs_redirects]
     num_missing = len(bridges) - len(readable)
     if not redirecting and num_missing:
-        raise NotReadError(f"{num_missing} of {len(bridges)} bridges give no value")
+        raise NotReadError(f"{num_missing} of {len(bridges)} bridges report no value")
     if not redirecting:
         return ok(f"{len(readable)} bridges redirect nothing")
     if machine.is_surely_virtual:
@@ -78,8 +78,8 @@ def access_control(machine: Machine) -> CheckOutcome:
     read="`lspci -vvv`: DevCtl, MaxReadReq of InfiniBand and Ethernet controllers of NVIDIA (Mellanox)",
     expected="4096 bytes",
     source="NVIDIA networking documentation, PCIe tuning",
-    cost="more requests for the same data: NICs of 200 Gb/s and faster lose some bandwidth",
-    fix="an administrator sets it with `setpci` or mlxconfig",
+    cost="the same data needs more requests, and NICs of 200 Gb/s and faster lose some bandwidth",
+    fix="ask an administrator to set it with `setpci` or mlxconfig",
     when_wrong="NICs below 200 Gb/s lose nothing with 512",
 )
 def read_request(machine: Machine) -> CheckOutcome:

@@ -35,7 +35,7 @@ _FAR_INSIDE = ("SYS", "PHB", "NET")
     source=_NCCL,
     cost="sockets: a fraction of the bandwidth, and CPU time for each byte",
     fix="find why NET/IB was not used: no device, NCCL_IB_DISABLE, no plugin, no /dev/infiniband",
-    when_wrong="a job on one host uses no network; some clouds have no RDMA",
+    when_wrong="a job on one host uses no network; some clouds do not offer RDMA",
     traffic="network",
 )
 def network(machine: Machine) -> CheckOutcome:
@@ -66,10 +66,10 @@ def _networks(log: NcclLog) -> dict[str, set[str]]:
 def _network_by_devices(log: NcclLog) -> CheckOutcome:
     """Judge a log in which no line names the network that is used."""
     if log.rdma_devices and not log.socket_interfaces:
-        return info("devices of NET/IB are listed, but not which network is used")
+        return info("the log lists devices of NET/IB, but not which network is used")
     if log.socket_interfaces and not log.rdma_devices:
         return warn(f"NCCL uses sockets over {named(distinct(log.socket_interfaces))}")
-    raise NotReadError("no line says which network is used")
+    raise NotReadError("no line shows which network is used")
 
 
 def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
@@ -90,14 +90,14 @@ def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
     read=_READ + "`Channel 00 : 0[0] -> 1[1] via ...`",
     expected="P2P for all pairs of one host; SHM goes through host memory",
     source=_NCCL,
-    cost="SHM: half the bandwidth of PCIe or less; NET within a host: still less",
+    cost="with SHM, half of PCIe's bandwidth or less; with NET within a host, even less",
     fix="see gpu-peer-to-peer, nccl-peer-to-peer and pci-iommu",
     when_wrong="GPUs without peer-to-peer (GeForce), or pairs across CPU sockets, for which NCCL prefers SHM",
     traffic="gpus",
 )
 def transport(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    need(log.channels, "no line shows what a channel uses")
+    need(log.channels, "no line shows what transport a channel uses")
     transports = Counter(channel.transport for channel in log.channels)
     shown = named(f"{transport}: {count}" for transport, count in transports.most_common())
     if log.p2p_off:
@@ -124,7 +124,7 @@ def _has_all_ranks(log: NcclLog) -> bool:
     read=_READ + "`via NET/IB/0/GDRDMA` of [send] and [receive]; `GPU Direct RDMA Disabled for HCA`",
     expected="GDRDMA for sending and for receiving, on every host",
     source=_NCCL,
-    cost="each message in that direction is copied through host memory; one such host slows all",
+    cost="each message in that direction is copied through host memory; one such host slows down all hosts",
     fix="see nic-gpu-direct on that host; in a virtual machine also topology-nccl-file-missing (NCCL_NET_GDR_LEVEL)",
     when_wrong="for reads over PCIe NCCL may deliberately prefer a copy (NCCL_NET_GDR_READ)",
     traffic="network",
@@ -176,15 +176,15 @@ def _gpu_direct_without_channels(log: NcclLog) -> CheckOutcome:
     read=_READ + "`Bootstrap : Using`, `NET/Socket : Using`, `OOB`",
     expected="neither loopback nor a container's interface; the same name on all hosts",
     source=_NCCL,
-    cost="a hang at start-up, or data over a slow network",
+    cost="the job hangs at start-up, or data moves over a slow network",
     fix="set NCCL_SOCKET_IFNAME",
-    when_wrong="a job on one host may use loopback",
+    when_wrong="a job on one host can use loopback",
     traffic="network",
 )
 def interface(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
     names = sorted({*log.bootstrap.values(), *distinct(log.socket_interfaces)})
-    need(names, "no line names an interface")
+    need(names, "no line names a network interface")
     of_containers = [name for name in names if _CONTAINER_INTERFACE.match(name)]
     if of_containers:
         return warn(f"NCCL uses interfaces of containers: {named(of_containers)}")
@@ -214,7 +214,7 @@ def interface(machine: Machine) -> CheckOutcome:
 )
 def version(machine: Machine) -> CheckOutcome:
     versions = machine.nccl_log.versions
-    need(versions, "no line gives the version")
+    need(versions, "no line states the version")
     return ok(versions[0]) if len(versions) == 1 else fail(f"several NCCL versions: {named(versions)}")
 
 
@@ -226,7 +226,7 @@ def version(machine: Machine) -> CheckOutcome:
     expected="NVL or PIX within the host, at most PXB (PXN) to the NIC",
     source="NCCL source, graph/topo.h: path types",
     cost="PHB and SYS cross the CPU; the line gives the bandwidth that NCCL plans with",
-    fix="see the topology checks; in a virtual machine, NCCL_TOPO_FILE",
+    fix="see the topology checks; in a virtual machine, set NCCL_TOPO_FILE",
     when_wrong="a host without NVLink has no better path",
     traffic="gpus",
 )
@@ -257,7 +257,7 @@ def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
         if NCCL_GRAPH not in machine.snapshot.outputs:
             raise
         graphs = machine.nccl_graphs
-        need(graphs, "the graph XML holds no graph")
+        need(graphs, "the graph XML contains no graph")
         patterns = [
             Pattern(graph.pattern, graph.num_channels, graph.inside_gb_per_s, graph.inside, graph.between)
             for graph in graphs
@@ -277,7 +277,7 @@ def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
     source="NCCL source, include/nccl_common.h",
     cost="none",
     fix="none needed",
-    when_wrong="no case is known",
+    when_wrong="no known case",
 )
 def choices(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
@@ -321,14 +321,14 @@ def fabric(machine: Machine) -> CheckOutcome:
     read=_READ + "`Setting affinity for GPU 0 to ffff`",
     expected="several CPUs for each GPU",
     source=_NCCL,
-    cost="one core for a rank and all its threads: launches and proxies wait for each other",
+    cost="a rank and all its threads share one core: launches and proxies wait for each other",
     fix="do not bind ranks to single cores (`--cpu-bind`), or set NCCL_IGNORE_CPU_AFFINITY=1",
-    when_wrong="a machine with one core per rank",
+    when_wrong="the machine has only one core per rank",
 )
 def affinity(machine: Machine) -> CheckOutcome:
     masks = machine.nccl_log.affinities
     if not masks:
-        raise NotReadError("no line sets an affinity")
+        raise NotReadError("no line shows an affinity")
     gpu_cpus = [(gpu, parse_cpu_mask(mask)) for (_, gpu), mask in masks.items()]
     single = [f"GPU {gpu}: {cpu_list_text(cpus)}" for gpu, cpus in gpu_cpus if len(cpus) == 1]
     if single:

@@ -21,13 +21,13 @@ _LONGEST = 160  # characters of a warning that a reason quotes
 # ibv_wc_status of libibverbs.
 _STATUS = {
     1: "local length error",
-    4: "local protection error: the memory is not registered, or no longer",
-    5: "flushed: a consequence of an earlier error",
+    4: "local protection error: the memory is not registered, or no longer registered",
+    5: "flushed, as a consequence of an earlier error",
     9: "remote invalid request",
     10: "remote access error",
     11: "remote operation error",
-    12: "no answer after all retries: a link, a cable, flow control (PFC), or the other side exited",
-    13: "the receiver was not ready after all retries",
+    12: "no answer after all retries: a fault of a link, cable or flow control (PFC), or the other side exited",
+    13: "the receiver was still not ready after all retries",
 }
 _FLUSHED = 5
 
@@ -36,22 +36,23 @@ def _none(machine: Machine) -> CheckOutcome:
     """Report that the log shows no problem: `ok` only if the log extends beyond NCCL's start."""
     log = machine.nccl_log
     if not log.num_started:
-        raise NotReadError(f"none in {log.num_lines} lines, but the log ends before NCCL's start is complete")
+        raise NotReadError(f"none in {log.num_lines} lines, but the log ends before NCCL has started completely")
     num_missing = max(0, (log.num_ranks or 0) - log.num_started)
     none = ok(f"none in {log.num_lines:,} lines")
-    return with_missing(none, num_missing, f"of {log.num_ranks} ranks do not start in the log")
+    return with_missing(none, num_missing, f"of {log.num_ranks} ranks do not start within the log")
 
 
 @check(
     "nccl-log-completion-error",
     "network",
     topic="RDMA completion errors",
-    read=_READ + "`Got completion ... with error` or `status=`: the first that is not a consequence (5)",
+    read=_READ
+    + "`Got completion ... with error` or `status=`: the first one that is not a consequence of another error (5)",
     expected="none",
     source="libibverbs, enum ibv_wc_status",
     cost="the job ends",
     fix="12: check links, cables, PFC and routes of both hosts (rdma-* checks); NCCL_IB_TIMEOUT is only a stopgap",
-    when_wrong="the other side crashed first: look for the earliest error of all ranks",
+    when_wrong="the other side crashed first: look for the earliest error among all ranks",
 )
 def completion_error(machine: Machine) -> CheckOutcome:
     errors = machine.nccl_log.completion_errors
@@ -72,8 +73,8 @@ def completion_error(machine: Machine) -> CheckOutcome:
     read=_READ + "lines of WARN; `Call to connect returned ..., retrying`",
     expected="none",
     source="NCCL documentation, troubleshooting",
-    cost="most end the job; some announce a slow fallback",
-    fix="start with the first",
+    cost="most of them end the job; some announce a slow fallback",
+    fix="start with the first warning",
     when_wrong="`No plugin found` and the like are normal",
 )
 def warnings(machine: Machine) -> CheckOutcome:

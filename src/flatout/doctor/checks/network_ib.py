@@ -15,7 +15,7 @@ from flatout.doctor.unknown import NotReadError
 
 _BASE = "/sys/class/infiniband"
 _SYSFS = "Linux kernel documentation, ABI/stable/sysfs-class-infiniband"
-_SINCE = "counters are since the port started; growth while a job runs is what matters"
+_SINCE = "the counters start with the port; only growth while a job runs matters"
 _MANY_FLAPS = 5
 _LARGEST_COUNT = 255  # the counter link_downed stops there
 _IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
@@ -54,21 +54,21 @@ def _counts(machine: Machine, name: str) -> dict[str, int]:
     read=f"{_BASE}/*/ports/*/state and phys_state",
     expected="ACTIVE and LinkUp",
     source=_SYSFS,
-    cost="NCCL skips the port: that host has less bandwidth than the others, which wait for it",
+    cost="NCCL skips the port, so the host has less bandwidth and the other hosts wait for it",
     fix="check the cable, the switch's port and the subnet manager",
-    when_wrong="ports that are deliberately not wired, then on all hosts alike",
+    when_wrong="ports that are deliberately left unwired, on all hosts alike",
     traffic="network",
 )
 def port_state(machine: Machine) -> CheckOutcome:
     states, physical = _ports(machine, "state"), _ports(machine, "phys_state")
-    need(list(states), "no port's state was read")
+    need(list(states), "the input has no port's state")
     down = {port: f"{state}, {physical.get(port, '?')}" for port, state in states.items() if "ACTIVE" not in state}
     for port, state in physical.items():
         if "LinkUp" not in state:
             down.setdefault(port, state)
     if not down:
         outcome = ok(f"{len(states)} ports are active")
-        return with_missing(outcome, _num_missing(machine, states, physical), "ports gave no value")
+        return with_missing(outcome, _num_missing(machine, states, physical), "ports reported no value")
     shown = named(f"{port} ({state})" for port, state in down.items())
     if len(down) < len(states):
         share = 1 - len(down) / len(states)
@@ -85,7 +85,7 @@ def port_state(machine: Machine) -> CheckOutcome:
     source="peers",
     cost="rings and trees are as fast as their slowest port",
     fix="check the cable and the switch's port: a lost lane halves or quarters the rate",
-    when_wrong="ports for management or storage that are slower by design; bonds are skipped",
+    when_wrong="ports for management or storage are slower by design; bonds are skipped",
     traffic="network",
 )
 def rate(machine: Machine) -> CheckOutcome:
@@ -94,7 +94,7 @@ def rate(machine: Machine) -> CheckOutcome:
     by_layer: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for port, port_rate in rates.items():
         by_layer[layers.get(port, "?")][port] = port_rate
-    need(list(by_layer), "no port's rate was read")
+    need(list(by_layer), "the input has no port's rate")
     slow, usual_rates = [], []
     lowest_share = 1.0
     for layer, ports in by_layer.items():
@@ -112,7 +112,7 @@ def rate(machine: Machine) -> CheckOutcome:
     if slow:
         return fail(f"RDMA ports are slower than the others: {named(slow)}", bandwidth_share=lowest_share)
     num_missing = _num_missing(machine, _ports(machine, "rate"), layers)
-    return with_missing(ok("; ".join(usual_rates)), num_missing, "ports gave no value")
+    return with_missing(ok("; ".join(usual_rates)), num_missing, "ports reported no value")
 
 
 def _rates(machine: Machine) -> dict[str, str]:
@@ -132,16 +132,16 @@ def _rates(machine: Machine) -> dict[str, str]:
     "network",
     topic="RDMA link flaps",
     read=f"{_BASE}/*/ports/*/counters/link_downed",
-    expected="fewer than 5 more than the median of the ports",
-    source="peers; the limit is a proposal of this project",
-    cost="each is a pause of seconds, or the end of the job (completion status 12)",
+    expected="at most 4 more than the median of the ports",
+    source="peers; the limit is proposed by Flatout",
+    cost="each flap pauses the job for seconds, or ends it (completion status 12)",
     fix="reseat or replace the cable or transceiver",
     when_wrong=_SINCE,
     traffic="network",
 )
 def link_downed(machine: Machine) -> CheckOutcome:
     counts = _counts(machine, "counters/link_downed")
-    need(list(counts), "no port's link_downed was read")
+    need(list(counts), "the input has no port's link_downed")
     limit = statistics.median_low(counts.values()) + _MANY_FLAPS
     often = [f"{port}: {_flaps(count)}" for port, count in counts.items() if count >= limit]
     if often:
@@ -150,7 +150,7 @@ def link_downed(machine: Machine) -> CheckOutcome:
     shown = f"at most {most} times on {len(counts)} ports"
     if most >= _MANY_FLAPS:
         return info(shown)
-    return with_missing(ok(shown), _num_missing(machine, counts), "ports gave no count")
+    return with_missing(ok(shown), _num_missing(machine, counts), "ports reported no count")
 
 
 def _flaps(count: int) -> str:
@@ -164,7 +164,7 @@ def _flaps(count: int) -> str:
     read=f"{_BASE}/*/ports/*/counters: symbol_error, link_error_recovery, local_link_integrity_errors, port_rcv_errors",
     expected="0; some symbol errors over months are normal",
     source=_SYSFS,
-    cost="data is sent again; bad cables end in links that go down",
+    cost="data is sent again; with bad cables, links eventually go down",
     fix="clean or replace the cable or transceiver; `mlxlink` (as root) shows the error rate",
     when_wrong=_SINCE,
     traffic="network",
@@ -173,7 +173,7 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
     names = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
     all_counts = {name: _counts(machine, f"counters/{name}") for name in names}
     counts = {name: ports for name, ports in all_counts.items() if ports}
-    need(list(counts), "no error counter of a port was read")
+    need(list(counts), "the input has no port's error counters")
     errors, grave_errors = [], []
     for name, ports in counts.items():
         # Restarts of the other end also cause packets received with an error, equally on all ports.
@@ -190,7 +190,9 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
     if errors:
         return info(named(errors))
     num_ports = max(map(len, counts.values()))
-    return with_missing(ok(f"0 on {num_ports} ports"), _num_missing(machine, *counts.values()), "ports gave no count")
+    return with_missing(
+        ok(f"0 on {num_ports} ports"), _num_missing(machine, *counts.values()), "ports reported no count"
+    )
 
 
 @check(
@@ -199,7 +201,7 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
     topic="RDMA retransmissions",
     read=f"{_BASE}/*/ports/*/hw_counters: rnr_nak_retry_err, packet_seq_err, local_ack_timeout_err, out_of_sequence, "
     "roce_adp_retrans",
-    expected="0 on InfiniBand; on RoCE no port far above the others",
+    expected="0 on InfiniBand; on RoCE, no port far above the others",
     source="NVIDIA networking documentation, RDMA counters",
     cost="RoCE without working flow control loses packets: each loss stops a connection for milliseconds",
     fix="RoCE: PFC or ECN on hosts and every switch on the way; InfiniBand: cables",
@@ -211,9 +213,9 @@ def retransmission(machine: Machine) -> CheckOutcome:
     totals: Counter[str] = Counter()
     for name in names:
         totals.update(_counts(machine, f"hw_counters/{name}"))
-    need(list(totals), "no hw_counters of a port were read")
+    need(list(totals), "the input has no port's hw_counters")
     if not any(totals.values()):
-        return with_missing(ok(f"0 on {len(totals)} ports"), _num_missing(machine, totals), "ports gave no count")
+        return with_missing(ok(f"0 on {len(totals)} ports"), _num_missing(machine, totals), "ports reported no count")
     excess = outliers(totals, share=1.0)
     high = [port for port, by in excess.items() if by > 0 and totals[port] > 1000]
     if high:
@@ -232,14 +234,14 @@ def retransmission(machine: Machine) -> CheckOutcome:
     source="NCCL documentation, NCCL_IB_GID_INDEX",
     cost="NCCL cannot connect (`ibv_modify_qp` failed, Network is unreachable), or uses an address that is not routed",
     fix="give the interface an IPv4 address; set NCCL_IB_GID_INDEX to the index of a v2 entry",
-    when_wrong="fabrics with IPv6 only; EFA",
+    when_wrong="fabrics that use only IPv6; EFA",
 )
 def gid(machine: Machine) -> CheckOutcome:
     layers = _ports(machine, "link_layer")
-    need(list(layers), "no port's link layer was read")
+    need(list(layers), "the input has no port's link layer")
     ethernet = [port for port, layer in layers.items() if layer == "Ethernet"]
     if not ethernet:
-        return info("no RoCE port")
+        return info("there is no RoCE port")
     kinds = machine.matching(f"{_BASE}/*/ports/*/gid_attrs/types/*")
     if not kinds:
         raise NotReadError(f"the GID types of {len(ethernet)} RoCE ports were not read")
@@ -268,9 +270,9 @@ def _has_ipv4_gid(machine: Machine, port: str, entries: Iterable[str]) -> bool:
     read=f"{_BASE}/*/fw_ver, hca_type and board_id",
     expected="one version for each board",
     source="peers",
-    cost="seldom any; a fault that only one version fixes is hard to find",
-    fix="bring all to the newest version of the vendor's release",
-    when_wrong="while firmware is rolled out",
+    cost="seldom anything, but a fault that only one version fixes is hard to find",
+    fix="update all NICs to the newest version of the vendor's release",
+    when_wrong="a firmware update is in progress",
 )
 def firmware(machine: Machine) -> CheckOutcome:
     versions: defaultdict[str, set[str]] = defaultdict(set)  # by board
@@ -280,12 +282,12 @@ def firmware(machine: Machine) -> CheckOutcome:
         if version:
             versions[_board(machine, device)].add(version)
             num_read += 1
-    need(list(versions), "no firmware version was read")
+    need(list(versions), "the input has no firmware version")
     mixed = [f"{board}: {named(sorted(found))}" for board, found in versions.items() if len(found) > 1]
     if mixed:
         return warn(f"NIC firmware of several versions on {'; '.join(mixed)}")
     outcome = ok(f"one on each of {len(versions)} kinds of board")
-    return with_missing(outcome, len(machine.rdma_devices) - num_read, "devices gave no value")
+    return with_missing(outcome, len(machine.rdma_devices) - num_read, "devices reported no value")
 
 
 def _board(machine: Machine, device: str) -> str:

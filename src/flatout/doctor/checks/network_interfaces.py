@@ -28,7 +28,7 @@ def physical_interfaces(machine: Machine) -> list[str]:
 def _interfaces(machine: Machine) -> list[str]:
     """Return the interfaces that are neither a container's nor down."""
     if not machine.names(_NET):
-        raise NotReadError(f"no interface (`{_NET}`) was read")
+        raise NotReadError(f"the input has no interface (`{_NET}`)")
     return [name for name in physical_interfaces(machine) if machine.optional(f"{_NET}/{name}/operstate") != "down"]
 
 
@@ -41,16 +41,16 @@ def _number(machine: Machine, path: str) -> int | None:
     "network",
     topic="MTU of the network interfaces",
     read="/sys/class/net/*/mtu, speed and operstate",
-    expected="one value for interfaces whose names differ in a number only; 9000 at 100 Gb/s or more",
+    expected="the same for interfaces whose names differ only in a number; 9000 at 100 Gb/s or more",
     source="peers; NVIDIA networking documentation, RoCE",
-    cost="small packets cost CPU time and bandwidth; unequal MTUs lose packets or hang connections",
+    cost="small packets cost CPU time and bandwidth; with unequal MTUs, packets are lost or connections hang",
     fix="set the same MTU on all hosts and on the switches between them",
-    when_wrong="interfaces for storage or management that happen to have such names",
+    when_wrong="interfaces for storage or management that happen to have similar names",
     traffic="network",
 )
 def mtu(machine: Machine) -> CheckOutcome:
     mtus = {name: size for name in _interfaces(machine) if (size := _number(machine, f"{_NET}/{name}/mtu")) is not None}
-    need(list(mtus), "no MTU was read")
+    need(list(mtus), "the input has no MTU")
     by_kind: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for name, size in mtus.items():
         by_kind[re.sub(r"\d+", "#", name)][name] = size
@@ -69,7 +69,7 @@ def mtu(machine: Machine) -> CheckOutcome:
             small.append(f"{name}: {size} at {speed // 1000} Gb/s")
     if small:
         return warn(f"MTUs are small for the speed: {named(small)}")
-    return with_missing(ok(_sizes(mtus)), num_unknown_speeds, "of these do not give their speed")
+    return with_missing(ok(_sizes(mtus)), num_unknown_speeds, "of these do not report their speed")
 
 
 def _sizes(mtus: dict[str, int]) -> str:
@@ -83,7 +83,7 @@ def _sizes(mtus: dict[str, int]) -> str:
     read="names of /sys/class/net that are up, and NCCL_SOCKET_IFNAME",
     expected="one, or NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) set on machines with several",
     source="NCCL documentation, NCCL_SOCKET_IFNAME",
-    cost="ranks that choose networks which cannot reach each other hang at start-up; sockets over a slow one crawl",
+    cost="ranks that choose networks without a route between them hang at start-up; sockets over a slow network crawl",
     fix="set NCCL_SOCKET_IFNAME to the interface that reaches the other hosts",
     when_wrong="jobs on one host",
 )
@@ -93,7 +93,7 @@ def default_interface(machine: Machine) -> CheckOutcome:
     if chosen:
         return ok(f"NCCL_SOCKET_IFNAME={chosen}")
     if not names:
-        return info("none is up besides loopback and those of containers")
+        return info("none is up other than loopback and containers' interfaces")
     if len(names) == 1:
         return ok(names[0])
     return info(f"{len(names)} could be chosen: {named(names)}")
@@ -105,10 +105,10 @@ def default_interface(machine: Machine) -> CheckOutcome:
     topic="carrier losses of the network interfaces",
     read="/sys/class/net/*/carrier_down_count; kernel log: `lost carrier`, `Link is Down` and faults of cables",
     expected="at most 5 times",
-    source="gpud and Imbue's published checks; the limit is a proposal of this project",
-    cost="each is a pause of seconds, or the end of the job",
+    source="gpud and Imbue's published checks; the limit is proposed by Flatout",
+    cost="each loss pauses the job for seconds, or ends it",
     fix="reseat or replace the cable or transceiver",
-    when_wrong="counted since the host started; planned work on switches counts too",
+    when_wrong="the counters start with the host, and planned work on switches is counted, too",
     traffic="network",
 )
 def carrier_losses(machine: Machine) -> CheckOutcome:
@@ -132,7 +132,7 @@ def carrier_losses(machine: Machine) -> CheckOutcome:
     if not counts:
         return none_in_log(machine)
     num_missing = len(set(physical_interfaces(machine)) - counts.keys())
-    return with_missing(ok(f"0 on {len(counts)} interfaces"), num_missing, "interfaces gave no count")
+    return with_missing(ok(f"0 on {len(counts)} interfaces"), num_missing, "interfaces reported no count")
 
 
 def _carrier_down_counts(machine: Machine) -> dict[str, int]:
@@ -151,8 +151,8 @@ def _carrier_down_counts(machine: Machine) -> dict[str, int]:
     read="/proc/sys/net/core/rmem_max and wmem_max, /proc/sys/net/ipv4/tcp_rmem and tcp_wmem",
     expected="at least 4 MiB",
     source="ESnet, host tuning, https://fasterdata.es.net/host-tuning/linux/",
-    cost="sockets of gloo, of NCCL without RDMA and of object stores stay below the link's bandwidth",
-    fix="an administrator raises them with sysctl",
+    cost="gloo, NCCL without RDMA and object stores, which use sockets, stay below the link's bandwidth",
+    fix="ask an administrator to raise them with sysctl",
     when_wrong="RDMA does not use them",
 )
 def tcp_buffers(machine: Machine) -> CheckOutcome:
@@ -173,8 +173,8 @@ def tcp_buffers(machine: Machine) -> CheckOutcome:
     expected="at least 20,000 ports",
     source="NCCL documentation, troubleshooting",
     cost="large jobs cannot connect: `Cannot assign requested address`",
-    fix="an administrator sets `sysctl net.ipv4.ip_local_port_range='10000 65000'`",
-    when_wrong="small jobs need few",
+    fix="ask an administrator to run `sysctl net.ipv4.ip_local_port_range='10000 65000'`",
+    when_wrong="small jobs need fewer",
 )
 def port_range(machine: Machine) -> CheckOutcome:
     first, last = (int(word) for word in machine.file("/proc/sys/net/ipv4/ip_local_port_range").split())

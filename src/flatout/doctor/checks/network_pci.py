@@ -20,23 +20,23 @@ from flatout.doctor.unknown import NotHereError, NotReadError
     read="sysfs current_link_speed, current_link_width and their max, else `lspci -vvv` LnkSta and LnkCap",
     expected="current = max",
     source="vendor: the maximum that the NIC itself reports",
-    cost="a 400 Gb/s NIC needs 16 lanes of generation 5: half of either halves its bandwidth",
+    cost="a 400 Gb/s NIC needs 16 lanes of generation 5: half the lanes or half the speed halve its bandwidth",
     fix="reseat the NIC; move it to a slot of its generation",
-    when_wrong="a newer NIC in an older slot, as bought; the second port of a NIC reports a link that does not exist",
+    when_wrong="the NIC is newer than its slot by choice; the second port of a NIC reports a link that does not exist",
     traffic="network",
 )
 def pcie_link(machine: Machine) -> CheckOutcome:
     topology = topology_of(machine)
     if topology is None:
-        raise NotReadError("no NIC's link is in what was read")
+        raise NotReadError("the input shows no NIC's link")
     links = {node.id: node.link for node in topology.nodes if node.kind == "nic"}
     if not links:
         if machine.bus_is_known:
             raise NotHereError("there is no NIC on the bus")
-        raise NotReadError("no NIC is in what was read")
+        raise NotReadError("the input has no NIC")
     compared = LinkComparison(links)
     if not compared.num_read:
-        raise NotReadError("no NIC gives its current and maximum link (virtual NICs have none)")
+        raise NotReadError("no NIC reports its current and maximum link (virtual NICs have none)")
     slow = named(f"{nic}: {speeds}" for nic, speeds in compared.slow.items())
     share = compared.lowest_share
     if compared.narrow:
@@ -47,7 +47,7 @@ def pcie_link(machine: Machine) -> CheckOutcome:
         outcome = warn(f"PCIe links of NICs are slower than they can be: {slow}", bandwidth_share=share)
     else:
         outcome = ok(f"{compared.num_read} NICs at full speed")
-    return with_missing(outcome, compared.num_missing, "NICs gave no value")
+    return with_missing(outcome, compared.num_missing, "NICs reported no value")
 
 
 @check(
@@ -57,8 +57,8 @@ def pcie_link(machine: Machine) -> CheckOutcome:
     read="/proc/modules: nvidia_peermem; /proc/driver/nvidia/version: open module; kernel version (DMA-BUF from 5.12)",
     expected="nvidia_peermem, or DMA-BUF: the open kernel module on Linux 5.12 or newer",
     source="NVIDIA GPUDirect RDMA documentation; NCCL documentation, GPUDirect",
-    cost="each message between hosts is copied through host memory; one host without it slows all",
-    fix="an administrator runs `modprobe nvidia_peermem`, or installs the open kernel modules",
+    cost="each message between hosts is copied through host memory; one host without it slows down all hosts",
+    fix="ask an administrator to run `modprobe nvidia_peermem`, or to install the open kernel modules",
     when_wrong="EFA and other fabrics have separate modules; an NCCL log with GDRDMA is proof",
     traffic="network",
 )
@@ -84,9 +84,9 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
     "`NETDEV WATCHDOG`",
     expected="none",
     source="Linux kernel documentation, mlx5 devlink health reporters",
-    cost="the port is down until the driver has reset it: NCCL's connections over it fail (completion status 12)",
+    cost="the port is down until the driver resets it, and NCCL's connections over it fail (completion status 12)",
     fix="restart the node; update the NIC's firmware; if it happens again, replace the NIC",
-    when_wrong="the log may be days old",
+    when_wrong="the log can be days old",
 )
 def health(machine: Machine) -> CheckOutcome:
     return judge_log(machine, "nic_health", fail)
@@ -99,7 +99,7 @@ def health(machine: Machine) -> CheckOutcome:
     read="kernel log: nvidia-peermem ERROR",
     expected="none",
     source="NVIDIA GPUDirect RDMA documentation",
-    cost="a process ended while its memory was registered; many of them accompany jobs that crash",
+    cost="a process ended while its memory was registered; jobs that crash often cause many such errors",
     fix="install a newer driver and a newer software stack for the NIC",
     when_wrong="`detected invalid context, skipping further processing` at the end of a process is harmless",
 )

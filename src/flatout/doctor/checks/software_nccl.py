@@ -13,7 +13,7 @@ from flatout.doctor.unknown import NotHereError, NotReadError
 
 _NCCL = "NCCL documentation, environment variables, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _READ = "the environment, /etc/nccl.conf, ~/.nccl.conf, and `set by environment` of an NCCL log"
-_WRONG = "the variable is set elsewhere, in the job's own script: run doctor there, or give an NCCL log"
+_WRONG = "the job's own script sets the variable: run doctor there, or pass an NCCL log"
 _NOT_BETWEEN_HOSTS = re.compile(r"lo$|docker|virbr|br-|veth|cni|flannel|cali")
 
 
@@ -28,7 +28,7 @@ def settings(machine: Machine) -> dict[str, Setting]:
     from_files = _file_settings(machine)
     environment = machine.snapshot.environment
     if from_log is None and from_files is None and environment is None:
-        raise NotReadError("neither the environment nor nccl.conf nor an NCCL log was read")
+        raise NotReadError("the input has neither the environment nor nccl.conf nor an NCCL log")
     from_environment = {
         name: Setting(value, "the environment")
         for name, value in (environment or {}).items()
@@ -64,7 +64,7 @@ def _file_settings(machine: Machine) -> dict[str, Setting] | None:
 def _unset(machine: Machine, outcome: CheckOutcome) -> CheckOutcome:
     """Return the outcome if every source was read; a log or file without a variable does not prove that it is unset."""
     if machine.snapshot.environment is None:
-        raise NotReadError("not in the input, but the environment was not read")
+        raise NotReadError("not found, but the environment is not in the input")
     for path, problem in machine.snapshot.problems.items():
         if path.endswith("nccl.conf") and problem != NO_FILE:
             raise NotReadError(f"not in the input, but `{path}` was not read: {problem}")
@@ -88,10 +88,10 @@ def _matching(machine: Machine, **patterns: str) -> str:
     topic="NCCL peer-to-peer setting",
     read=_READ + ": NCCL_P2P_DISABLE, NCCL_P2P_LEVEL",
     expected="not set",
-    source=_NCCL + "; a public case: 220 GB/s once NCCL_P2P_LEVEL=LOC was removed",
-    cost="NVLink and PCIe peer-to-peer are not used: collectives go through host memory, up to 10 times slower",
-    fix="remove the variable, unless a hang was traced to peer-to-peer",
-    when_wrong="GPUs without peer-to-peer lose nothing; a workaround for IOMMU or ACS faults",
+    source=_NCCL + "; a published case reached 220 GB/s after NCCL_P2P_LEVEL=LOC was removed",
+    cost="collectives go through host memory instead of NVLink or PCIe peer-to-peer, up to 10 times slower",
+    fix="remove the variable, unless it avoids a hang caused by peer-to-peer",
+    when_wrong="GPUs without peer-to-peer lose nothing; the variable can be a workaround for IOMMU or ACS faults",
     traffic="gpus",
 )
 def peer_to_peer(machine: Machine) -> CheckOutcome:
@@ -127,7 +127,7 @@ def shared_memory(machine: Machine) -> CheckOutcome:
     source=_NCCL,
     cost="TCP sockets instead of RDMA: a fraction of the bandwidth, and CPU time for each byte",
     fix="remove the variable",
-    when_wrong="RDMA devices that do not reach the other hosts (storage only)",
+    when_wrong="the RDMA devices do not reach the other hosts (storage only)",
     traffic="network",
 )
 def infiniband(machine: Machine) -> CheckOutcome:
@@ -168,17 +168,17 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
     "software",
     topic="forced NCCL algorithms, protocols and channels",
     read=_READ + ": NCCL_ALGO, NCCL_PROTO, NCCL_NTHREADS, NCCL_MIN_/MAX_NCHANNELS, NCCL_MIN_/MAX_CTAS, NCCL_BUFFSIZE",
-    expected="not set, or measured on this machine with this version",
+    expected="not set, or tuned by measurements on this machine with this version",
     source=_NCCL,
     cost="the best choice for one message size, version or cluster may be several times slower on another",
-    fix="remove it, and measure with and without",
+    fix="remove it, and measure with and without it",
     when_wrong="the value was tuned on this machine",
 )
 def forced_choice(machine: Machine) -> CheckOutcome:
     names = ("ALGO", "PROTO", "NTHREADS", "MIN_NCHANNELS", "MAX_NCHANNELS", "MIN_CTAS", "MAX_CTAS", "BUFFSIZE")
     if forced := _matching(machine, **{f"NCCL_{name}": ".+" for name in names}):
         return warn(f"NCCL's choice is forced: {forced}")
-    return _unset(machine, ok("none is forced"))
+    return _unset(machine, ok("nothing is forced"))
 
 
 @check(
@@ -186,9 +186,9 @@ def forced_choice(machine: Machine) -> CheckOutcome:
     "software",
     topic="forced NCCL protocol LL128",
     read=_READ + ": NCCL_PROTO",
-    expected="LL128 only where NCCL itself would use it",
+    expected="LL128 only if NCCL itself would use it",
     source=_NCCL + ": forcing LL128 on a platform that does not support it can corrupt data",
-    cost="wrong gradients, without an error",
+    cost="wrong gradients, without an error message",
     fix="remove NCCL_PROTO",
     when_wrong="NVLink platforms where NCCL uses LL128 anyway",
 )
@@ -205,7 +205,7 @@ def unsafe_protocol(machine: Machine) -> CheckOutcome:
     read=_READ + ": NCCL_DEBUG, NCCL_DEBUG_SUBSYS",
     expected="not set, VERSION, WARN or INFO",
     source=_NCCL,
-    cost="TRACE, and COLL or ALL of INFO, write a line for each collective and rank: launches are delayed",
+    cost="TRACE, and COLL or ALL of INFO, write a line for each collective and rank, which delays launches",
     fix="set NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE with one file per rank",
     when_wrong="you are investigating a fault",
 )
@@ -230,14 +230,14 @@ def debug_output(machine: Machine) -> CheckOutcome:
     read=_READ + "; /sys/class/net",
     expected="prefixes (or `=name`) of interfaces of this host, neither loopback nor of containers",
     source=_NCCL,
-    cost="no such interface: the job does not start; a wrong one: all start-up and socket traffic goes there",
+    cost="if no interface matches, the job does not start; all start-up and socket traffic goes to a wrong one",
     fix="name the interface that reaches the other hosts; `ip route` shows it",
-    when_wrong="the job runs in another network namespace than doctor",
+    when_wrong="doctor runs in another network namespace than the job",
 )
 def named_interface(machine: Machine) -> CheckOutcome:
     setting = settings(machine).get("NCCL_SOCKET_IFNAME")
     if setting is None:
-        return _unset(machine, ok("not set: NCCL chooses one"))
+        return _unset(machine, ok("not set: NCCL chooses an interface"))
     shown = f"NCCL_SOCKET_IFNAME={setting.value}"
     interfaces = machine.names("/sys/class/net")
     if not interfaces:
@@ -269,7 +269,7 @@ def _chosen(names: Iterable[str], wanted: Iterable[str], *, is_exact: bool) -> l
     read=_READ + "; /sys/class/infiniband",
     expected="prefixes (or `=name`) of devices of this host",
     source=_NCCL,
-    cost="no such device: NCCL falls back to sockets; fewer than the host has: less bandwidth",
+    cost="if no device matches, NCCL falls back to sockets; if only some match, it has less bandwidth",
     fix="remove the variable, or name the devices of the fabric",
     when_wrong="storage devices are excluded deliberately",
 )
@@ -294,8 +294,8 @@ def named_device(machine: Machine) -> CheckOutcome:
     topic="NCCL library overrides",
     read="LD_PRELOAD and LD_LIBRARY_PATH of the environment",
     expected="no libnccl in LD_PRELOAD, no folder of NCCL in LD_LIBRARY_PATH",
-    source="PyTorch loads nvidia-nccl's library, but the loader takes an earlier one",
-    cost="an old version lacks fixes and faster algorithms; ranks with different versions hang",
+    source="PyTorch ships nvidia-nccl's library, but the dynamic loader prefers these paths",
+    cost="an old version lacks fixes and faster algorithms; ranks with different versions can hang",
     fix="remove the entry, or deliberately make it the same on all hosts",
     when_wrong="a vendor's image deliberately brings a newer NCCL",
 )
@@ -318,15 +318,15 @@ def _is_nccl(path: str) -> bool:
     read="NCCL_NET_PLUGIN and LD_LIBRARY_PATH; `NET/OFI` or `NET/Plugin` of an NCCL log; EFA devices of sysfs",
     expected="aws-ofi-nccl if there are EFA devices",
     source="AWS documentation, EFA and NCCL; https://github.com/aws/aws-ofi-nccl",
-    cost="sockets instead of the fabric: a tenth of the bandwidth",
+    cost="NCCL uses sockets instead of the fabric, with a tenth of the bandwidth",
     fix="install the vendor's plugin, or use the vendor's image",
-    when_wrong="the plugin is in the loader's default path: an NCCL log shows it",
+    when_wrong="the plugin is in the loader's default path, which an NCCL log shows",
     traffic="network",
 )
 def network_plugin(machine: Machine) -> CheckOutcome:
     efa = [name for name in machine.rdma_devices if name.startswith(("efa", "rdmap"))]
     if not efa:
-        return info("no device that needs a plugin was found")
+        return info("the input has no device that needs a plugin")
     shown = f"{len(efa)} EFA devices"
     networks = _logged_networks(machine)
     if networks == {"Socket"}:

@@ -32,20 +32,20 @@ def _matching(machine: Machine, **values: tuple[str, ...]) -> str:
     source="NVIDIA nvidia-smi manual",
     cost="no job runs on the GPUs",
     fix="`Driver/library version mismatch`: reboot, or reload the module; else look for NVRM in the kernel log",
-    when_wrong="a container without the NVIDIA runtime has neither the tool nor the GPUs",
+    when_wrong="a container without the NVIDIA runtime has neither nvidia-smi nor the GPUs",
 )
 def driver_answers(machine: Machine) -> CheckOutcome:
     output = machine.snapshot.outputs.get(SMI_QUERY)
     has_text = output is not None and output.text is not None
     if not has_text and machine.has_nvml and machine.gpus:
         problem = "is not in the input" if output is None else f"gave no output: {output.problem}"
-        return ok(f"{_driver(machine)}, through NVML alone: `{SMI_QUERY}` {problem}")
+        return ok(f"{_driver(machine)}, through NVML only: `{SMI_QUERY}` {problem}")
     if output is None:
-        raise NotReadError(f"no output of `{SMI_QUERY}` is in what was read")
+        raise NotReadError(f"the input has no output of `{SMI_QUERY}`")
     if output.text is None:
         if machine.num_gpus:
             if output.is_missing and machine.is_container:
-                return info(f"{machine.num_gpus} GPUs on the bus, but this container has no driver's tools")
+                return info(f"{machine.num_gpus} GPUs on the bus, but this container lacks the driver's tools")
             return fail(
                 f"the GPU driver does not answer: {machine.num_gpus} NVIDIA GPUs on the bus, but {output.problem}"
             )
@@ -69,12 +69,12 @@ def _driver(machine: Machine) -> str:
     source="NVIDIA driver installation guide",
     cost="new processes cannot use the GPUs until the module is reloaded",
     fix="reboot, or reload the module",
-    when_wrong="no case is known",
+    when_wrong="no known case",
 )
 def driver_kernel_module(machine: Machine) -> CheckOutcome:
     driver = machine.smi.driver
     if driver is None:
-        raise NotReadError("`nvidia-smi -q` gives no driver version")
+        raise NotReadError("`nvidia-smi -q` reports no driver version")
     module = machine.file("/proc/driver/nvidia/version")
     if driver in module:
         return ok(driver)
@@ -88,7 +88,7 @@ def driver_kernel_module(machine: Machine) -> CheckOutcome:
     read="torch/version.py (not imported) against `nvidia-smi -q`, CUDA Version",
     expected="the driver's CUDA is at least as new as PyTorch's; within one major version an older driver works partly",
     source=_CUDA,
-    cost="older major version: no kernel starts; older minor: kernels are compiled at first use, or missing",
+    cost="with an older major version no kernel starts; with an older minor version kernels are compiled at first use",
     fix="install a newer driver, or a PyTorch for the driver's CUDA",
     when_wrong="the vendor's forward compatibility package is installed (cuda-compat)",
 )
@@ -103,7 +103,7 @@ def cuda_driver(machine: Machine) -> CheckOutcome:
         return info(f"torch {torch} is built without CUDA")
     supported = machine.smi.cuda
     if supported is None:
-        raise NotReadError("`nvidia-smi -q` gives no CUDA version")
+        raise NotReadError("`nvidia-smi -q` reports no CUDA version")
     shown = f"torch is built with {built}, the driver supports {supported}"
     if _version(supported) >= _version(built):
         return ok(shown)
@@ -123,7 +123,7 @@ def _version(text: str) -> tuple[int, ...]:
     read=_ENVIRONMENT + ": CUDA_LAUNCH_BLOCKING",
     expected="not set, or 0",
     source=_CUDA,
-    cost="CPU and GPU never overlap: steps of many small kernels take several times as long",
+    cost="CPU and GPU never overlap: steps with many small kernels take several times as long",
     fix="unset CUDA_LAUNCH_BLOCKING",
     when_wrong=_WRONG,
 )
@@ -139,9 +139,9 @@ def blocking_launch(machine: Machine) -> CheckOutcome:
     read=_ENVIRONMENT + ": CUDA_INJECTION64_PATH, COMPUTE_PROFILE, CUDA_PROFILE",
     expected="not set",
     source=_CUDA,
-    cost="each launch and copy is recorded: a few per cent of the step, up to several times its length",
+    cost="recording each launch and copy costs from a few per cent of the step to several times its length",
     fix="unset them",
-    when_wrong="you are profiling",
+    when_wrong="you profile deliberately",
 )
 def tools_left(machine: Machine) -> CheckOutcome:
     bad = _matching(machine, CUDA_INJECTION64_PATH=(), COMPUTE_PROFILE=("1",), CUDA_PROFILE=("1",))
@@ -188,7 +188,7 @@ def one_queue(machine: Machine) -> CheckOutcome:
     expected="not set, or all GPUs of the host",
     source=_CUDA,
     cost="the hidden GPUs idle",
-    fix="unset it if the other GPUs are yours",
+    fix="unset the variable if the other GPUs are yours, too",
     when_wrong="a scheduler gave this job only some of the host's GPUs",
 )
 def visible_devices(machine: Machine) -> CheckOutcome:
@@ -215,7 +215,7 @@ def visible_devices(machine: Machine) -> CheckOutcome:
     "TORCH_SHOW_DISPATCH_TRACE",
     expected="not set, OFF or INFO, 0",
     source=_TORCH + "distributed.html#debugging-torch-distributed-applications",
-    cost="DETAIL checks each collective with another one first; blocking waits stop the CPU at each collective",
+    cost="DETAIL checks each collective with an additional one; blocking waits stop the CPU at each collective",
     fix="unset them",
     when_wrong="you are investigating a hang",
 )
@@ -250,11 +250,11 @@ def allocator(machine: Machine) -> CheckOutcome:
 @check(
     "torch-compile-disabled",
     "software",
-    topic="switches that turn torch.compile off",
+    topic="variables that turn torch.compile off",
     read=_ENVIRONMENT + ": TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE",
     expected="not set",
     source=_TORCH + "torch.compiler.html",
-    cost="models to compile run eagerly, without a message",
+    cost="models run eagerly instead of compiled, without a message",
     fix="unset them",
     when_wrong="the job compiles nothing",
 )
@@ -269,11 +269,11 @@ def compile_disabled(machine: Machine) -> CheckOutcome:
     topic="CPU threads of the ranks",
     read=_ENVIRONMENT
     + ": OMP_NUM_THREADS, against allowed CPUs, control groups and ranks (LOCAL_WORLD_SIZE, else GPUs)",
-    expected="threads x ranks at most the cores; torchrun sets 1 thread by default",
+    expected="threads x ranks at most the number of cores; torchrun sets 1 thread by default",
     source=_TORCH + "elastic/run.html",
-    cost="too many: threads of all ranks compete for cores, and launches are late; too few: slow work on the CPU",
-    fix="set OMP_NUM_THREADS to cores / ranks, less the loader's workers",
-    when_wrong="bound ranks see only their own cores here",
+    cost="too many threads compete for cores and delay launches; too few make work on the CPU slow",
+    fix="set OMP_NUM_THREADS to cores / ranks, minus the data loader's workers",
+    when_wrong="bound ranks see only their own cores",
 )
 def omp_threads(machine: Machine) -> CheckOutcome:
     value = machine.environment.get("OMP_NUM_THREADS", "")

@@ -34,7 +34,7 @@ def _file_systems(machine: Machine, command: str) -> list[_FileSystem]:
         words = line.split()
         if len(words) >= 6 and words[1].isdecimal() and words[3].isdecimal():
             rows[_FileSystem(words[0], int(words[1]), int(words[3]), " ".join(words[5:]))] = None
-    need(list(rows), f"`{command}` gives no row")
+    need(list(rows), f"`{command}` lists no file system")
     return list(rows)
 
 
@@ -48,14 +48,14 @@ def _named_free(rows: list[_FileSystem]) -> str:
     topic="free disk space",
     read="`df -P -k` of the working folder, /tmp and --data",
     expected="at least 15 % free; below 1 GiB is a fault",
-    source="proposal of this project, uncalibrated",
-    cost="a checkpoint that cannot be written ends the job; full disks are slow before that",
+    source="proposed by Flatout, uncalibrated",
+    cost="a checkpoint that cannot be written ends the job; nearly full disks are slow",
     fix="remove old checkpoints and caches (~/.cache, /tmp)",
-    when_wrong="the check does not see users' quotas",
+    when_wrong="users' quotas are not checked",
 )
 def free_space(machine: Machine) -> CheckOutcome:
     rows = [row for row in _file_systems(machine, "df -P -k") if row.path != "/dev/shm" and row.size]
-    need(rows, "`df -P -k` gives no file system with a size")
+    need(rows, "`df -P -k` lists no file system with a size")
     full = [f"{row.path}: {row.free / _KIB_PER_GIB:.1f} GiB" for row in rows if row.free < _KIB_PER_GIB]
     if full:
         return fail(f"disks are almost full: {named(full)}")
@@ -72,15 +72,15 @@ def free_space(machine: Machine) -> CheckOutcome:
     topic="free inodes",
     read="`df -P -i` of the working folder, /tmp and --data",
     expected="at least 5 % free",
-    source="proposal of this project, uncalibrated",
+    source="proposed by Flatout, uncalibrated",
     cost="`No space left on device` with space left",
     fix="pack small files into shards; remove caches",
-    when_wrong="file systems that make inodes as needed show 0 of 0, and are skipped",
+    when_wrong="file systems that create inodes on demand show 0 of 0 and are skipped",
 )
 def inodes(machine: Machine) -> CheckOutcome:
     rows = [row for row in _file_systems(machine, "df -P -i") if row.size]
     if not rows:
-        raise NotHereError("these file systems make inodes as needed")
+        raise NotHereError("these file systems create inodes on demand")
     low = [f"{row.path}: {row.free / row.size:.0%}" for row in rows if row.free < 0.05 * row.size]
     if low:
         return warn(f"few inodes are left: {named(low)}")
@@ -92,11 +92,11 @@ def inodes(machine: Machine) -> CheckOutcome:
     "storage",
     topic="file systems of data and checkpoints",
     read="`df -P -k` and /proc/mounts",
-    expected="local, or a parallel file system; overlay only for code",
-    source="proposal of this project",
+    expected="a local or parallel file system; overlay only for code",
+    source="proposed by Flatout",
     cost="small random reads on a network file system cost milliseconds each; overlay copies on write",
     fix="use shards of at least 100 MB, a copy on a local disk, or more workers",
-    when_wrong="a fast network file system; `flatout profile` shows whether the loader waits",
+    when_wrong="the network file system is fast; `flatout profile` shows whether the data loader waits",
 )
 def mount_kind(machine: Machine) -> CheckOutcome:
     mounts = {mount.path: mount.kind for mount in machine.mounts}
@@ -118,7 +118,7 @@ def mount_kind(machine: Machine) -> CheckOutcome:
     source=_KERNEL,
     cost="checkpoints and logs cannot be written",
     fix="check the disk (`smartctl`) and the file system, and mount it again",
-    when_wrong="deliberately read-only mounts do not count, only those of the kernel log",
+    when_wrong="none known: only remounts in the kernel log count, not deliberately read-only mounts",
 )
 def read_only(machine: Machine) -> CheckOutcome:
     lines = machine.kernel_log.lines["read_only"]
@@ -134,9 +134,9 @@ def read_only(machine: Machine) -> CheckOutcome:
     read="kernel log: I/O error, EXT4-fs error, XFS corruption, nvme timeout",
     expected="none",
     source=_KERNEL,
-    cost="reads are repeated for seconds, or fail: a loader's worker dies",
+    cost="reads are retried for seconds, or fail and end a data loader's worker",
     fix="check the disk (`smartctl`, `nvme smart-log`), and replace it",
-    when_wrong="the log may be days old; the disk was unplugged deliberately",
+    when_wrong="the log can be days old; the disk was unplugged deliberately",
 )
 def io_errors(machine: Machine) -> CheckOutcome:
     return judge_log(machine, "io_error", warn)
@@ -151,7 +151,7 @@ def io_errors(machine: Machine) -> CheckOutcome:
     source=_KERNEL,
     cost="every process that reads there stops until the server responds",
     fix="check the server and the network to it; read the data set from a local disk",
-    when_wrong="the log may be days old",
+    when_wrong="the log can be days old",
 )
 def nfs_hangs(machine: Machine) -> CheckOutcome:
     return judge_log(machine, "nfs", warn)
@@ -164,19 +164,19 @@ def nfs_hangs(machine: Machine) -> CheckOutcome:
     read="sysfs: current_link_speed, current_link_width and their max of devices of class 0108, else `lspci -vvv`",
     expected="current = max",
     source="vendor: the maximum that the disk itself reports",
-    cost="half the lanes or half the speed are half the read bandwidth",
+    cost="half the lanes or half the speed mean half the read bandwidth",
     fix="reseat the disk; use another slot",
-    when_wrong="disks of a newer generation than the slot, as bought: then alike on all",
+    when_wrong="the disks are newer than their slots by choice: then all of them are alike",
 )
 def nvme_link(machine: Machine) -> CheckOutcome:
     links = _nvme_links(machine)
     if not links:
         if machine.bus_is_known:
             raise NotHereError("there is no NVMe disk on the bus")
-        raise NotReadError("no NVMe disk is in what was read")
+        raise NotReadError("the input has no NVMe disk")
     compared = LinkComparison(links)
     if not compared.num_read:
-        raise NotReadError(f"{len(links)} NVMe disks do not give their current and maximum link")
+        raise NotReadError(f"{len(links)} NVMe disks do not report their current and maximum link")
     below = compared.narrow | compared.slow
     shown = named(f"{disk}: {below[disk]}" for disk in links if disk in below)
     outcome = (
@@ -184,7 +184,7 @@ def nvme_link(machine: Machine) -> CheckOutcome:
         if below
         else ok(f"{compared.num_read} disks at full speed")
     )
-    return with_missing(outcome, compared.num_missing, "disks gave no value")
+    return with_missing(outcome, compared.num_missing, "disks reported no value")
 
 
 def _nvme_links(machine: Machine) -> dict[str, PcieLink | None]:
@@ -208,9 +208,9 @@ def _nvme_links(machine: Machine) -> dict[str, PcieLink | None]:
     read="sysfs: block/*/queue/read_ahead_kb",
     expected="at least 128 KiB",
     source=_KERNEL + ", block queue",
-    cost="sequential shards are read in small pieces",
-    fix="an administrator sets `blockdev --setra`",
-    when_wrong="data that is read at random gains nothing",
+    cost="sequentially read shards are read in small pieces",
+    fix="ask an administrator to run `blockdev --setra`",
+    when_wrong="data that is read in random order gains nothing",
 )
 def read_ahead(machine: Machine) -> CheckOutcome:
     sizes = {}
@@ -218,7 +218,7 @@ def read_ahead(machine: Machine) -> CheckOutcome:
         name = path.split("/")[3]
         if _DISK.match(name) and kib.isdecimal():
             sizes[name] = int(kib)
-    need(list(sizes), "no disk's read-ahead was read")
+    need(list(sizes), "the input has no disk's read-ahead")
     small = [f"{name}: {size} KiB" for name, size in sizes.items() if size < 128]
     if small:
         return info(named(small))

@@ -29,7 +29,7 @@ Nearness = Mapping[str, Mapping[str, str]]  # GPU -> NIC -> relation
 def _topology(machine: Machine) -> Topology:
     topology = topology_of(machine)
     if topology is None:
-        raise NotReadError("no topology is in what was read")
+        raise NotReadError("the input has no topology")
     return topology
 
 
@@ -40,13 +40,13 @@ def _tree(machine: Machine) -> Topology:
         return topology
     if machine.is_surely_virtual:
         raise NotReadError("this virtual machine shows no PCIe bridges")
-    raise NotReadError("no PCIe tree with bridges is in what was read")
+    raise NotReadError("the input has no PCIe tree with bridges")
 
 
 def _gpus(topology: Topology) -> list[TopologyNode]:
     gpus = [node for node in topology.nodes if node.kind == "gpu"]
     if not gpus:
-        raise NotReadError("no GPU is in what was read")
+        raise NotReadError("the input has no GPU")
     return gpus
 
 
@@ -55,11 +55,11 @@ def _gpus(topology: Topology) -> list[TopologyNode]:
     "gpu",
     topic="PCIe uplinks shared by GPUs",
     read=_READ,
-    expected="one root port per GPU; behind a switch, GPUs share the switch's uplink",
+    expected="one root port per GPU; GPUs behind a switch share its uplink",
     source="PCI-SIG base specification: bandwidth of a link by generation and lanes",
     cost="GPUs that copy to or from the host at the same time each get a share of the uplink",
-    fix="if slots are free, move cards; else let the GPUs' ranks load their batches at different times, or prefetch",
-    when_wrong="traffic between GPUs and NICs behind the same switch does not use the uplink, as servers intend",
+    fix="move cards if slots are free; otherwise load the ranks' batches at different times, or prefetch",
+    when_wrong="servers are built this way: traffic between GPUs and NICs behind one switch does not use the uplink",
     traffic="pcie",
 )
 def shared_uplink(machine: Machine) -> CheckOutcome:
@@ -71,12 +71,12 @@ def shared_uplink(machine: Machine) -> CheckOutcome:
         ports = [node for node in path_up(by_id, gpu) if node.kind in ("root_port", "chipset_port")]
         if ports:
             gpus_by_port[ports[-1].id].append(gpu.id)
-    need(list(gpus_by_port), "no GPU's root port is in what was read")
+    need(list(gpus_by_port), "the input shows no GPU's root port")
     shared = {port: users for port, users in gpus_by_port.items() if len(users) > 1}
     if not shared:
         num_missing = len(gpus) - len(gpus_by_port)
         separate = ok(f"{len(gpus_by_port)} GPUs, each behind a separate root port")
-        return with_missing(separate, num_missing, "GPUs have no root port in what was read")
+        return with_missing(separate, num_missing, "GPUs have no root port in the input")
     parts = [f"{', '.join(users)} behind {port}, {_bandwidth(by_id[port].link)}" for port, users in shared.items()]
     more = "; ..." if len(parts) > 4 else ""
     return info(f"shared: {'; '.join(parts[:4])}{more}")
@@ -97,15 +97,15 @@ def _bandwidth(link: PcieLink | None) -> str:
     read="sysfs: root ports at 0000:00:1b to 0000:00:1d of Intel, and switches 43xx and 57ad of AMD, are the chipset's",
     expected="GPUs, NICs of the fabric and NVMe disks are on the CPU's own ports",
     source="Intel chipset datasheets: the chipset's ports share one DMI link; https://pci-ids.ucw.cz for AMD's",
-    cost="all devices of the chipset share its one link, often 4 to 8 GB/s, and each copy takes longer",
+    cost="all devices behind the chipset share one link, often 4 to 8 GB/s, so each copy takes longer",
     fix="move the card to a slot of the CPU",
-    when_wrong="a chipset newer than this list is mistaken for a switch of the board",
+    when_wrong="a chipset that is newer than this list is mistaken for a switch on the board",
     traffic="pcie",
 )
 def chipset(machine: Machine) -> CheckOutcome:
     topology = _tree(machine)
     if "sysfs" not in topology.sources:
-        raise NotReadError("only sysfs gives the vendor of a root port")
+        raise NotReadError("only sysfs shows the vendor of a root port")
     by_id = {node.id: node for node in topology.nodes}
     behind: dict[str, list[str]] = {"gpu": [], "nic": [], "storage": []}
     for node in topology.nodes:
@@ -122,7 +122,7 @@ def chipset(machine: Machine) -> CheckOutcome:
     other_vendors = sorted(vendors - _CHIPSET_VENDORS)
     if other_vendors:
         raise NotReadError(f"the vendor of the root ports is {named(other_vendors)}, whose chipsets are unknown")
-    return ok("none of those found is behind a chipset")
+    return ok("no device that was found is behind a chipset")
 
 
 @check(
@@ -132,7 +132,7 @@ def chipset(machine: Machine) -> CheckOutcome:
     read=_READ + ": lanes of each link, current and maximum (speed is not judged: an idle link is slow)",
     expected="each link of a GPU or NIC, up to the CPU, has all the lanes that both of its ends support",
     source="vendor: what both ends of the link report as their maximum",
-    cost="half the lanes are half the bandwidth, for everything below that link",
+    cost="half the lanes mean half the bandwidth for everything below that link",
     fix="reseat the card, riser or cable; check bifurcation in the firmware",
     when_wrong="switch ports that are wired to fewer lanes by design",
     traffic="pcie",
@@ -160,10 +160,10 @@ def narrow_path(machine: Machine) -> CheckOutcome:
                 narrow[switch.id] = f"{switch.id} (switch): x{uplink.now} of x{uplink.most}"
                 shares.append(uplink.now / min(uplink.most, lanes.most))
     if not num_read:
-        raise NotReadError("no link of a GPU or NIC gives its current and maximum lanes")
+        raise NotReadError("no link of a GPU or NIC reports its current and maximum lanes")
     if narrow:
         return warn(f"PCIe lanes are missing: {named(narrow.values())}", bandwidth_share=min(shares))
-    return with_missing(ok(f"{num_read} devices have all their lanes"), num_missing, "devices gave no value")
+    return with_missing(ok(f"{num_read} devices have all their lanes"), num_missing, "devices reported no value")
 
 
 class _Lanes(NamedTuple):
@@ -203,7 +203,7 @@ def _nearness(machine: Machine) -> Nearness:
                 near[gpu][nic] = pair.relation
     if not near:
         machine.need_rdma_device()
-        raise NotReadError("no pair of a GPU and an RDMA NIC is in what was read")
+        raise NotReadError("the input has no pair of a GPU and an RDMA NIC")
     return near
 
 
@@ -247,11 +247,11 @@ def _incomplete(machine: Machine, near: Nearness) -> set[str]:
     "network",
     topic="distance between GPUs and NICs",
     read=_MATRIX,
-    expected="PIX or PXB: behind one PCIe switch; SYS is across the link between sockets",
+    expected="PIX or PXB (behind one PCIe switch); SYS crosses the link between sockets",
     source="NCCL documentation: NCCL_NET_GDR_LEVEL and NCCL's path types",
-    cost="SYS: GPUDirect is not used by default, and each message crosses two sockets and host memory",
+    cost="with SYS, GPUDirect is off by default, and each message crosses two sockets and host memory",
     fix="move NICs or GPUs between slots; in a virtual machine, give NCCL the vendor's topology file",
-    when_wrong="virtual machines hide switches: every relation is then PHB, NODE or SYS",
+    when_wrong="virtual machines hide switches, so every pair shows as PHB, NODE or SYS",
     traffic="network",
 )
 def nic_distance(machine: Machine) -> CheckOutcome:
@@ -274,7 +274,7 @@ def _distance(machine: Machine, nearest: Mapping[str, str]) -> CheckOutcome:
     if num_near == len(nearest):
         return ok(f"{num_near} GPUs have a NIC at PIX or PXB")
     if not num_near and machine.is_surely_virtual:
-        raise NotReadError("this virtual machine hides the switches: no GPU and NIC appear to share one")
+        raise NotReadError("this virtual machine hides the switches: so no GPU and NIC appear to share a switch")
     if across_sockets and _are_numa_nodes(machine, across_sockets):
         raise NotReadError(
             f"SYS for {named(across_sockets)}: these GPUs are separate NUMA nodes (Grace), so SYS does not show "
@@ -302,7 +302,7 @@ def _are_numa_nodes(machine: Machine, gpus: list[str]) -> bool:
     source="NCCL takes the nearest NIC of each GPU",
     cost="GPUs that share a NIC get half its bandwidth while another NIC idles",
     fix="set NCCL_CROSS_NIC or NCCL_IB_HCA with care, or move cards",
-    when_wrong="NICs for storage or management count as NICs of the fabric",
+    when_wrong="NICs for storage or management are counted like NICs of the fabric",
     traffic="network",
 )
 def nic_share(machine: Machine) -> CheckOutcome:
@@ -333,11 +333,11 @@ def _is_nearest(nic: str, relations: Mapping[str, str]) -> bool:
     "host",
     topic="NUMA nodes of the GPUs",
     read="sysfs numa_node of each GPU (-1: unknown), else `nvidia-smi topo -m`, NUMA Affinity",
-    expected="a number for each GPU",
+    expected="a NUMA node for each GPU",
     source="Linux kernel documentation, sysfs-bus-pci",
-    cost="ranks cannot be bound near their GPU: copies cross sockets by chance",
+    cost="ranks cannot be bound near their GPUs, so copies cross sockets by chance",
     fix="pass the topology through to the virtual machine, or turn on NUMA in the firmware",
-    when_wrong="a machine with one NUMA node needs none",
+    when_wrong="a machine with one NUMA node does not need it",
 )
 def numa_known(machine: Machine) -> CheckOutcome:
     topology = _topology(machine)
@@ -355,13 +355,13 @@ def numa_known(machine: Machine) -> CheckOutcome:
         return ok(f"{len(gpus)} GPUs on NUMA nodes {named(distinct_lists)}")
     num_nodes = sum(name.startswith("node") for name in machine.names("/sys/devices/system/node"))
     if num_nodes == 1:
-        return ok("there is one NUMA node")
+        return ok("there is only one NUMA node")
     unknown = named(gpu.id for gpu in without_node)
     if num_nodes:
         return warn(f"the NUMA node is unknown for {unknown} on a machine with {num_nodes} NUMA nodes")
     if node_lists:
-        raise NotReadError(f"which of the NUMA nodes {named(distinct_lists)} is the GPUs' is unknown")
-    raise NotReadError(f"unknown for {unknown}, and the number of NUMA nodes was not read")
+        raise NotReadError(f"it is unknown which of the NUMA nodes {named(distinct_lists)} the GPUs are on")
+    raise NotReadError(f"unknown for {unknown}, and the number of NUMA nodes is unknown")
 
 
 def _numa_node_list(gpu: TopologyNode) -> str | None:
@@ -403,7 +403,7 @@ def _cpus_near(machine: Machine) -> dict[str, frozenset[int]]:
     "host",
     topic="CPUs near the GPUs",
     read="/proc/self/status Cpus_allowed_list, against sysfs local_cpulist or `nvidia-smi topo -m`, CPU Affinity",
-    expected="this process can use a CPU of each GPU's NUMA node; a rank (with LOCAL_RANK), a CPU near its GPU",
+    expected="this process can use a CPU in each GPU's NUMA node; a rank (with LOCAL_RANK), one near its GPU",
     source="NCCL and PyTorch tuning guides: bind ranks near their GPU",
     cost="each copy to the GPU and each kernel launch crosses sockets",
     fix="`numactl --cpunodebind=N --membind=N`, `torchrun --numa-binding=node`, or `srun --cpu-bind`",
@@ -412,7 +412,7 @@ def _cpus_near(machine: Machine) -> dict[str, frozenset[int]]:
 def cpu_binding(machine: Machine) -> CheckOutcome:
     allowed = machine.cpus_allowed
     near = _cpus_near(machine)
-    need(list(near), "which CPUs are near which GPU was not read")
+    need(list(near), "the input does not show which CPUs are near which GPU")
     own_gpu = _own_gpu(machine, list(near))
     shown = cpu_list_text(allowed)
     if own_gpu is not None:
@@ -427,7 +427,7 @@ def cpu_binding(machine: Machine) -> CheckOutcome:
     except NotReadError:
         num_gpus = len(machine.matrix.gpus)
     outcome = ok(f"some of {shown} are near each of {len(near)} GPUs")
-    return with_missing(outcome, num_gpus - len(near), "GPUs did not give their nearest CPUs")
+    return with_missing(outcome, num_gpus - len(near), "GPUs did not report their nearest CPUs")
 
 
 def _own_gpu(machine: Machine, gpus: list[str]) -> str | None:

@@ -18,12 +18,12 @@ _STANDARD_FILE = "/var/run/nvidia-topologyd/virtualTopology.xml"
     "topology-nccl-file",
     "software",
     topic="NCCL topology file",
-    read="the XML of NCCL_TOPO_FILE, or the one given, against sysfs cpulist of each NUMA node",
+    read="the XML of NCCL_TOPO_FILE, or the one given, compared with sysfs cpulist of each NUMA node",
     expected="a separate CPU mask per NUMA node, equal to the kernel's; no switch with a slower link than those below",
     source="known defects of published files: equal or swapped masks, links of virtual bridges",
     cost="NCCL binds its threads to CPUs of the wrong socket, or plans with a bandwidth that does not exist",
     fix="use the vendor's current file, or correct `affinity`, `link_speed` and `link_width`",
-    when_wrong="the file is for another machine",
+    when_wrong="the file is meant for another machine",
     traffic="gpus",
 )
 def nccl_file(machine: Machine) -> CheckOutcome:
@@ -92,9 +92,9 @@ def _link_bytes_per_s(node: TopologyNode, *, least_width: int | None = None) -> 
     "software",
     topic="NCCL topology file in a virtual machine",
     read="NCCL_TOPO_FILE; /var/run/nvidia-topologyd/virtualTopology.xml; whether this is a virtual machine",
-    expected="a topology file, in a virtual machine with 4 or more GPUs and RDMA NICs",
+    expected="a topology file, if a virtual machine has 4 or more GPUs and RDMA NICs",
     source="Azure and AWS image documentation; nccl issues (51 to 365 GB/s with the file)",
-    cost="NCCL pairs GPUs with far NICs and builds rings across sockets: a fraction of the bandwidth",
+    cost="NCCL pairs GPUs with distant NICs and builds rings across sockets, with a fraction of the bandwidth",
     fix="set NCCL_TOPO_FILE to the vendor's file for this machine type",
     when_wrong="the vendor's network plugin brings a separate file (aws-ofi-nccl)",
     traffic="gpus",
@@ -109,7 +109,7 @@ def nccl_file_missing(machine: Machine) -> CheckOutcome:
         return ok(_STANDARD_FILE)
     num_gpus = machine.num_gpus
     if num_gpus < 4:
-        return info(f"{num_gpus} GPUs need none")
+        return info(f"{num_gpus} GPUs do not need a topology file")
     machine.need_rdma_device()
     return warn(f"this virtual machine has {num_gpus} GPUs and RDMA devices, and no topology file")
 

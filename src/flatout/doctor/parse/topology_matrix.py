@@ -76,13 +76,13 @@ class _Affinity(msgspec.Struct, frozen=True):
 def parse_topology_matrix(text: str) -> TopologyMatrix:
     """Parse the first matrix of the text that is not `-p2p`. Raises ValueError if there is none."""
     connections = [matrix for matrix in matrices(text) if not matrix.is_peer_to_peer]
-    return _only(connections, "no row of a topology matrix")
+    return _only(connections, "the text has no row of a topology matrix")
 
 
 def parse_peer_to_peer(text: str) -> TopologyMatrix:
     """Parse the first matrix of `-p2p`. Raises ValueError if there is none."""
     peer_to_peer = [matrix for matrix in matrices(text) if matrix.is_peer_to_peer]
-    return _only(peer_to_peer, "no row of a matrix of -p2p")
+    return _only(peer_to_peer, "the text has no row of a -p2p matrix")
 
 
 def matrices(text: str) -> list[TopologyMatrix]:
@@ -109,7 +109,7 @@ def _only(candidates: list[TopologyMatrix], error: str) -> TopologyMatrix:
     first, *others = candidates
     if all(other.cells == first.cells for other in others):
         return first
-    problem = f"{len(others)} more matrices in the text differ from the first and are skipped: give one host per file"
+    problem = f"{len(others)} more matrices in the text differ from the first and are skipped: pass one host per file"
     return msgspec.structs.replace(first, problems=(problem, *first.problems))
 
 
@@ -118,7 +118,7 @@ def _parse(text: str) -> TopologyMatrix:
     lines = [_without_underline(line) for line in text.splitlines()]
     rows = [row for number, line in enumerate(lines) if (row := _read_row(number, line))]
     if not rows:
-        raise ValueError("no row of a topology matrix")
+        raise ValueError("the text has no row of a topology matrix")
     header = _find_header(lines)
     collected = _Collected(header, rows, is_wrapped=_is_wrapped(lines, rows))
     num_gpus = sum(column.startswith("GPU") for column in collected.columns)
@@ -158,7 +158,7 @@ class _Collected:
         self.problems: list[str] = []
         self.is_wrapped = is_wrapped
         if is_wrapped:
-            self.problems.append("the lines are wrapped, as in a narrow terminal: only their first parts are read")
+            self.problems.append("the lines are wrapped, as by a narrow terminal, and only their first parts are read")
         if header is None:
             self.columns = [row.device for row in rows]
             self.num_affinity_columns = len(_AFFINITY_COLUMNS)

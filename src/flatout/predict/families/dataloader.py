@@ -57,12 +57,12 @@ def _batch_s(situation: Situation) -> float | str:
     """Return the seconds of work that one step's batches cost one process, on the slowest rank."""
     seen_s = situation.spent_s(Spent.DATA_LOADING)
     if seen_s <= 0:
-        return "no time of the trace is the loader's"
+        return "the trace has no time of the data loader"
     names = [t.facts.loader_name for t in situation.job.timelines if t.facts and t.facts.loader_name]
     if situation.facts.loader_workers == 0 or any(SINGLE_PROCESS in name for name in names):
         return seen_s
     if situation.facts.loader_workers is None:
-        return "the present number of workers is unknown"
+        return "the current number of workers is unknown"
     if not situation.pace_s:
         return "the workers keep up, so the trace does not show what a batch costs"
     return situation.pace_s * situation.facts.loader_workers
@@ -71,7 +71,7 @@ def _batch_s(situation: Situation) -> float | str:
 def prefetch(situation: Situation, change: Change) -> Scenarios | str:
     del change
     if situation.spent_s(Spent.DATA_LOADING) <= 0:
-        return "no time of the trace is the loader's"
+        return "the trace has no time of the data loader"
 
     def apply(edits: Edits, factor: float) -> None:
         for edit in edits.values():
@@ -83,7 +83,7 @@ def prefetch(situation: Situation, change: Change) -> Scenarios | str:
         worst=1.0,
         best=0.5,
         how="waits for batches that take unequally long are evened out",
-        assumptions=("how unequal batches are does not show in a few steps: a prior of 10 % of the waits",),
+        assumptions=("a few steps do not show how unequal batches are: 10 % of the waits is a prior",),
     )
 
 

@@ -26,7 +26,7 @@ def bucket(situation: Situation, change: Change) -> Scenarios | str:
         return "the trace has no all-reduce whose size is known"
     groups = {rank: list(_groups(situation, rank, size)) for rank in situation.tracks}
     if not any(len(rows) > 1 for found in groups.values() for rows, _ in found):
-        return "the buckets of the trace are not smaller: how gradients would be divided does not show"
+        return "the buckets of the trace are not smaller: the trace does not show how gradients would be divided"
 
     def apply(edits: Edits, factor: float) -> None:
         for rank, found in groups.items():
@@ -49,7 +49,7 @@ def bucket(situation: Situation, change: Change) -> Scenarios | str:
             f"all-reduces are joined up to {change.value} MiB; one costs "
             f"{cost.alpha_ns / 1e3:.0f} us and {1 / max(cost.beta_ns_per_byte, 1e-9):.3g} GB/s"
         ),
-        assumptions=("the rate of large messages is that of the trace's",),
+        assumptions=("large messages have the rate of the trace's",),
     )
 
 
@@ -159,13 +159,13 @@ def bucket_view(situation: Situation, change: Change) -> Scenarios | str:
         worst=1.0,
         best=0.0,
         how="copies between gradients and buckets, of those on the device, are gone",
-        assumptions=("which copies are DDP's does not show: 60 % of their time",),
+        assumptions=("the trace does not show which copies are DDP's: 60 % of their time is a prior",),
     )
 
 
 def static_graph(situation: Situation, change: Change) -> str:
     del situation, change
-    return "what the search for unused parameters costs does not show in a trace"
+    return "a trace does not show what the search for unused parameters costs"
 
 
 MODELS = {

@@ -47,7 +47,7 @@ def tf32(situation: Situation, change: Change) -> Scenarios | str:
         worst=0.4,
         best=1.3,
         how="fp32 matrix multiplications run on tensor cores",
-        assumption="a prior: on H100 TF32 has 7 times the rate of fp32, and gets there in part",
+        assumption="a prior: on H100 TF32 has 7 times the rate of fp32, of which a part is reached",
     )
 
 
@@ -110,7 +110,7 @@ def fused_attention(situation: Situation, change: Change) -> Scenarios | str:
         worst=-0.2,
         best=3.0,
         how="attention never writes its scores",
-        assumption="a prior: which kernels are attention's does not show",
+        assumption="a prior: the trace does not show which kernels belong to attention",
     )
 
 

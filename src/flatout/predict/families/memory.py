@@ -16,7 +16,7 @@ def _less_allocation(situation: Situation, *, likely: float, worst: float, best:
         worst=worst,
         best=best,
         how=how,
-        assumption="steps of the trace free and allocate as all steps do",
+        assumption="the traced steps free and allocate like all other steps",
         without=(Node.FREE,),
     )
 
@@ -40,7 +40,7 @@ def collection(situation: Situation, change: Change) -> Scenarios | str:
 
 def checkpointing(situation: Situation, change: Change) -> str:
     del situation, change
-    return "it is for memory: a step takes longer by up to one more forward"
+    return "it saves memory: a step takes longer by up to one more forward pass"
 
 
 MODELS = {

@@ -32,7 +32,7 @@ def threads(situation: Situation, change: Change) -> Scenarios | str:
         worst=1.05,
         best=0.7,
         how="host work with another number of threads",
-        assumption="a prior: launch work is of one thread, only tensor work on the host gains",
+        assumption="a prior: launches use one thread, so only tensor work on the host gains",
     )
 
 
@@ -40,7 +40,7 @@ def threads_cpu(situation: Situation, change: Change) -> Scenarios | str:
     """Scale compute by Amdahl's law from the current to the new number of threads."""
     now = situation.facts.threads_per_rank
     if now is None:
-        return "the present number of threads per rank is unknown"
+        return "the current number of threads per rank is unknown"
     ratio = _amdahl(int(change.value)) / _amdahl(now)
     return host_time(
         situation,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from flatout.probe.ceilings.benchmark import Benchmark
 from flatout.probe.ceilings.bus import COLLECTIVES, bus_factor
-from flatout.probe.ceilings.case import Case
 from flatout.probe.ceilings.queued import device_seconds
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 10, 1 << 30
@@ -60,7 +60,7 @@ def bytes_needed(size: int, *, is_gpu: bool) -> int:
 
 
 class Collectives:
-    """The cases of one rank. Every rank creates the same cases in the same order."""
+    """The benchmarks of one rank. Every rank creates the same benchmarks in the same order."""
 
     def __init__(self, torch: Any, device: Any, *, largest: int, step: int, hosts: Sequence[int]) -> None:
         self.torch, self.device = torch, device
@@ -76,27 +76,27 @@ class Collectives:
                 if self.rank in group:
                     self.groups[shape] = (group, made)
         count = self.sizes[-1] // 4
-        # One pair of buffers for all cases: each uses the part that it needs.
+        # One pair of buffers for all benchmarks: each uses the part that it needs.
         self.input = torch.zeros(count, device=device)
         self.output = torch.zeros(count, device=device)
 
-    def cases(self) -> Iterator[Case]:
+    def benchmarks(self) -> Iterator[Benchmark]:
         for shape, mine in self.groups.items():
             for name in COLLECTIVES:
                 for size in self.sizes:
-                    yield self._case(name, shape, mine, size)
+                    yield self._benchmark(name, shape, mine, size)
 
-    def _case(self, name: str, shape: str, mine: tuple[tuple[int, ...], Any] | None, size: int) -> Case:
+    def _benchmark(self, name: str, shape: str, mine: tuple[tuple[int, ...], Any] | None, size: int) -> Benchmark:
         labels = {"group": shape, "backend": self.backend, "dtype": "fp32"}
         if mine is None:  # an odd rank without a partner
-            return Case(
+            return Benchmark(
                 name=name, unit="B/s", work=1.0, call=lambda: None, check=lambda: None, checked="", who="group",
                 labels={**labels, "size": None, "members": ()}, curve=f"{name} {shape} {size}",
             )  # fmt: skip
         members, group = mine
         n = len(members)
         count = max(1, size // 4 // n) * n  # every member's share has the same size
-        return Case(
+        return Benchmark(
             name=name,
             unit="B/s",
             work=count * 4 * bus_factor(name, n),

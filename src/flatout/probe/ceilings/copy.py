@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from flatout.probe.ceilings.case import Case, Who
+from flatout.probe.ceilings.benchmark import Benchmark, Who
 
 CHECKED = "every element"
 
 
-def torch_cases(torch: Any, device: Any, *, who: Who, array_bytes: int, threads: int | None) -> Iterator[Case]:
+def torch_benchmarks(
+    torch: Any, device: Any, *, who: Who, array_bytes: int, threads: int | None
+) -> Iterator[Benchmark]:
     count = array_bytes // 4
     made: dict[str, Any] = {}
 
@@ -41,7 +43,7 @@ def torch_cases(torch: Any, device: Any, *, who: Who, array_bytes: int, threads:
         a, b, _ = arrays()
         a.fill_(float("nan"))
         copy()
-        return None if torch.equal(a, b) else f"{int((a != b).sum())} of {count} elements are not what was copied"
+        return None if torch.equal(a, b) else f"{int((a != b).sum())} of {count} elements differ from what was copied"
 
     def check_triad() -> str | None:
         a, b, c = arrays()
@@ -57,7 +59,7 @@ def torch_cases(torch: Any, device: Any, *, who: Who, array_bytes: int, threads:
     labels = {"dtype": "fp32", "size": array_bytes, "backend": "torch", "threads": threads}
     kinds = [("memory_copy", 2, copy, check_copy)] if device.type == "cuda" else []  # on a CPU, memcpy is faster
     for name, factor, call, check in (*kinds, ("memory_triad", 3, triad, check_triad)):
-        yield Case(
+        yield Benchmark(
             name=name,
             unit="B/s",
             work=float(factor * count * 4),
@@ -70,8 +72,8 @@ def torch_cases(torch: Any, device: Any, *, who: Who, array_bytes: int, threads:
         )
 
 
-def memcpy_case(*, who: Who, array_bytes: int, threads: int) -> Case:
-    """Return the case of the C library's memcpy, one part per thread: numpy calls it, and it bypasses the caches."""
+def memcpy_benchmark(*, who: Who, array_bytes: int, threads: int) -> Benchmark:
+    """Return the benchmark of the C library's memcpy, one part per thread: numpy calls it; it bypasses the caches."""
     count = array_bytes // 4
     made: dict[str, Any] = {}
 
@@ -90,9 +92,9 @@ def memcpy_case(*, who: Who, array_bytes: int, threads: int) -> Case:
         parts()
         made["a"].fill(np.nan)
         call()
-        return None if np.array_equal(made["a"], made["b"]) else "elements are not what was copied"
+        return None if np.array_equal(made["a"], made["b"]) else "elements differ from what was copied"
 
-    return Case(
+    return Benchmark(
         name="memory_copy",
         unit="B/s",
         work=2.0 * count * 4,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.probe.ceilings.case import CannotMeasureError, Case
+from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError
 
 _IMAGE = (384, 512, 3)  # about the mean size of ImageNet's photographs
 _TEXT_BYTES = 1 << 20
@@ -24,7 +24,7 @@ _MOST_OFF = 4.0
 _DECODERS = {"Pillow": "PIL", "torchvision": "torchvision"}
 
 
-def cases() -> Iterator[Case]:
+def benchmarks() -> Iterator[Benchmark]:
     for backend, module in _DECODERS.items():
         if importlib.util.find_spec(module) is not None:
             yield _jpeg(backend)
@@ -73,7 +73,7 @@ def _torchvision() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], Call
     return pack, decode, lambda image: image.permute(1, 2, 0).numpy()
 
 
-def _jpeg(backend: str) -> Case:
+def _jpeg(backend: str) -> Benchmark:
     made: list[Any] = []  # the library, the picture and its bytes, created when first needed
     labels: dict[str, Any] = {"shape": _IMAGE, "threads": 1, "backend": backend}
 
@@ -105,7 +105,7 @@ def _jpeg(backend: str) -> Case:
         decode, _, _, data = made
         decode(data)
 
-    return Case(
+    return Benchmark(
         name="decode_jpeg",
         unit="1/s",
         work=1.0,
@@ -117,8 +117,8 @@ def _jpeg(backend: str) -> Case:
     )
 
 
-def _zlib() -> Case:
-    """Return the case of decompressing text whose words are as frequent as in a language."""
+def _zlib() -> Benchmark:
+    """Return the benchmark of decompressing text whose words are as frequent as in a language."""
     random = np.random.default_rng(5)
     words = [bytes(random.integers(97, 123, size=length, dtype=np.uint8)) for length in random.integers(2, 10, 4096)]
     order = np.minimum(random.zipf(1.3, _TEXT_BYTES // 4), len(words)) - 1
@@ -126,12 +126,12 @@ def _zlib() -> Case:
     data = zlib.compress(text, 6)
 
     def check() -> str | None:
-        return None if zlib.decompress(data) == text else "what came out is not what was packed"
+        return None if zlib.decompress(data) == text else "the output differs from what was packed"
 
     def call() -> None:
         zlib.decompress(data)
 
-    return Case(
+    return Benchmark(
         name="decode_zlib",
         unit="B/s",
         work=float(len(text)),

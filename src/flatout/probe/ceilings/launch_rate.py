@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.probe.ceilings.case import Case
+from flatout.probe.ceilings.benchmark import Benchmark
 
 _CALLS = 200
 
 
-def torch_case(torch: Any, device: Any) -> Case:
+def torch_benchmark(torch: Any, device: Any) -> Benchmark:
     is_gpu = device.type == "cuda"
     made: list[Any] = []  # the counter, created when first needed
 
@@ -29,7 +29,7 @@ def torch_case(torch: Any, device: Any) -> Case:
         counted = int(counter.item())
         return None if counted == _CALLS else f"{counted} of {_CALLS} calls were carried out"
 
-    return Case(
+    return Benchmark(
         name="kernel_launch" if is_gpu else "operator_dispatch",
         unit="1/s",
         work=float(_CALLS),

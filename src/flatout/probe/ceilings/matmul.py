@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
+from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError, Who
 
 GPU_SHAPES = (
     *((n, n, n) for n in (1024, 2048, 4096, 8192)),
@@ -54,16 +54,16 @@ def wrong_entries(a: Any, b: Any, c: Any, dtype: str) -> str | None:
     return f"{int(bad.sum())} of {len(c)} entries are wrong: {c[at]:.6g} where {exact[at]:.6g} is right"
 
 
-def numpy_cases() -> Iterator[Case]:
+def numpy_benchmarks() -> Iterator[Benchmark]:
     random = np.random.default_rng(1)
     for m, n, k in CPU_SHAPES:
         a = (random.random((m, k), np.float32) - 0.5).astype(np.float32)
         b = (random.random((k, n), np.float32) - 0.5).astype(np.float32)
         c = np.empty((m, n), np.float32)
-        yield _numpy_case(a, b, c)
+        yield _numpy_benchmark(a, b, c)
 
 
-def _numpy_case(a: Any, b: Any, c: Any) -> Case:
+def _numpy_benchmark(a: Any, b: Any, c: Any) -> Benchmark:
     (m, k), n = a.shape, b.shape[1]
 
     def check() -> str | None:
@@ -72,7 +72,7 @@ def _numpy_case(a: Any, b: Any, c: Any) -> Case:
         i, j = np.random.default_rng(2).integers((m, n), size=(_NUM_ENTRIES, 2)).T
         return wrong_entries(a[i].astype(np.float64), b[:, j].T.astype(np.float64), c[i, j].astype(np.float64), "fp32")
 
-    return Case(
+    return Benchmark(
         name="matmul",
         unit="FLOP/s",
         work=2.0 * m * n * k,
@@ -89,12 +89,14 @@ def _discard(_: Any) -> None:
     pass
 
 
-def torch_cases(torch: Any, device: Any, *, who: Who, shapes: tuple[tuple[int, int, int], ...]) -> Iterator[Case]:
-    """Yield the cases by operand type, small shapes first. A type that the device lacks raises when it is tried."""
+def torch_benchmarks(
+    torch: Any, device: Any, *, who: Who, shapes: tuple[tuple[int, int, int], ...]
+) -> Iterator[Benchmark]:
+    """Yield the benchmarks by operand type, small shapes first. A type that the device lacks raises when tried."""
     operands = Operands(torch, device, shapes)
     for dtype in ("fp32", "bf16") if device.type == "cpu" else ("fp32", "tf32", "bf16", "fp16", "fp8"):
         for shape in shapes:
-            yield _torch_case(torch, device, dtype, shape, who, operands)
+            yield _torch_benchmark(torch, device, dtype, shape, who, operands)
 
 
 def fitting(shapes: tuple[tuple[int, int, int], ...], free: float) -> tuple[tuple[int, int, int], ...]:
@@ -159,9 +161,9 @@ def lacks(torch: Any, device: Any) -> dict[str, str]:
     """Return the operand types that are not measured on this device, and why."""
     if device.type == "cpu":
         return {
-            "matmul tf32": "a CPU has none",
-            "matmul fp16": "no CPU is known to train with it",
-            "matmul fp8": "a CPU has none",
+            "matmul tf32": "CPUs do not support it",
+            "matmul fp16": "no CPU is known to be used for training with it",
+            "matmul fp8": "CPUs do not support it",
         }
     if torch.version.hip:
         found = {"matmul tf32": "on AMD a library's settings decide whether it is used"}
@@ -182,7 +184,9 @@ def _architecture(torch: Any, device: Any) -> str:
     return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
 
 
-def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int], who: Who, operands: Operands) -> Case:
+def _torch_benchmark(
+    torch: Any, device: Any, dtype: str, shape: tuple[int, int, int], who: Who, operands: Operands
+) -> Benchmark:
     m, n, k = shape
     made: list[Any] = []  # a, b, c, and fp8's scale, created when first needed
 
@@ -211,7 +215,7 @@ def _torch_case(torch: Any, device: Any, dtype: str, shape: tuple[int, int, int]
         call()
         return wrong_product(torch, a, b, c, dtype)
 
-    return Case(
+    return Benchmark(
         name="matmul",
         unit="FLOP/s",
         work=2.0 * m * n * k,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     path: str | None = None
     allow_write: bool = False
@@ -39,8 +39,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int
 
 
-class RawCase(msgspec.Struct, kw_only=True):
-    """One case as one rank saw it."""
+class RawBenchmark(msgspec.Struct, kw_only=True):
+    """One benchmark as one rank saw it."""
 
     name: str
     unit: str
@@ -57,7 +57,7 @@ class RawCase(msgspec.Struct, kw_only=True):
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):
-    cases: tuple[tuple[RawCase, ...], ...]  # by rank; the same cases in the same order
+    benchmarks: tuple[tuple[RawBenchmark, ...], ...]  # by rank; the same benchmarks in the same order
     devices: tuple[str, ...]
     hosts: tuple[str, ...]
     is_gpu: bool

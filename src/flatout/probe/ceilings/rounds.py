@@ -1,4 +1,4 @@
-"""Run the measurements: warm and check each case once, then repeat all of them in rounds until the time is up.
+"""Run the measurements: warm and check each benchmark once, then repeat all of them in rounds until the time is up.
 
 Each round goes through all measurements once, so that a quiet minute favours none of them. The first rank decides
 which measurements are dropped and when the rounds end; the other ranks follow. A measurement that fails on one rank is
@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flatout.probe.ceilings.case import CannotMeasureError, Case, Who
+from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError, Who
+from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
 from flatout.probe.ceilings.queued import calls_of
-from flatout.probe.ceilings.raw import RawCase, Settings, key_of
-from flatout.probe.ceilings.team import Team, tell
-from flatout.probe.ceilings.whereabouts import Whereabouts
+from flatout.probe.ceilings.rank_group import RankGroup, tell
+from flatout.probe.ceilings.raw import BenchSettings, RawBenchmark, key_of
 from flatout.probe.limits import allowed_cores
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
@@ -37,38 +37,41 @@ _PEERS_PATIENCE_S = 20.0  # of a rank that failed in a collective: the others ma
 class Rounds:
     def __init__(
         self,
-        cases: list[Case],
-        settings: Settings,
-        team: Team,
+        benchmarks: list[Benchmark],
+        settings: BenchSettings,
+        rank_group: RankGroup,
         torch: Any,
         began: float,
         is_gpu: bool,
-        where: Whereabouts,
+        where: CurrentBenchmark,
     ) -> None:
         self._where, self._without = where, settings.without
         self._is_replaced = settings.meeting_file is not None  # by a new set of ranks, if a rank is lost
-        self._keys = [key_of(case.name, case.labels) for case in cases]
+        self._keys = [key_of(benchmark.name, benchmark.labels) for benchmark in benchmarks]
         self._failed: dict[int, str] = {}  # in this round, on this rank
-        self.cases, self.team, self._torch = cases, team, torch
+        self.benchmarks, self.rank_group, self._torch = benchmarks, rank_group, torch
         self._began, self._time_s = began, settings.time_s
         self._sample_s = _GPU_SAMPLE_S if is_gpu else _CPU_SAMPLE_S
         self._is_gpu = is_gpu
         self._round_s = self._reserved_s = 0.0
         self._all_cores = max(1, int(allowed_cores()))
-        self._calls = [0] * len(cases)  # calls in one repetition; 0: dropped
-        self._cost_s, self._first_s, self._check_s = ([0.0] * len(cases) for _ in range(3))
+        self._calls = [0] * len(benchmarks)  # calls in one repetition; 0: dropped
+        self._cost_s, self._first_s, self._check_s = ([0.0] * len(benchmarks) for _ in range(3))
         self._check_again: list[int] = []
         self.not_measured: dict[str, str] = {}
-        self.found = [RawCase(name=case.name, unit=case.unit, work=case.work, checked=case.checked) for case in cases]
-        for case, one in zip(cases, self.found, strict=True):
-            one.labels = dict(case.labels)
+        self.found = [
+            RawBenchmark(name=benchmark.name, unit=benchmark.unit, work=benchmark.work, checked=benchmark.checked)
+            for benchmark in benchmarks
+        ]
+        for benchmark, one in zip(benchmarks, self.found, strict=True):
+            one.labels = dict(benchmark.labels)
 
-    def _takes_part(self, case: Case) -> bool:
-        return case.who != "first" or self.team.rank == 0
+    def _takes_part(self, benchmark: Benchmark) -> bool:
+        return benchmark.who != "first" or self.rank_group.rank == 0
 
     def _threads(self, who: Who) -> None:
         if self._torch is not None and not self._is_gpu:
-            here = self.team.hosts.count(socket.gethostname())
+            here = self.rank_group.hosts.count(socket.gethostname())
             self._torch.set_num_threads(self._all_cores if who == "first" else max(1, self._all_cores // here))
 
     def _left_s(self) -> float:
@@ -80,47 +83,53 @@ class Rounds:
         Each curve gets an equal part of the time that is left; what some curves do not use, others get in another pass.
         """
         until = time.monotonic() + self._left_s() * _SHARE_OF_WARMING
-        waiting = list(range(len(self.cases)))
+        waiting = list(range(len(self.benchmarks)))
         failed: dict[str, str] = {}
         for _ in range(_PASSES):
             waiting = self._warm(waiting, until, failed)
         for index in waiting:
-            self._drop(index, "there was no time for it: --time")
+            self._drop(index, "there was not enough time: raise --time")
 
     def _warm(self, indexes: list[int], until: float, failed: dict[str, str]) -> list[int]:
         """Return the measurements that no time was left for.
 
         The cost of a curve's next size is assumed to grow in proportion to its work.
         """
-        curves = {index: self.cases[index].curve or f"#{index}" for index in indexes}
+        curves = {index: self.benchmarks[index].curve or f"#{index}" for index in indexes}
         ended: set[str] = set()  # only the first rank's set counts
         spent: dict[str, float] = {}
         left_out: list[int] = []
         for place, index in enumerate(indexes):
-            case, curve = self.cases[index], curves[index]
+            benchmark, curve = self.benchmarks[index], curves[index]
             if curve in failed:
                 self._drop(index, failed[curve])
                 continue
-            before = index - 1 if index and case.curve and self.cases[index - 1].curve == case.curve else None
+            before = (
+                index - 1 if index and benchmark.curve and self.benchmarks[index - 1].curve == benchmark.curve else None
+            )
             expected_s = 0.0
             if before is not None:
-                growth = case.work / self.cases[before].work
+                growth = benchmark.work / self.benchmarks[before].work
                 expected_s = growth * (self._first_s[before] + self._check_s[before])
                 later = len({curves[one] for one in indexes[place:]} - ended)
                 left_s = until - time.monotonic() + spent.get(curve, 0.0)
                 if spent.get(curve, 0.0) + expected_s > max(left_s / max(later, 1), 0.0):
                     ended.add(curve)
-            if self.team.of_first(curve in ended):
+            if self.rank_group.of_first(curve in ended):
                 ended.add(curve)
                 left_out.append(index)
                 continue
-            self._threads(case.who)
-            told = self._first_calls(index, case)
+            self._threads(benchmark.who)
+            told = self._first_calls(index, benchmark)
             # A first call can start a context, a communicator or a library, so it is repeated.
             took_s = max(took + check for took, check, _ in told)
-            has_next = index + 1 < len(self.cases) and case.curve and self.cases[index + 1].curve == case.curve
+            has_next = (
+                index + 1 < len(self.benchmarks)
+                and benchmark.curve
+                and self.benchmarks[index + 1].curve == benchmark.curve
+            )
             if has_next and took_s > max(_COLD_S, _COLD_TIMES * expected_s):
-                told = self._first_calls(index, case)
+                told = self._first_calls(index, benchmark)
             problem = next((problem for *_, problem in told if problem), "")
             if problem:
                 failed[curve] = problem
@@ -129,63 +138,63 @@ class Rounds:
             self._first_s[index] = slowest = max(took for took, _, _ in told)
             self._check_s[index] = max(check for _, check, _ in told)
             spent[curve] = spent.get(curve, 0.0) + slowest + self._check_s[index]
-            sample_s = max(self._sample_s, case.sample_s)
-            calls = int(min(max(1.0, sample_s / max(slowest, 1e-7)), case.max_calls))
+            sample_s = max(self._sample_s, benchmark.sample_s)
+            calls = int(min(max(1.0, sample_s / max(slowest, 1e-7)), benchmark.max_calls))
             self._calls[index] = calls
-            self._cost_s[index] = (calls + 1) * slowest * (self.team.size if case.who == "turns" else 1)
-            if self.team.rank == 0:
-                tell({"progress": [sum(map(bool, self._calls)), len(self.cases), f"preparing {case.name}"]})
+            self._cost_s[index] = (calls + 1) * slowest * (self.rank_group.size if benchmark.who == "turns" else 1)
+            if self.rank_group.rank == 0:
+                tell({"progress": [sum(map(bool, self._calls)), len(self.benchmarks), f"preparing {benchmark.name}"]})
         return left_out
 
-    def _first_calls(self, index: int, case: Case) -> list[tuple[float, float, str]]:
+    def _first_calls(self, index: int, benchmark: Benchmark) -> list[tuple[float, float, str]]:
         """Return the first calls of all ranks. A rank that fails in a collective ends itself to free the others."""
         self._where.at(self._keys[index])
-        mine = self._first_call(index, case)
+        mine = self._first_call(index, benchmark)
         timer = None
-        if mine[2] and case.who == "group" and self._is_replaced and self._keys[index] not in self._without:
+        if mine[2] and benchmark.who == "group" and self._is_replaced and self._keys[index] not in self._without:
             timer = threading.Timer(_PEERS_PATIENCE_S, _end_alone, [mine[2]])
             timer.daemon = True
             timer.start()
-        told: list[tuple[float, float, str]] = self.team.gathered(mine)
+        told: list[tuple[float, float, str]] = self.rank_group.gathered(mine)
         if timer is not None:
             timer.cancel()
         self._where.at(None)
         return told
 
-    def _first_call(self, index: int, case: Case) -> tuple[float, float, str]:
+    def _first_call(self, index: int, benchmark: Benchmark) -> tuple[float, float, str]:
         """Return the seconds of a call and of its check, and why it cannot be measured (empty if it can)."""
         if self._keys[index] in self._without:
             return 0.0, 0.0, self._without[self._keys[index]]
-        if not self._takes_part(case):
+        if not self._takes_part(benchmark):
             return 0.0, 0.0, ""
         try:
             began = time.perf_counter()
-            wrong = case.check()
-            case.sync()
+            wrong = benchmark.check()
+            benchmark.sync()
             check_s = time.perf_counter() - began
-            case.before()
+            benchmark.before()
             began = time.perf_counter()
-            case.call()
-            case.sync()
+            benchmark.call()
+            benchmark.sync()
             took = time.perf_counter() - began
         except CannotMeasureError as error:
             return 0.0, 0.0, str(error)
         except _FAILURES as error:
             return 0.0, 0.0, f"it failed: {_first_line(error)}"
-        self.found[index].labels = dict(case.labels)  # including what the check has read
+        self.found[index].labels = dict(benchmark.labels)  # including what the check has read
         if wrong:
             self.found[index].wrong = wrong
         return took, check_s, ""
 
     def _drop(self, index: int, why: str) -> None:
         self._calls[index] = 0
-        case = self.cases[index]
-        kind = case.labels.get("dtype") if case.name == "matmul" else case.labels.get("group")
-        what = f"{case.name} {kind}" if kind else case.name
-        if index and case.curve and self.cases[index - 1].curve == case.curve:
+        benchmark = self.benchmarks[index]
+        kind = benchmark.labels.get("dtype") if benchmark.name == "matmul" else benchmark.labels.get("group")
+        what = f"{benchmark.name} {kind}" if kind else benchmark.name
+        if index and benchmark.curve and self.benchmarks[index - 1].curve == benchmark.curve:
             if not self._calls[index - 1]:
                 return  # already reported for the smaller size
-            what += f", the {'shapes' if case.name == 'matmul' else 'sizes'} above"
+            what += f", the {'shapes' if benchmark.name == 'matmul' else 'sizes'} above"
         self.not_measured.setdefault(what, why)
 
     def measure(self, told: Callable[[], None]) -> None:
@@ -194,27 +203,27 @@ class Rounds:
         If the time is too short for three rounds, the most expensive measurements are dropped first. `told` is called
         after each round that completes a result, so that a lost rank does not lose the results so far.
         """
-        self._check_again = self.team.of_first(self._cheapest_checks())
-        for index in self.team.of_first(self._too_dear()):
-            self._drop(index, "there was no time for it: --time")
+        self._check_again = self.rank_group.of_first(self._cheapest_checks())
+        for index in self.rank_group.of_first(self._too_dear()):
+            self._drop(index, "there was not enough time: raise --time")
         done = 0
-        while self.team.of_first(done < MIN_ROUNDS or self._has_time(done)):
+        while self.rank_group.of_first(done < MIN_ROUNDS or self._has_time(done)):
             round_began = time.monotonic()
-            for index, case in enumerate(self.cases):
+            for index, benchmark in enumerate(self.benchmarks):
                 if self._calls[index]:
-                    self._sample(index, case)
+                    self._sample(index, benchmark)
             self._where.at(None)
             self._drop_failed()
             done += 1
             self._round_s = time.monotonic() - round_began
             if done >= MIN_ROUNDS:
                 told()
-            if self.team.rank == 0:
+            if self.rank_group.rank == 0:
                 tell({"progress": [done, self._num_rounds(done), "measuring"]})
 
     def _drop_failed(self) -> None:
         """Drop a measurement on all ranks if it failed on any of them."""
-        for rank, failed in enumerate(self.team.gathered(self._failed)):
+        for rank, failed in enumerate(self.rank_group.gathered(self._failed)):
             for index, why in failed.items():
                 self._calls[index] = 0
                 self.found[index].seconds.clear()
@@ -245,8 +254,8 @@ class Rounds:
         kept = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._cost_s[index])
         dropped = []
         for index in reversed(kept):
-            curve = self.cases[index].curve
-            is_lowest = not curve or index == 0 or self.cases[index - 1].curve != curve
+            curve = self.benchmarks[index].curve
+            is_lowest = not curve or index == 0 or self.benchmarks[index - 1].curve != curve
             cost_s = self._cost_s[index]
             is_dear = cost_s * MIN_ROUNDS > self._time_s / 3 if is_lowest else cost_s > _CHEAP * self._sample_s
             if is_dear and sum(self._cost_s[one] for one in kept) > left:
@@ -262,54 +271,54 @@ class Rounds:
             return MIN_ROUNDS
         return min(MAX_ROUNDS, done + max(0, int(self._time_for_rounds_s() / max(self._round_s, 1e-3))))
 
-    def _sample(self, index: int, case: Case) -> None:
-        self._threads(case.who)
+    def _sample(self, index: int, benchmark: Benchmark) -> None:
+        self._threads(benchmark.who)
         self._where.at(self._keys[index])
-        turns = range(self.team.size) if case.who == "turns" else range(1)
+        turns = range(self.rank_group.size) if benchmark.who == "turns" else range(1)
         for turn in turns:
-            self.team.wait()
-            if case.who == "turns" and turn != self.team.rank:
+            self.rank_group.wait()
+            if benchmark.who == "turns" and turn != self.rank_group.rank:
                 continue
-            if not self._takes_part(case) or case.labels.get("members") == () or index in self._failed:
+            if not self._takes_part(benchmark) or benchmark.labels.get("members") == () or index in self._failed:
                 continue
             try:
-                self._repeat(index, case)
+                self._repeat(index, benchmark)
             except _FAILURES as error:
-                if case.who == "group":  # the other ranks wait for this one in the collective, and end with it
+                if benchmark.who == "group":  # the other ranks wait for this one in the collective, and end with it
                     raise
                 self._failed[index] = _first_line(error)
 
-    def _repeat(self, index: int, case: Case) -> None:
+    def _repeat(self, index: int, benchmark: Benchmark) -> None:
         calls = self._calls[index]
         if self._cost_s[index] < 1:  # otherwise sleeping threads and lowered clocks would be measured
-            case.call()
-        case.before()
-        case.sync()
+            benchmark.call()
+        benchmark.before()
+        benchmark.sync()
         began = time.perf_counter()
         for _ in range(calls):
-            case.call()
-        case.sync()
+            benchmark.call()
+        benchmark.sync()
         took = (time.perf_counter() - began) / calls
         self.found[index].seconds.append(took)
         # The slowest rank's first call decides, so that all ranks of a group make the same calls.
-        queued_calls = calls_of(self._first_s[index]) if case.queued is not None else 0
-        if case.queued is not None and queued_calls:
+        queued_calls = calls_of(self._first_s[index]) if benchmark.queued is not None else 0
+        if benchmark.queued is not None and queued_calls:
             try:
-                self.found[index].queued_seconds.append(case.queued(queued_calls, took))
+                self.found[index].queued_seconds.append(benchmark.queued(queued_calls, took))
             except RuntimeError:  # the time measured by the host still counts
                 self.found[index].queued_seconds.append(None)
 
     def check_again(self) -> None:
         """Check the results again after all repetitions: one that was right only at first counts as wrong."""
         for index in self._check_again:
-            case = self.cases[index]
-            if self._calls[index] and self._takes_part(case):
-                self._threads(case.who)
+            benchmark = self.benchmarks[index]
+            if self._calls[index] and self._takes_part(benchmark):
+                self._threads(benchmark.who)
                 self._where.at(self._keys[index])
                 try:
-                    self.found[index].wrong = self.found[index].wrong or case.check()
+                    self.found[index].wrong = self.found[index].wrong or benchmark.check()
                 except _FAILURES as error:
-                    if case.who == "group":
+                    if benchmark.who == "group":
                         raise
                     self._failed[index] = _first_line(error)
         self._drop_failed()

@@ -29,7 +29,7 @@ def saved_path(host: str, environment: Mapping[str, str] = os.environ) -> Path:
 
 def load_ceilings(path: Path) -> Ceilings:
     """Read what `flatout bench` wrote. Raises InputError if it is missing, or not JSON of this schema and version."""
-    hint = "make one with `flatout bench --out FILE`"
+    hint = "create one with `flatout bench --out FILE`"
     try:
         data = path.read_bytes()
     except OSError as error:

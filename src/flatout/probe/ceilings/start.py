@@ -28,8 +28,8 @@ from typing import Any
 import msgspec
 
 from flatout.errors import FlatoutError, InputError
-from flatout.probe.ceilings.raw import About, Raw, Settings
-from flatout.probe.ceilings.whereabouts import read_whereabouts
+from flatout.probe.ceilings.current_benchmark import read_current_benchmark
+from flatout.probe.ceilings.raw import About, BenchSettings, Raw
 
 _WORKER = (sys.executable, "-m", "flatout.probe.ceilings.worker")
 _ABOUT_LIMIT_S = 120.0
@@ -104,7 +104,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 def run_workers(
-    settings: Settings, num_ranks: int, environment: Mapping[str, str], progress: Callable[[int, int, str], None]
+    settings: BenchSettings, num_ranks: int, environment: Mapping[str, str], progress: Callable[[int, int, str], None]
 ) -> Raw | None:
     """Return what the ranks measured; None if this process is not the first rank of a job that was already started."""
     given = given_rank(environment)
@@ -121,7 +121,7 @@ def run_workers(
 
 
 def _run_sets(
-    settings: Settings,
+    settings: BenchSettings,
     ranks: Sequence[Mapping[str, str]],
     environment: Mapping[str, str],
     progress: Callable[[int, int, str], None],
@@ -157,7 +157,7 @@ def _but(raw: Raw, key: str | None, why: str) -> Raw:
     """
     if key is None:
         return msgspec.structs.replace(raw, not_measured={**raw.not_measured, "the end of the ranks": why})
-    for one in (one for cases in raw.cases for one in cases if one.key == key):
+    for one in (one for benchmarks in raw.benchmarks for one in benchmarks if one.key == key):
         one.seconds.clear()
         one.queued_seconds.clear()
     lost = {key: why, "a second check of the results": why}
@@ -165,26 +165,26 @@ def _but(raw: Raw, key: str | None, why: str) -> Raw:
 
 
 def _run_set(
-    settings: Settings,
+    settings: BenchSettings,
     ranks: Sequence[Mapping[str, str]],
     environment: Mapping[str, str],
     progress: Callable[[int, int, str], None],
     folder: Path,
 ) -> Raw | None:
-    team: list[subprocess.Popen[bytes]] = []
+    workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank in ranks:
-            # One by one: if a rank fails to start, the ranks before it are already in the team and are ended.
-            team.append(_start(settings, {**environment, **rank}, folder / rank["RANK"]))  # noqa: PERF401
-        return _followed(team, progress, folder, settings.time_s + _PATIENCE_S, ranks[0]["RANK"] == "0")
+            # One by one: if a rank fails to start, the ranks before it are already in `workers` and are ended.
+            workers.append(_start(settings, {**environment, **rank}, folder / rank["RANK"]))  # noqa: PERF401
+        return _followed(workers, progress, folder, settings.time_s + _PATIENCE_S, ranks[0]["RANK"] == "0")
     finally:
-        _end(team)
+        _end(workers)
         if settings.allow_write and settings.path is not None:
             for left in Path(settings.path).glob(f"{settings.folder_prefix}*"):
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _start(settings: Settings, environment: Mapping[str, str], said: Path) -> subprocess.Popen[bytes]:
+def _start(settings: BenchSettings, environment: Mapping[str, str], said: Path) -> subprocess.Popen[bytes]:
     """Start a rank; its standard error goes to `said`. It leads a session, so that Ctrl-C reaches only Flatout."""
     with said.open("wb") as file:
         process = subprocess.Popen(
@@ -203,29 +203,29 @@ def _start(settings: Settings, environment: Mapping[str, str], said: Path) -> su
 
 
 def _followed(
-    team: list[subprocess.Popen[bytes]],
+    workers: list[subprocess.Popen[bytes]],
     progress: Callable[[int, int, str], None],
     folder: Path,
     limit_s: float,
     is_first: bool,
 ) -> Raw | None:
     lines: list[dict[str, Any]] = []
-    reader = threading.Thread(target=_read, args=(team[0], lines), daemon=True)
+    reader = threading.Thread(target=_read, args=(workers[0], lines), daemon=True)
     reader.start()
     deadline, seen = time.monotonic() + limit_s, 0
-    while any(process.poll() is None for process in team):
-        if any(process.poll() for process in team):
+    while any(process.poll() is None for process in workers):
+        if any(process.poll() for process in workers):
             reader.join(_REST_S)
-        _raise_if_failed(team, folder, lines)
+        _raise_if_failed(workers, folder, lines)
         if time.monotonic() > deadline:
-            raise FlatoutError(f"the ranks have not ended within {limit_s:.0f} s", hint="see flatout doctor")
+            raise FlatoutError(f"the ranks did not end within {limit_s:.0f} s", hint="see flatout doctor")
         for line in lines[seen:]:
             if "progress" in line:
                 progress(*line["progress"])
         seen = len(lines)
         time.sleep(0.05)
     reader.join(_GRACE_S)
-    _raise_if_failed(team, folder, lines)
+    _raise_if_failed(workers, folder, lines)
     found = _last_raw(lines)
     if found is None and is_first:
         raise FlatoutError("the ranks ended without a result")
@@ -237,20 +237,22 @@ def _last_raw(lines: Sequence[Mapping[str, Any]]) -> Raw | None:
     return msgspec.convert(found[-1], Raw) if found else None
 
 
-def _raise_if_failed(team: Sequence[subprocess.Popen[bytes]], folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def _raise_if_failed(
+    workers: Sequence[subprocess.Popen[bytes]], folder: Path, lines: Sequence[Mapping[str, Any]]
+) -> None:
     """Raise _RankLostError with the last output of the rank that failed first, not of one that others brought down."""
-    if not any(process.poll() for process in team):
+    if not any(process.poll() for process in workers):
         return
     said = sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
     failed = []
-    for process, file in zip(team, said, strict=True):
+    for process, file in zip(workers, said, strict=True):
         if code := process.poll():
             words = _last_line(file.read_text("utf-8", "replace"))
             failed.append((code > 0, bool(_OF_PEERS.search(words)), int(file.name), code, words))
     _, _, rank, code, words = min(failed)
     ended_by = _SIGNALS.get(-code, f"signal {-code}")
     how = f"ended with code {code}: {words}" if code > 0 else f"was ended by {ended_by}: {words}"
-    key = read_whereabouts(folder, rank)
+    key = read_current_benchmark(folder, rank)
     raise _RankLostError(f"rank {rank} {how}", key=key, raw=_last_raw(lines))
 
 
@@ -261,21 +263,21 @@ def _read(process: subprocess.Popen[bytes], lines: list[dict[str, Any]]) -> None
             lines.append(msgspec.json.decode(line))
 
 
-def _end(team: list[subprocess.Popen[bytes]]) -> None:
+def _end(workers: list[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + _GRACE_S
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in team:
+        for process in workers:
             if process.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
-        for process in team:
+        for process in workers:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-    for process in team:
+    for process in workers:
         if process.stdout is not None and process.poll() is not None:
             process.stdout.close()
 
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "it printed nothing"

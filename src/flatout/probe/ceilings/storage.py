@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from flatout.probe.ceilings.case import CannotMeasureError, Case
+from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError
 from flatout.probe.ceilings.reader import message
 
 NAMES = (
@@ -47,17 +47,19 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 @contextmanager
-def storage_cases(folder: Path, *, allow_write: bool, prefix: str) -> Iterator[tuple[list[Case], dict[str, str]]]:
+def storage_benchmarks(
+    folder: Path, *, allow_write: bool, prefix: str
+) -> Iterator[tuple[list[Benchmark], dict[str, str]]]:
     """Yield the measurements, and why others are missing; files that we wrote are removed afterwards."""
     if not allow_write:
         shards, small = _files_of_the_user(folder)
-        with _read_cases(shards, small, is_ours=False) as found:
+        with _read_benchmarks(shards, small, is_ours=False) as found:
             yield found
         return
     try:
         ours = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
     except OSError as error:
-        yield [], {"storage": f"no folder can be made there: {(error.strerror or str(error)).lower()}"}
+        yield [], {"storage": f"a folder cannot be created there: {(error.strerror or str(error)).lower()}"}
         return
     try:
         free = shutil.disk_usage(ours).free
@@ -72,8 +74,8 @@ def storage_cases(folder: Path, *, allow_write: bool, prefix: str) -> Iterator[t
         for number, path in enumerate(small):
             path.write_bytes(content(number, 0, 64 << 10))
         os.sync()
-        with _read_cases(shards, small, is_ours=True) as (cases, missing):
-            yield [*cases, _write_case(ours / "written", min(_BYTES_A_CALL, shard_bytes))], missing
+        with _read_benchmarks(shards, small, is_ours=True) as (benchmarks, missing):
+            yield [*benchmarks, _write_benchmark(ours / "written", min(_BYTES_A_CALL, shard_bytes))], missing
     finally:
         shutil.rmtree(ours, ignore_errors=True)
 
@@ -114,28 +116,30 @@ def _files_of_the_user(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 @contextmanager
-def _read_cases(shards: list[Path], small: list[Path], *, is_ours: bool) -> Iterator[tuple[list[Case], dict[str, str]]]:
+def _read_benchmarks(
+    shards: list[Path], small: list[Path], *, is_ours: bool
+) -> Iterator[tuple[list[Benchmark], dict[str, str]]]:
     missing: dict[str, str] = {}
-    cases: list[Case] = []
-    team: _Team | None = None
+    benchmarks: list[Benchmark] = []
+    pool: _ReaderPool | None = None
     hint = "or allow files of Flatout's own with --allow-write"
     readers = [reader for path in shards if (reader := _opened(path)) is not None]
     if readers:
-        team = _Team(readers)
-        cases += [_sequential(readers, is_ours, threads) for threads in (1, THREADS)]
-        cases += [_random(readers, size, team) for size in RECORDS]
+        pool = _ReaderPool(readers)
+        benchmarks += [_sequential(readers, is_ours, threads) for threads in (1, THREADS)]
+        benchmarks += [_random(readers, size, pool) for size in RECORDS]
     else:
-        why = f"no file of {MIN_SHARD_BYTES >> 20} MiB or more is there: give a path with some, {hint}"
+        why = f"no file of {MIN_SHARD_BYTES >> 20} MiB or more is there: pass a path with such files, {hint}"
         missing["storage_sequential_read"] = missing["storage_random_read"] = why
     if len(small) >= _FILES_A_CALL:
-        cases.append(_small_files(small))
+        benchmarks.append(_small_files(small))
     else:
         missing["storage_small_files"] = f"{len(small)} small files are there, and {_FILES_A_CALL} are needed: {hint}"
     try:
-        yield cases, missing
+        yield benchmarks, missing
     finally:
-        if team is not None:
-            team.end()
+        if pool is not None:
+            pool.end()
 
 
 def _opened(path: Path) -> _Reader | None:
@@ -193,19 +197,21 @@ class _Reader:
 def _note(readers: list[_Reader]) -> str:
     """Say how far the page cache can affect the numbers, as determined before the first call."""
     if all(reader.is_direct for reader in readers):
-        return "around the page cache (O_DIRECT)"
+        return "bypassing the page cache (O_DIRECT)"
     for reader in readers:
         reader.drop_cache()
     shares = [share for reader in readers if (share := reader.cached_share()) is not None]
     if not shares:
-        return "the page cache was asked to drop the files, and whether it did is unknown here"
+        return "the page cache was asked to drop the files; whether it did is unknown"
     if max(shares) < 0.02:
         return "the page cache was emptied of the files before each repetition"
-    return f"the page cache kept up to {max(shares):.0%} of a file in spite of being asked: partly the speed of memory"
+    return (
+        f"the page cache kept up to {max(shares):.0%} of a file although asked to drop it: partly the speed of memory"
+    )
 
 
-def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Case:
-    """Return the case of reading a part of a shard, MiB by MiB; each of several threads reads a different part."""
+def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Benchmark:
+    """Return the benchmark of reading a part of a shard, MiB by MiB; each of several threads reads a different part."""
     buffers = [mmap.mmap(-1, BLOCK) for _ in range(threads)]
     share = max(BLOCK, _BYTES_A_CALL // threads // BLOCK * BLOCK)
     state = {"at": 0}
@@ -239,13 +245,13 @@ def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Case:
                     return f"block {block} of {one.path.name} is not what was written"
         return None
 
-    return Case(
+    return Benchmark(
         name="storage_sequential_read",
         unit="B/s",
         work=float(share * threads),
         call=call,
         check=check,
-        checked="blocks against what was written" if is_ours else "blocks read twice",
+        checked="blocks compared with what was written" if is_ours else "blocks read twice",
         who="first",
         before=_dropping(readers),
         max_calls=4,
@@ -261,7 +267,9 @@ def _same_twice(reader: _Reader) -> str | None:
         for offset in range(0, min(reader.size, 8 * BLOCK) // BLOCK * BLOCK, BLOCK):
             reader.read(buffer, offset)
             if zlib.crc32(buffer) != zlib.crc32(os.pread(fd, BLOCK, offset)):
-                return f"{reader.path.name} reads differently a second time at {offset}; or it was changed meanwhile"
+                return (
+                    f"{reader.path.name} reads differently a second time at {offset}; or it was changed in the meantime"
+                )
         return None
     finally:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -276,33 +284,33 @@ def _dropping(readers: list[_Reader]) -> Callable[[], None]:
     return drop
 
 
-class _Team:
+class _ReaderPool:
     """Processes that read records, started when first needed."""
 
     def __init__(self, readers: list[_Reader]) -> None:
         self._files = [f"{'d' if reader.is_direct else 'c'}{reader.path}" for reader in readers]
-        self._team: list[subprocess.Popen[bytes]] = []
+        self._pool: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        if not self._team:
+        if not self._pool:
             command = [sys.executable, "-m", "flatout.probe.ceilings.reader", *self._files]
-            self._team = [
+            self._pool = [
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
                 for _ in range(THREADS)
             ]
 
     def read(self, size: int, places: list[tuple[int, int]]) -> None:
-        for number, process in enumerate(self._team):
+        for number, process in enumerate(self._pool):
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # reported below
                 process.stdin.write(message(size, places[number::THREADS]))
-        for process in self._team:
+        for process in self._pool:
             assert process.stdout is not None
             if process.stdout.read(1) != b".":
-                raise CannotMeasureError("a file became shorter while it was read, or cannot be read any more")
+                raise CannotMeasureError("a file became shorter while it was read, or can no longer be read")
 
     def end(self) -> None:
-        for process in self._team:
+        for process in self._pool:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     with suppress(OSError):
@@ -310,8 +318,8 @@ class _Team:
             process.wait()
 
 
-def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
-    """Return the case of several processes reading records at random offsets, drawn again for each call."""
+def _random(readers: list[_Reader], size: int, pool: _ReaderPool) -> Benchmark:
+    """Return the benchmark of several processes reading records at random offsets, drawn again for each call."""
     draw = random.Random(6)
 
     def call() -> None:
@@ -319,14 +327,14 @@ def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
         for _ in range(_RECORDS_A_CALL):
             file = draw.randrange(len(readers))
             places.append((file, draw.randrange(max(1, (readers[file].size - size) // _ALIGN)) * _ALIGN))
-        team.read(size, places)
+        pool.read(size, places)
 
     def check() -> str | None:
-        team.start()
+        pool.start()
         call()  # the processes have started when it returns
         return _same_twice(readers[0])
 
-    return Case(
+    return Benchmark(
         name="storage_random_read",
         unit="1/s",
         work=float(_RECORDS_A_CALL),
@@ -340,8 +348,8 @@ def _random(readers: list[_Reader], size: int, team: _Team) -> Case:
     )
 
 
-def _small_files(paths: list[Path]) -> Case:
-    """Return the case of opening, reading and closing small files; the cache drops them before each repetition."""
+def _small_files(paths: list[Path]) -> Benchmark:
+    """Return the benchmark of opening, reading and closing small files; the cache drops them before each repetition."""
     state = {"at": 0}
     sizes = {path: path.stat().st_size for path in paths}
     pool = ThreadPoolExecutor(THREADS)
@@ -380,7 +388,7 @@ def _small_files(paths: list[Path]) -> Case:
         if max(shares) < 0.02
         else "the page cache kept some of them: partly the speed of memory"
     )
-    return Case(
+    return Benchmark(
         name="storage_small_files",
         unit="1/s",
         work=float(_FILES_A_CALL),
@@ -399,8 +407,8 @@ def _small_files(paths: list[Path]) -> Case:
     )
 
 
-def _write_case(path: Path, size: int) -> Case:
-    """Return the case of writing like a checkpoint: one file, written MiB by MiB, then fsync."""
+def _write_benchmark(path: Path, size: int) -> Benchmark:
+    """Return the benchmark of writing like a checkpoint: one file, written MiB by MiB, then fsync."""
     blocks = [content(99, block, BLOCK) for block in range(size // BLOCK)]
 
     def call() -> None:
@@ -415,7 +423,7 @@ def _write_case(path: Path, size: int) -> Case:
             wrong = sum(file.read(BLOCK) != block for block in blocks)
         return f"{wrong} of {len(blocks)} blocks are not what was written" if wrong else None
 
-    return Case(
+    return Benchmark(
         name="storage_sequential_write",
         unit="B/s",
         work=float(size),

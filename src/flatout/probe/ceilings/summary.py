@@ -12,7 +12,7 @@ import numpy as np
 
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.fit import fitted
-from flatout.probe.ceilings.raw import Raw, RawCase, what_of
+from flatout.probe.ceilings.raw import Raw, RawBenchmark, what_of
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 
 # A smaller difference between peers matters to no job.
@@ -28,8 +28,8 @@ def ceilings_of(
     """Summarise the repetitions. `outliers` returns the peers that differ: name -> value / median - 1."""
     measurements: list[Measurement] = []
     wrong: list[WrongResult] = []
-    for index in range(len(raw.cases[0])):
-        by_rank = {rank: cases[index] for rank, cases in enumerate(raw.cases)}
+    for index in range(len(raw.benchmarks[0])):
+        by_rank = {rank: benchmarks[index] for rank, benchmarks in enumerate(raw.benchmarks)}
         for ranks, ones in _teams(by_rank).items():
             bad = {rank: one.wrong for rank, one in zip(ranks, ones, strict=True) if one.wrong}
             if bad:
@@ -64,9 +64,9 @@ def ceilings_of(
     )
 
 
-def _teams(by_rank: Mapping[int, RawCase]) -> dict[tuple[int, ...], list[RawCase]]:
+def _teams(by_rank: Mapping[int, RawBenchmark]) -> dict[tuple[int, ...], list[RawBenchmark]]:
     """Return the ranks that worked together: the members of a group, else each rank with repetitions or an error."""
-    found: dict[tuple[int, ...], list[RawCase]] = {}
+    found: dict[tuple[int, ...], list[RawBenchmark]] = {}
     for rank, one in by_rank.items():
         members = one.labels.get("members")
         if members is not None:
@@ -77,7 +77,7 @@ def _teams(by_rank: Mapping[int, RawCase]) -> dict[tuple[int, ...], list[RawCase
     return found
 
 
-def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measurement:
+def _measurement(ranks: tuple[int, ...], ones: list[RawBenchmark], raw: Raw) -> Measurement:
     """Summarise a measurement; in a group, a repetition is the mean of its ranks' times, as in nccl-tests."""
     num = min(len(one.seconds) for one in ones)
     as_called = [statistics.fmean(one.seconds[index] for one in ones) for index in range(num)]
@@ -111,7 +111,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawCase], raw: Raw) -> Measu
     )
 
 
-def _queued(ones: list[RawCase]) -> list[float]:
+def _queued(ones: list[RawBenchmark]) -> list[float]:
     """Return the device times of the repetitions in which every rank was ahead of its GPU."""
     rounds = zip(*(one.queued_seconds for one in ones), strict=False)
     return [statistics.fmean(values) for values in rounds if None not in values]
@@ -170,7 +170,7 @@ def _peers(measurements: list[Measurement], outliers: Rule, min_peers: int) -> _
         first = next(iter(group.values()))
         what = " ".join(filter(None, [first.name, first.dtype, first.group]))
         if len(group) < min_peers:
-            described[what] = f"{len(group)} peers, and {min_peers} are needed"
+            described[what] = f"{len(group)} peers, but {min_peers} are needed"
             continue
         num_compared[what] = len(group)
         described[what] = f"{len(group)} peers"

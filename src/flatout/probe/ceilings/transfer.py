@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from flatout.probe.ceilings.case import Case, Who
+from flatout.probe.ceilings.benchmark import Benchmark, Who
 from flatout.probe.ceilings.link import link_under_load, pci_address, read_link
 
 SIZE_BYTES = 256 << 20
 
 
-def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
+def torch_benchmarks(torch: Any, device: Any) -> Iterator[Benchmark]:
     """Yield the transfers between host and GPU; none without a GPU."""
     made: dict[str, Any] = {}
     address = pci_address(torch, device)
@@ -31,7 +31,7 @@ def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
                 made[kind] = made[kind].pin_memory()
         return made[kind], made["device"]
 
-    def case(direction: str, kind: str, who: Who) -> Case:
+    def benchmark(direction: str, kind: str, who: Who) -> Benchmark:
         def call() -> None:
             host, gpu = buffers(kind)
             if direction == "host_to_device":
@@ -52,14 +52,14 @@ def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
                 link = link_under_load(lambda: read_link(address), call, lambda: not stream.query())
                 torch.cuda.synchronize(device)
                 labels["pcie"] = None if link is None else msgspec.to_builtins(link)
-            return None if torch.equal(arrived, wanted) else "what arrived is not what was sent"
+            return None if torch.equal(arrived, wanted) else "the received data differs from what was sent"
 
         labels: dict[str, Any] = {
             "size": SIZE_BYTES,
             "backend": "torch",
             "note": "one GPU at a time" if who == "turns" else "all GPUs at once",
         }
-        return Case(
+        return Benchmark(
             name=f"{direction}_{kind}",
             unit="B/s",
             work=float(SIZE_BYTES),
@@ -75,4 +75,4 @@ def torch_cases(torch: Any, device: Any) -> Iterator[Case]:
     for who in ways:
         for kind in ("pinned", "pageable"):
             for direction in ("host_to_device", "device_to_host"):
-                yield case(direction, kind, who)
+                yield benchmark(direction, kind, who)

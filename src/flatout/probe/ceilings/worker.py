@@ -1,8 +1,8 @@
 """One rank of `flatout bench`: `python -m flatout.probe.ceilings.worker`, with the settings as JSON on standard input.
 
-In: the settings; `_cases` turns them into the cases to measure here, and `rounds` measures them. Out: on the first
-rank, lines of JSON on standard output: progress, and every repetition of every rank, at the end and as soon as they
-suffice for a result. Without torch there is one rank, which uses numpy.
+In: the settings; `_benchmarks` turns them into the benchmarks to measure here, and `rounds` measures them. Out: on
+the first rank, lines of JSON on standard output: progress, and every repetition of every rank, at the end and as soon
+as they suffice for a result. Without torch there is one rank, which uses numpy.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 
 from flatout.probe.ceilings import copy, decode, launch_rate, matmul, storage, transfer
+from flatout.probe.ceilings.benchmark import Benchmark, Who
 from flatout.probe.ceilings.bus import COLLECTIVES
-from flatout.probe.ceilings.case import Case, Who
+from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
 from flatout.probe.ceilings.names import concerns
-from flatout.probe.ceilings.raw import About, Raw, RawCase, Settings
+from flatout.probe.ceilings.rank_group import RankGroup, tell
+from flatout.probe.ceilings.raw import About, BenchSettings, Raw, RawBenchmark
 from flatout.probe.ceilings.rounds import Rounds
-from flatout.probe.ceilings.team import Team, tell
-from flatout.probe.ceilings.whereabouts import Whereabouts
 from flatout.probe.limits import allowed_cores, free_bytes
 
 _COLLECTIVES = "collectives"
@@ -35,53 +35,53 @@ _SHARE_OF_MEMORY = 0.5  # share of the free memory, for the collectives
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that files written here are removed on exit
-    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchSettings)
     began = time.monotonic()
     torch = _torch()
-    team = Team(settings, torch)
-    local_rank = int(os.environ.get("LOCAL_RANK", team.rank))
+    rank_group = RankGroup(settings, torch)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank_group.rank))
     is_gpu = torch is not None and settings.uses_gpu
     device = None
     if torch is not None:
         device = torch.device("cuda", local_rank % torch.cuda.device_count()) if is_gpu else torch.device("cpu")
         if is_gpu:
             torch.cuda.set_device(device)
-            torch.set_num_threads(max(1, int(allowed_cores()) // team.hosts.count(socket.gethostname())))
-    where = Whereabouts(Path(settings.meeting_file).parent if settings.meeting_file else None, team.rank)
-    devices = team.gathered(_device_name(torch, device))
+            torch.set_num_threads(max(1, int(allowed_cores()) // rank_group.hosts.count(socket.gethostname())))
+    where = CurrentBenchmark(Path(settings.meeting_file).parent if settings.meeting_file else None, rank_group.rank)
+    devices = rank_group.gathered(_device_name(torch, device))
     not_measured: dict[str, str] = {}
 
     def tell_result() -> None:
         """Gather the results of all ranks; the first rank reports them."""
-        found = team.gathered([_bytes(one) for one in rounds.found])
+        found = rank_group.gathered([_bytes(one) for one in rounds.found])
         missing: dict[str, str] = {}
-        for one in team.gathered(not_measured | rounds.not_measured):
+        for one in rank_group.gathered(not_measured | rounds.not_measured):
             missing |= {what: why for what, why in one.items() if concerns(what, settings.only)}
-        if team.rank == 0:
+        if rank_group.rank == 0:
             raw = Raw(
-                cases=tuple(tuple(msgspec.json.decode(one, type=RawCase) for one in rank) for rank in found),
+                benchmarks=tuple(tuple(msgspec.json.decode(one, type=RawBenchmark) for one in rank) for rank in found),
                 devices=tuple(devices),
-                hosts=tuple(team.hosts),
+                hosts=tuple(rank_group.hosts),
                 is_gpu=is_gpu,
-                backend="" if team.size == 1 else "nccl" if is_gpu else "gloo",
+                backend="" if rank_group.size == 1 else "nccl" if is_gpu else "gloo",
                 software=_software(torch, is_gpu),
                 not_measured=missing,
             )
             tell({"raw": msgspec.to_builtins(raw)})
 
     with ExitStack() as stack:
-        cases = _cases(settings, torch, device, team, stack, not_measured, where)
-        rounds = Rounds(cases, settings, team, torch, began, is_gpu, where)
+        benchmarks = _benchmarks(settings, torch, device, rank_group, stack, not_measured, where)
+        rounds = Rounds(benchmarks, settings, rank_group, torch, began, is_gpu, where)
         rounds.warm()
         rounds.measure(tell_result if settings.meeting_file else _nothing)
         rounds.check_again()
         where.at(None)
     tell_result()
-    team.leave()
+    rank_group.leave()
     return 0
 
 
-def _bytes(one: RawCase) -> bytes:
+def _bytes(one: RawBenchmark) -> bytes:
     return msgspec.json.encode(one)
 
 
@@ -93,17 +93,17 @@ def _torch() -> Any:
     return torch
 
 
-def _cases(
-    settings: Settings,
+def _benchmarks(
+    settings: BenchSettings,
     torch: Any,
     device: Any,
-    team: Team,
+    rank_group: RankGroup,
     stack: ExitStack,
     not_measured: dict[str, str],
-    where: Whereabouts,
-) -> list[Case]:
-    """Return the cases, the same list on every rank: in a case of the first rank alone, the others wait."""
-    made: list[Case] = []
+    where: CurrentBenchmark,
+) -> list[Benchmark]:
+    """Return the benchmarks, the same list on every rank: in a benchmark of the first rank alone, the others wait."""
+    made: list[Benchmark] = []
     array_bytes = _array_bytes()
 
     def wants(*names: str) -> bool:
@@ -112,89 +112,89 @@ def _cases(
     if torch is None:
         not_measured["collectives"] = not_measured["operator_dispatch"] = "torch is not installed here"
         not_measured["matmul bf16"] = "numpy has no such type"
-        made += matmul.numpy_cases() if wants("matmul") else []
-        made.append(copy.memcpy_case(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores()))))
+        made += matmul.numpy_benchmarks() if wants("matmul") else []
+        made.append(copy.memcpy_benchmark(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores()))))
     elif device.type == "cuda":
         not_measured |= matmul.lacks(torch, device)
-        free = min(team.gathered(torch.cuda.mem_get_info(device)[0]))
+        free = min(rank_group.gathered(torch.cuda.mem_get_info(device)[0]))
         shapes = matmul.fitting(matmul.GPU_SHAPES, free)
         too_large = [" x ".join(map(str, shape)) for shape in matmul.GPU_SHAPES if shape not in shapes]
         not_measured |= {f"matmul {shape}": f"memory: {free / 1e9:.1f} GB of a GPU are free" for shape in too_large}
-        made += matmul.torch_cases(torch, device, who="each", shapes=shapes)
+        made += matmul.torch_benchmarks(torch, device, who="each", shapes=shapes)
         gpu_bytes = min(1 << 30, int(free / 16)) // 4096 * 4096
-        made += copy.torch_cases(torch, device, who="each", array_bytes=gpu_bytes, threads=None)
-        made += transfer.torch_cases(torch, device)
-        host = copy.memcpy_case(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores())))
+        made += copy.torch_benchmarks(torch, device, who="each", array_bytes=gpu_bytes, threads=None)
+        made += transfer.torch_benchmarks(torch, device)
+        host = copy.memcpy_benchmark(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores())))
         host.name = "host_memory_copy"
         made.append(host)
-        made.append(launch_rate.torch_case(torch, device))
+        made.append(launch_rate.torch_benchmark(torch, device))
     else:
         not_measured |= matmul.lacks(torch, device)
         not_measured["host_to_device, device_to_host"] = "torch sees no GPU"
         cores = max(1, int(allowed_cores()))
-        made += matmul.torch_cases(torch, device, who="first", shapes=matmul.CPU_SHAPES)
+        made += matmul.torch_benchmarks(torch, device, who="first", shapes=matmul.CPU_SHAPES)
         sides: list[tuple[Who, int, int]] = [("first", array_bytes, cores)]
-        if team.size > 1:  # all ranks at the same time, to compare them as peers
-            sides.append(("each", array_bytes // team.size, max(1, cores // team.size)))
+        if rank_group.size > 1:  # all ranks at the same time, to compare them as peers
+            sides.append(("each", array_bytes // rank_group.size, max(1, cores // rank_group.size)))
         for who, size, threads in sides:
-            made.append(copy.memcpy_case(who=who, array_bytes=size, threads=threads))
-            made += copy.torch_cases(torch, device, who=who, array_bytes=size, threads=threads)
-        made.append(launch_rate.torch_case(torch, device))
+            made.append(copy.memcpy_benchmark(who=who, array_bytes=size, threads=threads))
+            made += copy.torch_benchmarks(torch, device, who=who, array_bytes=size, threads=threads)
+        made.append(launch_rate.torch_benchmark(torch, device))
     if _COLLECTIVES in settings.without:
         not_measured[_COLLECTIVES] = settings.without[_COLLECTIVES]
     elif wants(*COLLECTIVES):
         where.at(_COLLECTIVES)  # their buffers are among the largest, so a rank can be lost here
-        made += _collectives(torch, device, team, not_measured)
+        made += _collectives(torch, device, rank_group, not_measured)
         where.at(None)
     if wants("decode_jpeg", "decode_zlib"):
-        made += decode.cases()
+        made += decode.benchmarks()
     not_measured |= decode.lacks()
     if settings.path is None:
         not_measured["storage"] = "no path was given: --path DIR"
     elif wants(*storage.NAMES):
-        found: list[Case] = []
-        if team.rank == 0:
+        found: list[Benchmark] = []
+        if rank_group.rank == 0:
             found, missing = stack.enter_context(
-                storage.storage_cases(
+                storage.storage_benchmarks(
                     Path(settings.path), allow_write=settings.allow_write, prefix=settings.folder_prefix
                 )
             )
             not_measured |= missing
-        names = team.of_first([case.name for case in found])
+        names = rank_group.of_first([benchmark.name for benchmark in found])
         made += found or [_waiting(name) for name in names]
-    return [case for case in made if wants(case.name)]
+    return [benchmark for benchmark in made if wants(benchmark.name)]
 
 
-def _waiting(name: str) -> Case:
-    return Case(name=name, unit="B/s", work=1.0, call=_nothing, check=_nothing, checked="", who="first")
+def _waiting(name: str) -> Benchmark:
+    return Benchmark(name=name, unit="B/s", work=1.0, call=_nothing, check=_nothing, checked="", who="first")
 
 
 def _nothing() -> None:
     pass
 
 
-def _collectives(torch: Any, device: Any, team: Team, not_measured: dict[str, str]) -> list[Case]:
+def _collectives(torch: Any, device: Any, rank_group: RankGroup, not_measured: dict[str, str]) -> list[Benchmark]:
     if torch is None:
         return []
-    if team.size == 1:
+    if rank_group.size == 1:
         not_measured["collectives"] = "they need 2 ranks or more"
         return []
     from flatout.probe.ceilings.collectives import LARGEST_BYTES, SMALLEST_BYTES, Collectives, bytes_needed
 
     is_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if is_gpu else free_bytes() / team.hosts.count(socket.gethostname())
-    free = min(team.gathered(free)) * _SHARE_OF_MEMORY
+    free = torch.cuda.mem_get_info(device)[0] if is_gpu else free_bytes() / rank_group.hosts.count(socket.gethostname())
+    free = min(rank_group.gathered(free)) * _SHARE_OF_MEMORY
     largest = LARGEST_BYTES
     while largest > SMALLEST_BYTES and bytes_needed(largest, is_gpu=is_gpu) > free:
         largest //= 2
-    names = sorted(set(team.hosts))
-    hosts = [names.index(host) for host in team.hosts]
+    names = sorted(set(rank_group.hosts))
+    hosts = [names.index(host) for host in rank_group.hosts]
     made = Collectives(torch, device, largest=largest, step=1 if is_gpu else 2, hosts=hosts)
     if largest < LARGEST_BYTES:
         needed = bytes_needed(LARGEST_BYTES, is_gpu=is_gpu)
         told = f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB per rank, and may have {free / 1e9:.1f}"
         not_measured[f"collectives above {made.sizes[-1]:,} B"] = told
-    return list(made.cases())
+    return list(made.benchmarks())
 
 
 def _array_bytes() -> int:

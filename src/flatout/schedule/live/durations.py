@@ -18,7 +18,7 @@ _MIN_JOBS = 3
 
 
 class EndedJobs:
-    """Ended jobs by user and name; names that differ only in numbers (`train_lr3`, `train_lr4`) count as one."""
+    """ExitStatus jobs by user and name; names that differ only in numbers (`train_lr3`, `train_lr4`) count as one."""
 
     def __init__(self, text: str, source: str) -> None:
         header, *rows = text.splitlines() or [""]

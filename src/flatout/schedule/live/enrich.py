@@ -61,6 +61,6 @@ def ended_jobs(path: Path | None, scheduler: Slurm, say: Say) -> EndedJobs | Non
     else:
         text = scheduler.history()
     if text is None:
-        say("no accounting: time limits are used as durations; --history FILE names ended jobs")
+        say("no accounting: time limits are used as durations; pass ended jobs with --history FILE")
         return None
     return EndedJobs(text, str(path) if path is not None else "sacct")

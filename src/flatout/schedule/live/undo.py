@@ -48,7 +48,7 @@ def _looked_at(action: Action) -> Action:
 def _back(action: Action, now: str | None) -> tuple[Action | None, str]:
     target, changed = action.target, f"it is now {now}, not {action.value} as it was set"
     if now is None:
-        return None, "it has started, ended or gone"
+        return None, "it has started, ended or disappeared"
     if action.kind in _SAME:
         if now != action.value:
             return None, changed
@@ -66,7 +66,7 @@ def _back(action: Action, now: str | None) -> tuple[Action | None, str]:
             return Action(kind="resume", target=target, previous=now, value=IN_SERVICE, reason=_REASON), ""
         case "reserve":
             if now != action.value:
-                return None, "it is gone"
+                return None, "it no longer exists"
             return Action(kind="unreserve", target=target, previous=now, value=action.previous, reason=_REASON), ""
         case _:
             raise AssertionError(action.kind)

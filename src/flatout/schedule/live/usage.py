@@ -38,7 +38,7 @@ def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sam
         return _from_prometheus(source, now_unix_s, window_s)
     path = Path(source)
     if not path.exists():
-        hint = "--usage takes a file, a recording, or http://HOST:9090"
+        hint = "pass a file, a recording, or http://HOST:9090 with --usage"
         raise InputError(f"{source} does not exist", hint=hint)
     found = _from_recordings(path) if path.is_dir() else _from_file(path)
     return [sample for sample in found if now_unix_s - window_s <= sample.unix_s <= now_unix_s]
@@ -146,7 +146,7 @@ def _from_prometheus(address: str, now_unix_s: float, window_s: float) -> list[S
             return list(_of_series(series, whole))
     raise InputError(
         f"{address} has none of {', '.join(METRICS)} in the last {window_s:.0f} s",
-        hint="dcgm-exporter must be scraped by it, at least once every quarter of the grace time",
+        hint="Prometheus must scrape dcgm-exporter at least once per quarter of the grace time",
     )
 
 
@@ -172,4 +172,4 @@ def _query(address: str, expression: str, now_unix_s: float) -> list[dict[str, A
         return list(document["data"]["result"])
     except (OSError, urllib.error.URLError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         why = getattr(error, "reason", None) or error
-        raise InputError(f"{address} does not answer as Prometheus does: {why}") from None
+        raise InputError(f"{address} does not answer like Prometheus: {why}") from None

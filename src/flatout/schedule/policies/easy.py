@@ -39,7 +39,9 @@ class _Candidate(NamedTuple):
 
 class Easy(Policy):
     name: ClassVar[str] = "easy"
-    summary: ClassVar[str] = "in order, others may pass where they don't delay the first (EASY backfill)"
+    summary: ClassVar[str] = (
+        "in order of submission; jobs can overtake if they do not delay the first one (EASY backfill)"
+    )
 
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
@@ -181,7 +183,7 @@ class Easy(Policy):
 
 class EasyOracle(Easy):
     name: ClassVar[str] = "easy-oracle"
-    summary: ClassVar[str] = "the same, knowing all durations"
+    summary: ClassVar[str] = "the same, with all durations known"
     is_oracle: ClassVar[bool] = True
 
     def estimated(self, job: int) -> float:

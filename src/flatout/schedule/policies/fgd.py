@@ -19,7 +19,7 @@ from flatout.schedule.pool import Pool
 
 class FragmentationGradient(MultilevelPolicy):
     name: ClassVar[str] = "fgd"
-    summary: ClassVar[str] = "placed where fragmentation grows least, in order, others may pass"
+    summary: ClassVar[str] = "in order of submission, with overtaking; placed where fragmentation grows least"
     preempts: ClassVar[bool] = False
 
     def pool(self, cluster: Cluster) -> Pool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class Fifo(Policy):
     name: ClassVar[str] = "fifo"
-    summary: ClassVar[str] = "in order of submission, nothing passes a job that waits"
+    summary: ClassVar[str] = "in order of submission; no job overtakes a waiting job"
 
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)

@@ -46,7 +46,7 @@ def shares(demand: dict[str, tuple[float, int]], num_nodes: int) -> dict[str, in
 
 class Fixed(Policy):
     name: ClassVar[str] = "fixed"
-    summary: ClassVar[str] = "each team owns nodes in proportion to its GPU-hours, FIFO within, nothing is lent"
+    summary: ClassVar[str] = "each team owns nodes in proportion to its GPU-hours; FIFO within a team, no lending"
     has_own_nodes: ClassVar[bool] = True
 
     def __init__(self, demand: dict[str, tuple[float, int]]) -> None:

@@ -25,7 +25,7 @@ SETTLED_S = 3600.0
 
 class GoodputElastic(Policy):
     name: ClassVar[str] = "goodput"
-    summary: ClassVar[str] = "elastic jobs grow and shrink to where GPUs gain most (Pollux, Sia)"
+    summary: ClassVar[str] = "elastic jobs grow and shrink so that each GPU gains most (Pollux, Sia)"
 
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)

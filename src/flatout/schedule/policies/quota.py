@@ -23,7 +23,7 @@ OWNED, BORROWED = 0, 1
 
 class Quota(MultilevelPolicy):
     name: ClassVar[str] = "quota"
-    summary: ClassVar[str] = "teams own GPUs, others borrow what is free and give it back"
+    summary: ClassVar[str] = "teams own GPUs; others borrow free GPUs and give them back"
 
     def __init__(self, proportions: dict[str, float]) -> None:
         """Store the teams' `proportions`, which are used if the cluster names no quotas."""

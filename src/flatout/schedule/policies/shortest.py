@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class ShortestFirst(MultilevelPolicy):
     name: ClassVar[str] = "sjf"
-    summary: ClassVar[str] = "shortest predicted duration first, nothing is stopped"
+    summary: ClassVar[str] = "shortest predicted duration first; running jobs are not stopped"
     preempts: ClassVar[bool] = False
 
     def attach(self, sim: Simulation) -> None:
@@ -50,7 +50,7 @@ class ShortestFirst(MultilevelPolicy):
 
 class ShortestFirstOracle(ShortestFirst):
     name: ClassVar[str] = "sjf-oracle"
-    summary: ClassVar[str] = "the same, knowing all durations"
+    summary: ClassVar[str] = "the same, with all durations known"
     is_oracle: ClassVar[bool] = True
 
     def order(self, job: int) -> float:
@@ -62,7 +62,7 @@ class ShortestFirstOracle(ShortestFirst):
 
 class QuasiShortestService(ShortestFirst):
     name: ClassVar[str] = "qssf"
-    summary: ClassVar[str] = "least predicted GPU-time first, nothing is stopped (Helios)"
+    summary: ClassVar[str] = "least predicted GPU-time first; running jobs are not stopped (Helios)"
 
     def order(self, job: int) -> float:
         return self.predicted[job] * self.sim.requested_gpus[job]

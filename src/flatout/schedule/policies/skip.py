@@ -14,7 +14,7 @@ from flatout.schedule.levels import MultilevelPolicy
 
 class Skip(MultilevelPolicy):
     name: ClassVar[str] = "skip"
-    summary: ClassVar[str] = "in order, any job that fits may pass one that doesn't"
+    summary: ClassVar[str] = "in order of submission; a job that fits can overtake one that does not"
     preempts: ClassVar[bool] = False
 
     def level(self, job: int) -> int:

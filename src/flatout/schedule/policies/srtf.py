@@ -68,7 +68,7 @@ def _half_octave_below(time_s: float) -> float:
 
 class ShortestRemainingOracle(ShortestRemaining):
     name: ClassVar[str] = "srtf-oracle"
-    summary: ClassVar[str] = "the same, knowing all durations: a bound, no policy for a real cluster"
+    summary: ClassVar[str] = "the same, with all durations known: a bound, not a policy for a real cluster"
     is_oracle: ClassVar[bool] = True
 
     def remaining(self, job: int) -> float:

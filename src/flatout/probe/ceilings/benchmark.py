@@ -1,8 +1,8 @@
-"""A case: one measurement, and how to prepare, call and check it.
+"""A benchmark: one measurement, and how to prepare, call and check it.
 
-A family yields cases; a worker times them. `work` is the amount that one call does, in the unit of the rate times a
-second, so that rate = work / seconds. `who` says which ranks call it: `each` (all at the same time), `turns` (one after
-the other), `first` (only the first), or `group` (together).
+A family yields benchmarks; a worker times them. `work` is the amount of work of one call (for example bytes, if the
+rate is in B/s), so that rate = work / seconds. `who` says which ranks call it: `each` (all at the same time), `turns`
+(one after the other), `first` (only the first), or `group` (together).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Who = Literal["each", "turns", "first", "group"]
 
 
 @dataclass(kw_only=True)
-class Case:
+class Benchmark:
     name: str
     unit: str
     work: float
@@ -35,4 +35,4 @@ class Case:
 
 
 class CannotMeasureError(Exception):
-    """A family or a case cannot be measured here, for the reason in the message."""
+    """A family or a benchmark cannot be measured here, for the reason in the message."""

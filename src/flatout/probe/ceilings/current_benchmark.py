@@ -1,7 +1,7 @@
 """The current measurement of each rank, in a separate file, so that it is known even if the kernel kills the rank.
 
-In: `Whereabouts.at` in the worker. Out: `read_whereabouts` in the command that started it. A write takes a few
-microseconds, before the clock of a measurement starts, and wakes no other process.
+In: `CurrentBenchmark.at` in the worker. Out: `read_current_benchmark` in the command that started it. A write takes
+a few microseconds, before the clock of a measurement starts, and wakes no other process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 _NOTHING = "-"
 
 
-class Whereabouts:
+class CurrentBenchmark:
     """Record what a rank measures. Without a folder, as when torchrun started the ranks, nothing is recorded."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
@@ -27,7 +27,7 @@ class Whereabouts:
             os.pwrite(self._file, text + b"\n", 0)  # a longer previous key's rest stays below
 
 
-def read_whereabouts(folder: Path, rank: int) -> str | None:
+def read_current_benchmark(folder: Path, rank: int) -> str | None:
     """Return the key of the rank's current measurement; None between measurements, or before the first."""
     try:
         key = (folder / f"at-{rank}").read_text("utf-8", "replace").partition("\n")[0]

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from flatout.probe.ceilings.raw import Settings
+from flatout.probe.ceilings.raw import BenchSettings
 
 
-class Team:
+class RankGroup:
     """All ranks, as seen by one of them. A single rank, or one without torch, communicates with no other."""
 
-    def __init__(self, settings: Settings, torch: Any) -> None:
+    def __init__(self, settings: BenchSettings, torch: Any) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._dist: Any = None
         self._control: Any = None
