@@ -9,6 +9,9 @@ from tests.doctor.samples import rdma_port, smi, sysfs
 from flatout.doctor.compare import compare_snapshots
 from flatout.records.doctor import HostsReport
 from flatout.records.snapshot import Output, Snapshot
+from flatout.report.doctor_hosts_html import hosts_html
+from flatout.report.doctor_text import hosts_text
+from flatout.report.terminal import TextStyle
 
 PACKAGES = "torch==2.7.1\nnvidia-nccl-cu13==2.28.3\ndeepspeed==0.17\ncuda: Optional[str] = '13.0'\n"
 MEMINFO = "MemTotal: 1000000000 kB\nMemAvailable: 800000000 kB\nHugePages_Total: 0\nHugepagesize: 2048 kB\n"
@@ -123,3 +126,20 @@ def test_two_hosts_with_other_power_limits_differ() -> None:
     odd = msgspec.structs.replace(host(1), outputs=host(1).outputs | lowered)
     found = {difference.fact: difference.found for difference in compare_snapshots([host(0), odd]).differences}
     assert found["power limit of the GPUs"] == {"node-0": "700 W", "node-1": "500 W"}
+
+
+@pytest.mark.parametrize(("available", "is_odd"), [(400_000_001, False), (399_999_999, True)])
+def test_available_memory_is_a_range_and_half_of_the_usual_is_a_difference(available: int, is_odd: bool) -> None:
+    report = compared(host(9, {"/proc/meminfo": MEMINFO.replace("800000000", str(available))}))
+    assert [difference.fact for difference in report.differences] == (["available memory"] if is_odd else [])
+
+
+def test_what_a_check_found_on_one_host_is_the_title_of_the_difference() -> None:
+    fault = "[ 7.0] NVRM: Xid (PCI:0000:9b:00): 119, pid=1, name=python, Timeout after 6s of waiting for RPC response\n"
+    quiet = {"kernel log": "[ 0.0] Linux version 6.8.0 (builder)\n"}
+    hosts = [host(number, outputs=quiet) for number in range(4)]
+    report = compare_snapshots([*hosts, host(9, outputs={"kernel log": quiet["kernel log"] + fault})])
+    text = hosts_text(report, style=TextStyle(width=200))
+    assert "  fail    gpu-xid: Xid 119 on 0000:9b:00 (GSP RPC timeout)" in text
+    assert "(gpu-xid: Xid 119 on 0000:9b:00 (GSP RPC timeout);" in text  # of that host
+    assert '<p class="title">Xid 119 on 0000:9b:00 (GSP RPC timeout)</p>' in hosts_html(report, ["flatout"])

@@ -16,7 +16,6 @@ from flatout import __version__
 from flatout.records.doctor import STATUSES, CheckResult, ComparedFact, DoctorReport, HostDifference, HostsReport
 from flatout.report.command import command_line
 from flatout.report.doctor_html import BAD, bad_checks, in_full
-from flatout.report.doctor_text import difference_title
 from flatout.report.phrases import counted
 from flatout.report.template import rendered
 
@@ -155,7 +154,7 @@ def _rank(
 def _difference(difference: HostDifference) -> dict[str, object]:
     return {
         "fact": difference.check or difference.fact,
-        "title": difference_title(difference) if difference.check else "",
+        "title": difference.found[difference.hosts[0]] if difference.check and difference.hosts else "",
         "is_check": difference.check is not None,
         "status": difference.status,
         "reason": difference.reason,

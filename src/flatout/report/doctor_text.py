@@ -182,7 +182,7 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
         lines += ["", "No compared fact differs between the hosts."]
     for difference in report.differences:
         label = f"{difference.status:8s}"
-        head, *rest = style.wrapped(difference_title(difference), indent="  ", label=label)
+        head, *rest = style.wrapped(_difference_title(difference), indent="  ", label=label)
         lines += ["", head.replace(label, style.bold(label), 1), *rest]
         lines += style.wrapped(difference.reason, indent=_INDENT)
         lines += style.wrapped(difference.usual, indent=_INDENT, label="usual     ")
@@ -197,7 +197,7 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
     return "\n".join(lines)
 
 
-def difference_title(difference: HostDifference) -> str:
+def _difference_title(difference: HostDifference) -> str:
     """Return the fact or, for a check, what it found on the first host that differs."""
     if difference.check is None or not difference.hosts:
         return difference.fact
