@@ -96,9 +96,12 @@ class DiagnosisContext:
         In a job with many stalls, traced steps can hold a stall too, and then their costs are those of longer steps.
         """
         usual_s = self.step_s - self.stalled_s
-        if self.log is None or self._is_typical or usual_s <= 0:
+        if self.log is None or usual_s <= 0:
             return cost_s
-        return cost_s * min(self.traced_share * self.log.step_s / usual_s, 1.0)
+        regular_s = self.traced_share * self.log.step_s
+        if self._is_typical:
+            return min(cost_s, regular_s)
+        return cost_s * min(regular_s / usual_s, 1.0)
 
     @property
     def _is_typical(self) -> bool:
@@ -272,7 +275,8 @@ class DiagnosisContext:
         """
         if self.log is None or not self.num_steps or self.step_s <= 0:
             return 0.0
-        traced = {int(n) for n, kind in zip(self.log.number, self.log.kind, strict=True) if kind == StepKind.TRACED}
+        traced = [int(n) for n, kind in zip(self.log.number, self.log.kind, strict=True) if kind == StepKind.TRACED]
+        traced = traced[-self.num_steps :]  # the first ones are left out if they are the start's
         by_part: dict[Part | None, float] = defaultdict(float)
         for stall in self.log.stalls:
             if stall.step in traced:

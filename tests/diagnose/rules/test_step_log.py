@@ -13,7 +13,7 @@ from flatout.attribute.job import attribute_job
 from flatout.attribute.job_log import job_log
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.stalls import period_of
-from flatout.diagnosis_pipeline import diagnose_paths
+from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.recording import Steps
 
@@ -180,3 +180,63 @@ def test_pauses_of_the_host_at_different_steps_of_each_rank_are_collections() ->
     assert first.evidence["pause_s"]["0"] == pytest.approx(0.150, rel=0.01)
     assert first.cost_s_per_step == pytest.approx(0.150, rel=0.01)  # each step has the pause of one rank
     assert sum(finding.cost_s_per_step for finding in found) <= 0.400
+
+
+# --- costs from traces in a job of which they stand for a part
+
+
+@pytest.fixture(scope="module")
+def host_bound() -> Diagnosed:
+    return diagnose_paths([DATA.parent / "traces" / "host_bound_small.tar.xz"])
+
+
+def with_log(traced: Diagnosed, regular_s: float, stall_s: float, kind: Mapping[int, str] | None = None) -> Diagnosis:
+    """Return the diagnosis of the traces with a log of 200 steps, of which every tenth writes a checkpoint."""
+    stalls = every(10, stall_s)
+    durations = [regular_s + stalls.get(step, 0.0) for step in range(NUM_STEPS)]
+    kinds = [(kind or {}).get(step, "") for step in range(NUM_STEPS)]
+    rank = rank_of(0, steps_of(durations, kinds, checkpoint_s=stalls))
+    return diagnose(traced.job, log=job_log([rank]))
+
+
+def test_a_trace_of_a_job_that_stalls_has_its_costs_scaled_to_the_regular_step(host_bound: Diagnosed) -> None:
+    """The regular step is half of the traced one, and stalls take as long as all regular steps together."""
+    traced_s = host_bound.diagnosis.job.step_s or 0.0
+    alone = {finding.name: finding.cost_s_per_step for finding in host_bound.diagnosis.findings}
+    diagnosis = with_log(host_bound, regular_s=traced_s / 2, stall_s=traced_s / 2 * 200 / 19)
+    found = {finding.name: finding for finding in diagnosis.findings}
+    assert found["host-bound"].cost_s_per_step == pytest.approx(alone["host-bound"] / 2)
+    assert found["host-bound"].share_of_step == pytest.approx(alone["host-bound"] / 2 / traced_s)
+    assert found["checkpoint-stall"].share_of_step == pytest.approx(0.5)
+    assert diagnosis.job.traced_share == pytest.approx(0.5)
+    assert sum(finding.share_of_step for finding in diagnosis.findings) <= 1.0
+    assert any("the traces stand for 50 % of the job" in note.problem for note in diagnosis.data_quality)
+
+
+@pytest.mark.parametrize(("stalled_share", "is_noted"), [(0.09, False), (0.11, True)])
+def test_traces_that_stand_for_nine_tenths_stand_for_the_job(
+    host_bound: Diagnosed, stalled_share: float, is_noted: bool
+) -> None:
+    traced_s = host_bound.diagnosis.job.step_s or 0.0
+    stall_s = stalled_share / (1 - stalled_share) * traced_s * 200 / 19
+    diagnosis = with_log(host_bound, regular_s=traced_s, stall_s=stall_s)
+    assert any("the traces stand for" in note.problem for note in diagnosis.data_quality) == is_noted
+
+
+def test_a_cost_from_a_trace_is_at_most_the_regular_step(host_bound: Diagnosed) -> None:
+    cost_s = max(finding.cost_s_per_step for finding in host_bound.diagnosis.findings)
+    diagnosis = with_log(host_bound, regular_s=cost_s / 2, stall_s=0.0)
+    assert max(finding.cost_s_per_step for finding in diagnosis.findings) == pytest.approx(cost_s / 2)
+
+
+def test_a_stall_in_a_traced_step_is_not_charged_to_the_trace_again(host_bound: Diagnosed) -> None:
+    """The stall takes as long as all traced steps: nothing is left for findings of the trace."""
+    traced_s = host_bound.diagnosis.job.step_s or 0.0
+    num_traced = host_bound.diagnosis.job.num_steps
+    rank = steps_of(
+        [traced_s] * NUM_STEPS,
+        ["traced" if step < num_traced else "" for step in range(NUM_STEPS)],
+        collection_s={0: num_traced * traced_s},
+    )
+    diagnosis = diagnose(host_bound.job, log=job_log([rank_of(0, rank)]))
+    assert not [finding.name for finding in diagnosis.findings if finding.name == "host-bound"]
