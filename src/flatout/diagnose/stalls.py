@@ -22,6 +22,7 @@ MIN_GAPS = 2  # between stalls; fewer show no period
 MIN_REGULAR_GAPS = 0.75  # share of the gaps that agree with the period
 MAX_GAP_DEVIATION = 0.1  # of the period; a gap may always differ by one step
 MIN_FOR_HIGH = 3  # stalled steps for high confidence
+MIN_SHARE_OF_RANK = 0.1  # of the time of the rank with most of it; a rank with less is not named
 NUM_EXAMPLES = 8
 
 
@@ -42,9 +43,15 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks that have the cause; all ranks if the cause is unknown."""
-        known = {stall.rank for stall in self.stalls if stall.rank is not None}
-        return tuple(sorted(known)) if known else self.log.ranks
+        """Return the ranks that have the cause, without those that hardly do; all ranks if the cause is unknown."""
+        by_rank: dict[int, float] = {}
+        for stall in self.stalls:
+            if stall.rank is not None:
+                by_rank[stall.rank] = by_rank.get(stall.rank, 0.0) + stall.excess_s
+        if not by_rank:
+            return self.log.ranks
+        most_s = max(by_rank.values())
+        return tuple(sorted(rank for rank, spent_s in by_rank.items() if spent_s >= MIN_SHARE_OF_RANK * most_s))
 
     @property
     def waiting_ranks(self) -> tuple[int, ...]:

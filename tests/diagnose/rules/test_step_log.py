@@ -64,6 +64,16 @@ def test_one_rank_stalls_and_the_other_waits(column: str, name: str, cause: str)
     assert finding.confidence == "high"
 
 
+@pytest.mark.parametrize(("seconds", "ranks"), [(0.045, (0,)), (0.055, (0, 1))])
+def test_a_rank_that_hardly_has_the_cause_is_not_named(seconds: float, ranks: tuple[int, ...]) -> None:
+    """Rank 0 writes for 0.5 s, and rank 1 in other steps for about a tenth of that."""
+    on_0, on_1 = every(40, 0.5), every(40, seconds, first=60)
+    stalls = on_0 | on_1
+    finding = only(diagnosed(steps(stalls, checkpoint_s=on_0), steps(stalls, checkpoint_s=on_1)))
+    assert len(on_0) == len(on_1)
+    assert finding.ranks == ranks
+
+
 def test_a_stall_that_nothing_explains_is_of_all_ranks_and_unknown() -> None:
     finding = only(diagnosed(steps(every(25, 0.2)), steps(every(25, 0.2))))
     assert (finding.name, finding.evidence["cause"], finding.ranks) == ("periodic-stall", "unknown", (0, 1))
