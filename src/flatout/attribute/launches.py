@@ -99,9 +99,10 @@ def lost_launches(table: EventTable, work: GpuWork) -> NDArray[np.int64]:
     at = axis(table.thread[lost], table.start_ns[lost])
     end = axis(table.thread[lost], table.end_ns[lost])
     launched = np.flatnonzero(is_launch & has_work)
-    launched_at = np.sort(axis(table.thread[launched], table.start_ns[launched]))
-    encloses_a_launch = np.searchsorted(launched_at, end) > np.searchsorted(launched_at, at)
+    launched_at = axis(table.thread[launched], table.start_ns[launched])
     calls = union(launched_at, axis(table.thread[launched], table.end_ns[launched]))
+    launched_at = np.sort(launched_at)
+    encloses_a_launch = np.searchsorted(launched_at, end) > np.searchsorted(launched_at, at)
     return lost[~encloses_a_launch & ~covers(*calls, at) & ~covers(*_captures(table, axis), at)]
 
 
