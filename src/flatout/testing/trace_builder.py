@@ -69,7 +69,7 @@ class TraceBuilder:
         self._last_id = 0
 
     def on_device(self, number: int) -> Self:
-        """Place the GPU work that is added from here on on another GPU of the process."""
+        """Place the GPU work that is added next on another GPU of the process."""
         self._device = number
         return self
 
