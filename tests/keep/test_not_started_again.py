@@ -15,7 +15,9 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 SOURCE = str(Path(package.__file__).parents[1])
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-TOO_EARLY = "flatout: attempt 1 failed: before `import torch`, or without it, rank {} raised {} (the job's own)"
+TOO_EARLY = (
+    "flatout: attempt 1 failed: before `import torch`, or without it, rank {} raised {} (a fault of the job itself)"
+)
 CHECKPOINTED = """\
 import sys, torch
 from flatout.checkpoint import Checkpointer
@@ -72,7 +74,7 @@ def test_a_command_that_a_shell_refuses(tmp_path: Path, command: str, code: int,
         code,
         [
             f"flatout: attempt 1 failed: the command ended with code {code} before the first step: {why} "
-            "(the job's own)",
+            "(a fault of the job itself)",
             "flatout: a restart would not help (usage)",
         ],
     )
@@ -86,7 +88,7 @@ def test_arguments_that_the_script_refuses_below_a_launcher_that_tells_of_code_1
     assert code == 1
     assert said == [
         "flatout: attempt 1 failed: the script refuses its arguments: train.py: unrecognized arguments: --stepz=3 "
-        "(the job's own)",
+        "(a fault of the job itself)",
         "flatout: a restart would not help (arguments)",
     ]
 
@@ -141,9 +143,9 @@ def test_what_may_pass_is_started_again_once_before_torch(tmp_path: Path) -> Non
     code, said = run(tmp_path, sys.executable, script(tmp_path, "raise OSError('stale file handle')\n"))
     assert code == 1
     assert [line.removeprefix("flatout: ") for line in said] == [
-        "attempt 1 failed: rank 0 raised OSError at train.py:1: stale file handle (the job's own)",
+        "attempt 1 failed: rank 0 raised OSError at train.py:1: stale file handle (a fault of the job itself)",
         "restart 1 of 3",
-        "attempt 2 failed: rank 0 raised OSError at train.py:1: stale file handle (the job's own)",
+        "attempt 2 failed: rank 0 raised OSError at train.py:1: stale file handle (a fault of the job itself)",
         "the same failure occurred twice before any rank started, so it is the job's own: not restarted",
     ]
 
@@ -163,7 +165,8 @@ def test_the_text_that_a_script_ends_with_is_the_reason(tmp_path: Path, imports:
     assert code == 1
     ranks = range(2 if "--standalone" in command else 1)
     assert said[0] in [
-        f"flatout: attempt 1 failed: rank {rank} ended itself: no data at /data (the job's own)" for rank in ranks
+        f"flatout: attempt 1 failed: rank {rank} ended itself: no data at /data (a fault of the job itself)"
+        for rank in ranks
     ]
     assert said[-1].startswith("flatout: the same failure occurred twice")
 
@@ -212,7 +215,7 @@ def test_a_checkpoint_folder_of_another_job_is_the_cause_and_is_not_tried_again(
 
 def test_checkpoints_of_another_training_are_the_cause_and_are_not_tried_again(tmp_path: Path) -> None:
     train = script(tmp_path, CHECKPOINTED)
-    assert run(tmp_path, sys.executable, train) == (0, [])
+    assert run(tmp_path, sys.executable, train) == (0, [f"flatout: newest checkpoint in {tmp_path / 'ckpt'}: step 3"])
     code, said = run(tmp_path, sys.executable, train, "new")
     assert code == 1
     assert "ckpt has checkpoints up to step 3, and resume() was not called" in said[0]

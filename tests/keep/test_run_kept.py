@@ -198,7 +198,7 @@ def test_the_same_exception_at_the_same_step_twice_stops(tmp_path: Path) -> None
     assert done.returncode == 1
     assert len(events(lines, "attempt")) == 2
     assert "rank 1 raised ValueError at keep_job.py:" in said(done)[0]
-    assert "a number of 20 that is too large (the job's own)" in said(done)[0]
+    assert "a number of 20 that is too large (a fault of the job itself)" in said(done)[0]
     assert said(done)[-1] == (
         "flatout: the same failure at step 21 occurred for the second time, so it is a bug of the job: not restarted"
     )
@@ -232,7 +232,7 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
     assert done.returncode == 1
     assert said(done) == [
         "flatout: attempt 1 failed: before the first step rank 0 raised ModuleNotFoundError at typo.py:2: "
-        "No module named 'no_such_module' (the job's own)",
+        "No module named 'no_such_module' (a fault of the job itself)",
         "flatout: a restart would not help (mistake)",
     ]
 

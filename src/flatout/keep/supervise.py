@@ -26,7 +26,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0
 _FAILS_AGAIN = 3  # times in a row, on a host that the job can do without
 _HOST_FAILS_AGAIN = 2  # times in a row, if another host can take its place
-_FAULTS = {"user": " (the job's own)", "machine": " (the machine's)", "network": " (the network's)"}
+_FAULTS = {
+    "user": " (a fault of the job itself)",
+    "machine": " (a fault of the machine)",
+    "network": " (a fault of the network)",
+}
 _BY_SIGNAL = 128  # a shell's exit code for a process ended by a signal is this plus the signal's number
 
 
