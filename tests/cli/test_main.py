@@ -201,9 +201,9 @@ def test_an_error_is_explained_from_a_file_and_from_standard_input(tmp_path: Pat
     ("arguments", "error", "hint"),
     [
         (("explain", "--phase", "start"), "`--phase` is about an error", "flatout explain --error FILE"),
-        (("explain", "straggler", "--error", "-"), "both a name and `--error` are given", "flatout explain --error"),
-        (("explain", "--error", "/nowhere"), "/nowhere cannot be read: no such file", "or - for stdin"),
-        (("explain", "--error", "/dev/null"), "/dev/null has no text", "the last lines that the job wrote"),
+        (("explain", "straggler", "--error", "-"), "either a finding or an error", "flatout explain --error FILE"),
+        (("explain", "--error", "/nowhere"), "/nowhere cannot be read: no such file", "pass a file, or - for stdin"),
+        (("explain", "--error", "/dev/null"), "/dev/null has no text", "pass the last lines that the job wrote"),
         (
             ("explain", "--error", "-", "--phase", "end"),
             "`--phase` must be start or training",

@@ -12,7 +12,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fault")
 fault = parser.parse_args().fault
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(64, 1))
+layers = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1)
+model = DistributedDataParallel(torch.nn.Sequential(*layers))  # rank 0 broadcasts the statistics in each step
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for step in range(8):
     if step == 3 and dist.get_rank() == 1:

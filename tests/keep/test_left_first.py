@@ -27,7 +27,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "left_job.py"
             "order",
             "mismatched-collectives",
             False,
-            "rank 1 was aborted, after 3 steps in a collective at left_job.py:29",
+            "rank 1 was aborted, after 3 steps in a collective at left_job.py:28",
         ),
     ],
 )
