@@ -164,7 +164,7 @@ def _by_words(by_words: Classification, evidence: Evidence) -> Judgement:
         restart=by_words.restart,
         says=words.says_known(by_words, evidence),
         failure_class=by_words.failure_class,
-        way_out=None if known.name in words.OBVIOUS else known.way_out,
+        way_out=None if known.of_peers or known.name in words.OBVIOUS else known.way_out,
         is_of_peers=known.of_peers,
         awaits_peers=is_rendezvous and root is not None and root.exception != words.HAS_WAITED,
         key=_key(known.name, evidence),
