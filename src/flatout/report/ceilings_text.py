@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from flatout.records.ceilings import Ceilings, LoadedLink, Measurement
+from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import bytes_per_s, flops_per_s, num_bytes, number, percent, rank_ranges, seconds
@@ -18,54 +18,90 @@ _BUSY_CORES = 0.2
 
 def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
     """Return rates with their spread (the interquartile range as a share of the median)."""
-    who = f"{ceilings.num_devices} x {ceilings.device}" if ceilings.is_gpu else ceilings.device
-    ranks = "" if ceilings.is_gpu or ceilings.num_devices == 1 else f", {ceilings.num_devices} ranks"
+    single = [each for each in ceilings.measurements if each.name not in _COLLECTIVES]
+    notes_of_name: dict[str, set[str]] = {}
+    for measurement in single:
+        notes_of_name.setdefault(measurement.name, set()).add(measurement.note)
+    # Notes stand in the table if they tell measurements of one name apart, and otherwise once below it.
+    noted_in_table = {name for name, notes in notes_of_name.items() if len(notes) > 1}
     lines = [
-        *style.wrapped(f"{who}{ranks}; {ceilings.software}"),
+        *_header(ceilings, style),
+        *_wrong_results(ceilings, style),
+        *_table(single, noted_in_table, style),
+        *_collectives(ceilings, style),
+        *_notes([each for each in single if each.name not in noted_in_table], style),
+        *_links(single, style),
+        "",
+        *_peers(ceilings, style),
+        *_not_measured(ceilings.not_measured, style),
+    ]
+    return "\n".join(lines)
+
+
+def _header(ceilings: Ceilings, style: TextStyle) -> list[str]:
+    devices = ceilings.device
+    if ceilings.is_gpu:
+        devices = f"{ceilings.num_devices} x {ceilings.device}"
+    elif ceilings.num_devices != 1:
+        devices = f"{ceilings.device}, {ceilings.num_devices} ranks"
+    lines = [
+        *style.wrapped(f"{devices}; {ceilings.software}"),
         f"{len(ceilings.measurements)} measurements in {seconds(ceilings.took_s)}, repetitions interleaved",
     ]
-    others = ceilings.cores_busy_by_others
-    if others is not None and others >= _BUSY_CORES:
-        told = f"other processes kept {others:.1f} cores busy, so these are the ceilings of a busy machine"
-        lines += style.wrapped(told, label="note: ")
-    if ceilings.wrong:
-        lines += ["", style.bold("WRONG RESULTS: their speeds are omitted")]
-        for wrong in ceilings.wrong:
-            lines += style.wrapped(
-                f"{wrong.name} {wrong.what}, {_ranks(wrong.ranks)}: {wrong.reason}", indent="  ", label=""
-            )
-    simple = [one for one in ceilings.measurements if one.name not in _COLLECTIVES]
-    told_apart = {one.name for one in simple if len({other.note for other in simple if other.name == one.name}) > 1}
-    if simple:
-        rows = [_row(group, noted=group[0].name in told_apart) for group in _grouped(simple)]
-        lines += ["", *text_table(["ceiling", "of", "rate", "spread", "n"], rows, style=style, flexible=[1])]
-    lines += _collectives(ceilings, style)
-    notes = dict.fromkeys((one.name, one.note) for one in simple if one.note and one.name not in told_apart)
-    if notes:
-        lines.append("")
-        for name, note in notes:
-            lines += style.wrapped(note, label=f"{name}: ")
-    lines += _links(simple, style)
-    lines += ["", *_peers(ceilings, style)]
-    if ceilings.not_measured:
-        lines += ["", style.bold("Not measured")]
-        for what, why in list(ceilings.not_measured.items())[:_MOST_NOT_MEASURED]:
-            lines += style.wrapped(why, indent="  ", label=f"{what}: ")
-        left = len(ceilings.not_measured) - _MOST_NOT_MEASURED
-        lines += [f"  and {left} more: --json"] if left > 0 else []
-    return "\n".join(lines)
+    busy_cores = ceilings.cores_busy_by_others
+    if busy_cores is not None and busy_cores >= _BUSY_CORES:
+        note = f"other processes kept {busy_cores:.1f} cores busy, so these are the ceilings of a busy machine"
+        lines += style.wrapped(note, label="note: ")
+    return lines
+
+
+def _wrong_results(ceilings: Ceilings, style: TextStyle) -> list[str]:
+    if not ceilings.wrong:
+        return []
+    lines = ["", style.bold("WRONG RESULTS: their speeds are omitted")]
+    for wrong in ceilings.wrong:
+        text = f"{wrong.name} {wrong.what}, {_ranks(wrong.ranks)}: {wrong.reason}"
+        lines += style.wrapped(text, indent="  ", label="")
+    return lines
+
+
+def _table(measurements: Sequence[Measurement], noted: Container[str], style: TextStyle) -> list[str]:
+    if not measurements:
+        return []
+    rows = [_row(group, is_noted=group[0].name in noted) for group in _grouped(measurements)]
+    return ["", *text_table(["ceiling", "of", "rate", "spread", "n"], rows, style=style, flexible=[1])]
+
+
+def _notes(measurements: Iterable[Measurement], style: TextStyle) -> list[str]:
+    notes = dict.fromkeys((each.name, each.note) for each in measurements if each.note)
+    lines = [""] if notes else []
+    for name, note in notes:
+        lines += style.wrapped(note, label=f"{name}: ")
+    return lines
+
+
+def _not_measured(reasons: Mapping[str, str], style: TextStyle) -> list[str]:
+    if not reasons:
+        return []
+    lines = ["", style.bold("Not measured")]
+    for what, why in list(reasons.items())[:_MOST_NOT_MEASURED]:
+        lines += style.wrapped(why, indent="  ", label=f"{what}: ")
+    num_more = len(reasons) - _MOST_NOT_MEASURED
+    if num_more > 0:
+        lines.append(f"  and {num_more} more: --json")
+    return lines
 
 
 def _grouped(measurements: Iterable[Measurement]) -> list[list[Measurement]]:
     """Group the measurements that several ranks made in the same way."""
-    found: dict[tuple[object, ...], list[Measurement]] = {}
-    for one in measurements:
-        key = (one.name, one.dtype, one.shape, one.size, one.threads, one.backend, one.note)
-        found.setdefault(key, []).append(one)
-    return list(found.values())
+    groups: dict[tuple[object, ...], list[Measurement]] = {}
+    for each in measurements:
+        key = (each.name, each.dtype, each.shape, each.size, each.threads, each.backend, each.note)
+        groups.setdefault(key, []).append(each)
+    return list(groups.values())
 
 
-def _row(group: Sequence[Measurement], *, noted: bool) -> list[str]:
+def _row(group: Sequence[Measurement], *, is_noted: bool) -> list[str]:
     first = group[0]
     words = [first.dtype or ""]
     if first.shape:
@@ -76,12 +112,12 @@ def _row(group: Sequence[Measurement], *, noted: bool) -> list[str]:
         words.append(f"{first.threads} {'thread' if first.threads == 1 else 'threads'}")
     if first.backend in ("numpy", "Pillow", "torchvision"):
         words.append(first.backend)
-    if noted and first.note:
+    if is_noted and first.note:
         words.append(first.note)
     if len(group) > 1:
         words.append(f"each of {len(group)} ranks, median")
-    value = statistics.median(one.value for one in group)
-    spread = statistics.median(one.spread / one.value for one in group)
+    value = statistics.median(each.value for each in group)
+    spread = statistics.median(each.spread / each.value for each in group)
     return [first.name, ", ".join(filter(None, words)), _rate(value, first.unit), percent(spread), str(first.n)]
 
 
@@ -94,76 +130,87 @@ def _rate(value: float, unit: str) -> str:
 def _collectives(ceilings: Ceilings, style: TextStyle) -> list[str]:
     """Show the fit and the highest measured rate of each curve."""
     curves: dict[tuple[str, str | None, tuple[int, ...]], list[Measurement]] = {}
-    for one in ceilings.measurements:
-        if one.name in _COLLECTIVES:
-            curves.setdefault((one.name, one.group, one.ranks), []).append(one)
+    for each in ceilings.measurements:
+        if each.name in _COLLECTIVES:
+            curves.setdefault((each.name, each.group, each.ranks), []).append(each)
     if not curves:
         return []
     fits = {(fit.name, fit.group, fit.ranks): fit for fit in ceilings.fits}
     rows = []
-    for key, curve in curves.items():
-        best = max(curve, key=lambda one: one.value)
-        fit = fits.get((key[0], key[1] or "", key[2]))
+    for (name, group, ranks), curve in curves.items():
+        best = max(curve, key=lambda each: each.value)
         rows.append(
             [
-                key[0],
-                f"{key[1]}: {rank_ranges(key[2])}",
-                "-" if fit is None else seconds(fit.latency_s),
-                "-" if fit is None else bytes_per_s(fit.bandwidth_bytes_per_s),
-                "-" if fit is None else percent(fit.median_error),
+                name,
+                f"{group}: {rank_ranges(ranks)}",
+                *_fit_cells(fits.get((name, group or "", ranks))),
                 f"{bytes_per_s(best.value)} at {num_bytes(best.size or 0)}",
                 percent(best.spread / best.value),
             ]
         )
     header = ["collective", "ranks", "latency", "bandwidth", "off by", "best", "spread"]
+    title = f"Collectives on {ceilings.backend}: bus bandwidth as nccl-tests defines it, and the fitted line"
     return [
         "",
-        *style.wrapped(
-            f"Collectives on {ceilings.backend}: bus bandwidth as nccl-tests defines it, and the fitted line"
-        ),
+        *style.wrapped(title),
         *text_table(header, rows, style=style, flexible=[1, 5]),
         *_latencies(ceilings, style),
     ]
 
 
+def _fit_cells(fit: CollectiveFit | None) -> tuple[str, str, str]:
+    if fit is None:
+        return "-", "-", "-"
+    return seconds(fit.latency_s), bytes_per_s(fit.bandwidth_bytes_per_s), percent(fit.median_error)
+
+
 def _latencies(ceilings: Ceilings, style: TextStyle) -> list[str]:
     """Say whose time a latency on GPUs is: that of the GPUs, or that of the host that starts a call."""
+    if not ceilings.is_gpu:
+        return []
     lines: list[str] = []
-    for timed in ("queued_ahead", "as_called") if ceilings.is_gpu else ():
-        fits = [fit for fit in ceilings.fits if fit.timed == timed]
-        if not fits:
-            continue
-        calls = [fit.call_s for fit in fits if fit.call_s is not None]
-        if timed == "queued_ahead":
-            told = "GPU time, with calls queued ahead"
-            if calls:
-                told += (
-                    f"; as called from Python, one after the other, the smallest size takes {seconds(min(calls))} to "
-                    f"{seconds(max(calls))}: the cost for a job whose host is not ahead"
-                )
-        else:
-            names = ", ".join(dict.fromkeys(fit.name for fit in fits))
-            told = (
-                f"of {names} as called from Python, one after the other: mostly the host's time to start a call, which "
-                "costs nothing in a job whose host is ahead"
+    queued_ahead = [fit for fit in ceilings.fits if fit.timed == "queued_ahead"]
+    if queued_ahead:
+        text = "GPU time, with calls queued ahead"
+        calls_s = [fit.call_s for fit in queued_ahead if fit.call_s is not None]
+        if calls_s:
+            text += (
+                f"; as called from Python, one after the other, the smallest size takes {seconds(min(calls_s))} to "
+                f"{seconds(max(calls_s))}: the cost for a job whose host is not ahead"
             )
-        lines += style.wrapped(told, label="latency: ")
+        lines += style.wrapped(text, label="latency: ")
+    as_called = [fit for fit in ceilings.fits if fit.timed == "as_called"]
+    if as_called:
+        names = ", ".join(dict.fromkeys(fit.name for fit in as_called))
+        text = (
+            f"of {names} as called from Python, one after the other: mostly the host's time to start a call, which "
+            "costs nothing in a job whose host is ahead"
+        )
+        lines += style.wrapped(text, label="latency: ")
     return lines
 
 
 def _links(measurements: Iterable[Measurement], style: TextStyle) -> list[str]:
     """Show each GPU's PCIe link as read while copies ran: equal links on one line, slow ones first."""
-    told: dict[int, LoadedLink | None] = {}
-    for one in measurements:
-        if one.name in _PINNED:
-            told[one.ranks[0]] = told.get(one.ranks[0]) or one.pcie
-    alike: dict[LoadedLink | None, list[int]] = {}
-    for rank, link in told.items():
-        alike.setdefault(link, []).append(rank)
-    lines = [""] if alike else []
-    for link, ranks in sorted(alike.items(), key=lambda one: 2 if one[0] is None else 0 if one[0].is_below else 1):
-        lines += style.wrapped(_link(link), label=f"PCIe link under load, {_ranks(ranks)}: ")
+    link_of_rank: dict[int, LoadedLink | None] = {}
+    for each in measurements:
+        if each.name in _PINNED:
+            rank = each.ranks[0]
+            link_of_rank[rank] = link_of_rank.get(rank) or each.pcie
+    ranks_of_link: dict[LoadedLink | None, list[int]] = {}
+    for rank, link in link_of_rank.items():
+        ranks_of_link.setdefault(link, []).append(rank)
+    lines = [""] if ranks_of_link else []
+    for link in sorted(ranks_of_link, key=_urgency):
+        lines += style.wrapped(_link(link), label=f"PCIe link under load, {_ranks(ranks_of_link[link])}: ")
     return lines
+
+
+def _urgency(link: LoadedLink | None) -> int:
+    """Return a key that sorts slow links first and unknown ones last."""
+    if link is None:
+        return 2
+    return 0 if link.is_below else 1
 
 
 def _link(link: LoadedLink | None) -> str:
@@ -181,9 +228,10 @@ def _link(link: LoadedLink | None) -> str:
 def _peers(ceilings: Ceilings, style: TextStyle) -> list[str]:
     if ceilings.peers:
         lines = [style.bold("Different from their peers")]
-        for one in ceilings.peers:
-            told = f"{_rate(one.value, one.unit)}, {one.by:+.0%} compared with the usual {_rate(one.usual, one.unit)}"
-            lines += style.wrapped(told, indent="  ", label=f"{one.name}, {one.peer}: ")
+        for peer in ceilings.peers:
+            rate, usual = _rate(peer.value, peer.unit), _rate(peer.usual, peer.unit)
+            text = f"{rate}, {peer.by:+.0%} compared with the usual {usual}"
+            lines += style.wrapped(text, indent="  ", label=f"{peer.name}, {peer.peer}: ")
         return lines
     if ceilings.num_peers:
         return style.wrapped(f"Peers: none differs from the others ({len(ceilings.num_peers)} comparisons)")

@@ -219,26 +219,31 @@ def _steps(rows: Rows) -> dict[str, object] | None:
     # If ranks start their steps at different times, as in a pipeline, the step numbers are right for one rank only.
     longest = max(range(len(lanes)), key=lambda index: len(lanes[index]))
     starts_differ = max(starts) - min(starts) > 0.01 * span_s
-    labels = []
-    for label in step_labels(lanes[longest], first_s, span_s):
-        classes = [label.size, "before"] if label.is_before else [label.size]
-        labels.append({"left": _percent(label.left), "text": label.text, "classes": " ".join(filter(None, classes))})
-
-    drawn_lanes = []
-    for row, lane in zip(rows.rows, lanes, strict=True):
-        blocks = [_block(step, first_s, span_s) for step in lane]
-        shown = f"rank {row.shown.rank}" if row.is_group else ""
-        drawn_lanes.append({"label": row.label, "shown": shown, "blocks": blocks})
-
     return {
         "num_all": len(numbers),
         "num_shown": len(chosen),
         "num_lanes": len(lanes),
         "has_lead_in": min(starts) - first_s > SMALLEST_DRAWN * span_s,
         "labelled": f"rank {rows.rows[longest].shown.rank}" if starts_differ else "",
-        "labels": labels,
+        "labels": _step_labels(lanes[longest], first_s, span_s),
         "ticks": [{"left": _percent(left), "text": text} for left, text in ticks(first_s, span_s)],
-        "lanes": drawn_lanes,
+        "lanes": [_lane(row, lane, first_s, span_s) for row, lane in zip(rows.rows, lanes, strict=True)],
+    }
+
+
+def _step_labels(lane: Sequence[StepDiagnosis], first_s: float, span_s: float) -> list[dict[str, str]]:
+    labels = []
+    for label in step_labels(lane, first_s, span_s):
+        classes = [label.size, "before"] if label.is_before else [label.size]
+        labels.append({"left": _percent(label.left), "text": label.text, "classes": " ".join(filter(None, classes))})
+    return labels
+
+
+def _lane(row: Row, steps: Sequence[StepDiagnosis], first_s: float, span_s: float) -> dict[str, object]:
+    return {
+        "label": row.label,
+        "shown": f"rank {row.shown.rank}" if row.is_group else "",
+        "blocks": [_block(step, first_s, span_s) for step in steps],
     }
 
 

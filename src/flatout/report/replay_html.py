@@ -8,6 +8,7 @@ a content policy in the page forbids scripts and external references.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from flatout import __version__
 from flatout.records.replay import PolicyReplay, ReplayReport
@@ -29,20 +30,19 @@ def replay_html(replay: ReplayReport, command: Sequence[str], *, next_command: s
 
 def page_content(replay: ReplayReport, command: Sequence[str], next_command: str) -> dict[str, object]:
     """Return what the template shows, as texts and numbers ready to print."""
-    candidates = [policy for policy in replay.policies if not policy.is_oracle] or replay.policies
-    best = min(candidates, key=lambda policy: policy.jct_mean_s)
+    first = replay.policies[0]
+    real_policies = [policy for policy in replay.policies if not policy.is_oracle]
+    best = min(real_policies or replay.policies, key=lambda policy: policy.jct_mean_s)
     charted = replay.policies[:MOST_CHARTED]
-    most_queued = max((max(policy.series.queued_jobs, default=0.0) for policy in charted), default=0.0) or 1.0
+    most_queued = max(_most_queued(policy) for policy in charted) or 1.0
     longest = max(policy.makespan_s for policy in charted)
-    notes = [f"{policy.policy}: {note}" for policy in replay.policies for note in policy.notes]
-    left_out = [f"{count:,} {'job' if count == 1 else 'jobs'} skipped: {why}" for why, count in replay.left_out.items()]
     return {
         "tool_version": __version__,
         "command": command_line(command),
         "next_command": next_command,
         "facts": [
             replay.source,
-            f"{number(replay.policies[0].num_jobs)} jobs",
+            f"{number(first.num_jobs)} jobs",
             f"{number(replay.num_gpus)} GPUs on {number(replay.num_nodes)} nodes",
             f"{duration(replay.span_s)} of submissions",
             load_text(replay),
@@ -55,14 +55,10 @@ def page_content(replay: ReplayReport, command: Sequence[str], next_command: str
         "starved_after": duration(replay.starved_after_s),
         "rows": [_row(policy, replay) for policy in replay.policies],
         "differences": [
-            {
-                "policy": one.policy,
-                "text": times_shorter(one),
-                "verdict": one.verdict,
-            }
-            for one in replay.differences
+            {"policy": difference.policy, "text": times_shorter(difference), "verdict": difference.verdict}
+            for difference in replay.differences
         ],
-        "baseline": replay.policies[0].policy,
+        "baseline": first.policy,
         "num_windows": replay.differences[0].num_windows if replay.differences else 0,
         "num_seeds": replay.differences[0].num_seeds if replay.differences else 0,
         "curves": [_curves(policy, replay.num_gpus, most_queued, longest) for policy in charted],
@@ -71,13 +67,10 @@ def page_content(replay: ReplayReport, command: Sequence[str], next_command: str
         "longest": duration(longest),
         "num_nodes_shown": min(MOST_NODES, replay.num_nodes),
         "num_nodes": replay.num_nodes,
-        "sizes": [size.gpus for size in replay.policies[0].wait_by_size],
-        "waits": [
-            {"policy": policy.policy, "values": [duration(size.mean_s) for size in policy.wait_by_size]}
-            for policy in replay.policies
-        ],
+        "sizes": [size.gpus for size in first.wait_by_size],
+        "waits": [_waits(policy) for policy in replay.policies],
         "teams": _teams(best),
-        "notes": [*left_out, *replay.assumptions, *notes],
+        "notes": _notes(replay),
         "width": WIDTH,
         "height": HEIGHT,
         "levels": range(NUM_LEVELS + 1),
@@ -87,13 +80,30 @@ def page_content(replay: ReplayReport, command: Sequence[str], next_command: str
 def _headline(replay: ReplayReport, best: PolicyReplay) -> str:
     first = replay.policies[0]
     if best is first:
-        alone = len(replay.policies) == 1
-        return f"{first.policy}: jobs end {duration(first.jct_mean_s)} after submission on average" + (
-            "" if alone else ", and no other policy is shorter"
-        )
-    one = next(each for each in replay.differences if each.policy == best.policy)
+        text = f"{first.policy}: jobs end {duration(first.jct_mean_s)} after submission on average"
+        return text if len(replay.policies) == 1 else f"{text}, and no other policy is shorter"
+    difference = next(each for each in replay.differences if each.policy == best.policy)
     text = f"Under {best.policy} jobs end after {duration(best.jct_mean_s)} on average, under {first.policy} after "
-    return f"{text}{duration(first.jct_mean_s)}: {one.ratio:.1f} times shorter, {one.verdict}"
+    return f"{text}{duration(first.jct_mean_s)}: {difference.ratio:.1f} times shorter, {difference.verdict}"
+
+
+def _waits(policy: PolicyReplay) -> dict[str, object]:
+    return {"policy": policy.policy, "values": [duration(size.mean_s) for size in policy.wait_by_size]}
+
+
+def _notes(replay: ReplayReport) -> list[str]:
+    notes = []
+    for why, count in replay.left_out.items():
+        noun = "job" if count == 1 else "jobs"
+        notes.append(f"{count:,} {noun} skipped: {why}")
+    notes += replay.assumptions
+    for policy in replay.policies:
+        notes += [f"{policy.policy}: {note}" for note in policy.notes]
+    return notes
+
+
+def _most_queued(policy: PolicyReplay) -> float:
+    return max(policy.series.queued_jobs, default=0.0)
 
 
 def _row(policy: PolicyReplay, replay: ReplayReport) -> dict[str, str]:
@@ -128,13 +138,12 @@ def _curves(policy: PolicyReplay, num_gpus: int, most_queued: float, longest_s: 
     queue = [value / most_queued for value in series.queued_jobs]
     allocated = [value / num_gpus for value in series.allocated]
     useful = [value / num_gpus for value in series.useful]
-    most = max(series.queued_jobs, default=0.0)
     return {
         "policy": policy.policy,
         "queue": area(queue, scale),
         "allocated": area(allocated, scale),
         "useful": area(useful, scale),
-        "most": number(float(round(most))),
+        "most": number(float(round(_most_queued(policy)))),
         "utilization": percent(policy.utilization),
         "goodput": percent(policy.goodput),
         "nodes": node_paths(series.node_samples, policy.makespan_s / longest_s),
@@ -146,10 +155,10 @@ def area(values: Sequence[float], step: float) -> str:
     if not values:
         return ""
     words, last = [f"M0 {HEIGHT}"], -1
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         y = round(HEIGHT * (1 - min(1.0, max(0.0, value))))
         if y != last:
-            words.append(f"H{place * step:.1f}V{y}")
+            words.append(f"H{index * step:.1f}V{y}")
             last = y
     words.append(f"H{len(values) * step:.1f}V{HEIGHT}Z")
     return "".join(words)
@@ -164,14 +173,14 @@ def node_paths(samples: Sequence[Sequence[float]], stretch: float) -> list[dict[
     words: list[list[str]] = [[] for _ in range(NUM_LEVELS + 1)]
     width = stretch * WIDTH / len(samples)
     for node in range(nodes):
-        start, level = 0, -1
-        for place in range(len(samples) + 1):
-            now = -1 if place == len(samples) else _level(samples[place][node] / most)
-            if now != level:
-                if level > 0:
-                    length = (place - start) * width
-                    words[level].append(f"M{start * width:.1f} {node}h{length:.1f}v1h-{length:.1f}z")
-                start, level = place, now
+        levels = [_level(sample[node] / most) for sample in samples]
+        start = 0
+        for level, equal in groupby(levels):
+            end = start + len(list(equal))
+            if level > 0:
+                length = (end - start) * width
+                words[level].append(f"M{start * width:.1f} {node}h{length:.1f}v1h-{length:.1f}z")
+            start = end
     return [{"level": level, "path": "".join(each)} for level, each in enumerate(words) if each]
 
 

@@ -5,6 +5,9 @@ In: a `Diagnosis` and a style. Out: a string. With more than 16 ranks, ranks tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
 import msgspec
 
 from flatout import units
@@ -85,21 +88,11 @@ def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     rows = rank_rows(diagnosis, most_ranks=MOST_RANKS, most_rows=MOST_ROWS)
     if not rows.rows:
         return []
-    drawn = rows.by_device()
-    labels = [row.label if row.is_group else row.label.removeprefix("rank ") for row in drawn]
-    durations = [units.seconds(row.duration_s) for row in drawn]
-    values = [row.parts_s for row in drawn]
-    if len(values) > 1:
-        mean = rows.mean_parts_s()
-        labels.append("mean")
-        durations.append(units.seconds(sum(mean)))
-        values.append(mean)
-    shares = [dict(zip(PART_NAMES, rounded_shares(row_values, 1000), strict=True)) for row_values in values]
-
+    table_rows = _table_rows(rows)
+    shares = [row.shares for row in table_rows]
     base = "step" if diagnosis.job.num_steps else "time"
-    label_width = max(4, *map(len, labels))
-    duration_width = max(4, *map(len, durations))
-    starts = [f"{text:>{label_width}}  {time:>{duration_width}}" for text, time in zip(labels, durations, strict=True)]
+    label_width = max(4, *(len(row.label) for row in table_rows))
+    duration_width = max(4, *(len(row.duration) for row in table_rows))
     upper_head = " " * (label_width + 2 + duration_width)
     lower_head = f"{'rank':>{label_width}}  {base:>{duration_width}}"
 
@@ -109,12 +102,40 @@ def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     for number, columns in enumerate(blocks):
         if number > 0:
             lines.append("")
-        upper = upper_head + "".join(f"{_headers(name)[0]:>{_width(name)}}" for name in columns)
-        lower = lower_head + "".join(f"{_headers(name)[1]:>{_width(name)}}" for name in columns)
+        upper = upper_head + _aligned(columns, {name: _headers(name)[0] for name in columns})
+        lower = lower_head + _aligned(columns, {name: _headers(name)[1] for name in columns})
         lines += [line.rstrip() for line in (upper, lower) if line.strip()]
-        for start, row_shares in zip(starts, shares, strict=True):
-            lines.append(start + "".join(f"{_tenths(row_shares[name]):>{_width(name)}}" for name in columns))
+        for row in table_rows:
+            head = f"{row.label:>{label_width}}  {row.duration:>{duration_width}}"
+            lines.append(head + _aligned(columns, {name: _tenths(row.shares[name]) for name in columns}))
     return lines + _legend(rows, style)
+
+
+def _aligned(columns: Iterable[str], cells: Mapping[str, str]) -> str:
+    return "".join(f"{cells[name]:>{_width(name)}}" for name in columns)
+
+
+class _TableRow(NamedTuple):
+    label: str
+    duration: str
+    shares: dict[str, int]  # by part, in tenths of a percent
+
+
+def _table_rows(rows: Rows) -> list[_TableRow]:
+    """Return a row for each rank or group, and their mean if there are several."""
+    table_rows = []
+    for row in rows.by_device():
+        label = row.label if row.is_group else row.label.removeprefix("rank ")
+        table_rows.append(_table_row(label, row.duration_s, row.parts_s))
+    if len(table_rows) > 1:
+        mean_s = rows.mean_parts_s()
+        table_rows.append(_table_row("mean", sum(mean_s), mean_s))
+    return table_rows
+
+
+def _table_row(label: str, duration_s: float, parts_s: Sequence[float]) -> _TableRow:
+    shares = dict(zip(PART_NAMES, rounded_shares(parts_s, 1000), strict=True))
+    return _TableRow(label, units.seconds(duration_s), shares)
 
 
 def _headers(part: str) -> tuple[str, str]:
