@@ -12,7 +12,7 @@ import importlib
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -38,8 +38,9 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if kind is float:
         return value if math.isfinite(value) else {_TAG: "float", "v": repr(value)}
     if kind is list:
-        return [encode(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]
-    if kind is dict and all(type(key) is str for key in value) and _TAG not in value:
+        return _encoded_items(value, name, tensors)
+    is_plain = kind is dict and all(type(key) is str for key in value) and _TAG not in value
+    if is_plain:
         return {key: encode(item, f"{name}.{key}", tensors) for key, item in value.items()}
     if (marked := _marked(value, name, tensors)) is not None:
         return marked
@@ -59,7 +60,7 @@ def _marked(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str
             return {_TAG: tag, "v": _pairs(value, name, tensors)}
     for tag, container in _LISTS.items():
         if kind is container:
-            return {_TAG: tag, "v": [encode(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]}
+            return {_TAG: tag, "v": _encoded_items(value, name, tensors)}
     if kind in (bytes, bytearray):
         return {_TAG: kind.__name__, "v": base64.b64encode(value).decode()}
     if kind is complex:
@@ -85,9 +86,15 @@ def _pairs(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]
     return [[encode(key, name, tensors), encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]
 
 
+def _encoded_items(values: Iterable[Any], name: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
+    return [encode(item, f"{name}.{index}", tensors) for index, item in enumerate(values)]
+
+
 def _numpy(value: Any) -> dict[str, Any] | None:
     is_scalar = isinstance(value, numpy().generic)
-    if not (is_scalar or type(value) is numpy().ndarray) or value.dtype.hasobject or value.dtype.names:
+    if not is_scalar and type(value) is not numpy().ndarray:
+        return None
+    if value.dtype.hasobject or value.dtype.names:
         return None
     data = base64.b64encode(value.tobytes()).decode()
     return {_TAG: "numpy", "dtype": value.dtype.str, "shape": list(value.shape), "v": data, "scalar": is_scalar}
@@ -109,31 +116,48 @@ def decode(given: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def _unmarked(tag: str, given: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
     value = given["v"]
-    if tag == "tensor":
-        return _placed(tensors[value], given["device"])
-    if tag == "float":
-        return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value]
+    match tag:
+        case "tensor":
+            return _placed(tensors[value], given["device"])
+        case "numpy":
+            return _array(given)
+        case "defaultdict":
+            return defaultdict(_FACTORIES[given["of"]], _decoded_pairs(value, tensors))
+        case "complex":
+            return complex(*(decode(part, tensors) for part in value))
     if tag in _PAIRS:
-        return _PAIRS[tag]({decode(key, tensors): decode(item, tensors) for key, item in value})
+        return _PAIRS[tag](_decoded_pairs(value, tensors))
     if tag in _LISTS:
         return _LISTS[tag](decode(item, tensors) for item in value)
-    if tag in ("bytes", "bytearray"):
-        return {"bytes": bytes, "bytearray": bytearray}[tag](base64.b64decode(value))
-    if tag == "complex":
-        return complex(*(decode(part, tensors) for part in value))
-    if tag == "dtype":
-        dtype = getattr(torch, value)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(value)
-        return dtype
-    if tag == "device":
-        return torch.device(value)
-    if tag == "range":
-        return range(*(int(number) for number in value))
-    if tag == "numpy":
-        array = numpy().frombuffer(base64.b64decode(value), dtype=given["dtype"]).reshape(given["shape"]).copy()
-        return array[()] if given["scalar"] else array
-    if tag == "defaultdict":
-        factory = {None: None, "int": int, "float": float, "list": list, "dict": dict}[given["of"]]
-        return defaultdict(factory, {decode(key, tensors): decode(item, tensors) for key, item in value})
+    if tag in _PLAIN:
+        return _PLAIN[tag](value)
     raise ValueError(tag)
+
+
+def _decoded_pairs(pairs: Any, tensors: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
+    return {decode(key, tensors): decode(item, tensors) for key, item in pairs}
+
+
+def _array(given: dict[str, Any]) -> Any:
+    data = base64.b64decode(given["v"])
+    array = numpy().frombuffer(data, dtype=given["dtype"]).reshape(given["shape"]).copy()
+    return array[()] if given["scalar"] else array
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(name)
+    return dtype
+
+
+# How to read the types whose value holds no other values.
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "float": {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}.__getitem__,
+    "bytes": base64.b64decode,
+    "bytearray": lambda text: bytearray(base64.b64decode(text)),
+    "dtype": _dtype,
+    "device": torch.device,
+    "range": lambda numbers: range(*map(int, numbers)),
+}
+_FACTORIES: dict[str | None, Any] = {None: None, "int": int, "float": float, "list": list, "dict": dict}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,8 @@ def _previous_runs_in(ledger: Path, start: JobStart, node: str) -> PreviousRuns 
     runs = [run for run in _runs(_parsed(raw_lines)) if run[0].get("job") == start.job]
     if not runs or not _is_continued(runs[-1], start, node):
         return None
-    lines = [line for run in runs for line in run]
-    progress = [line for line in lines if line["event"] == "seconds"]
-    reached_steps = [line["reached"] for line in progress if isinstance(line.get("reached"), int)]
-    saved_steps = [line["saved"] for line in progress if isinstance(line.get("saved"), int)]
+    lines = list(chain.from_iterable(runs))
+    reached_steps, saved_steps = _steps_of(lines, "reached"), _steps_of(lines, "saved")
     num_without_end = sum(_end_of(run) is None for run in runs)
     return PreviousRuns(
         num_starts=len(runs),
@@ -89,6 +88,12 @@ def _previous_runs_in(ledger: Path, start: JobStart, node: str) -> PreviousRuns 
         saved=saved_steps[-1] if saved_steps else None,
         last_unix_s=max(float(line.get("unix_s", 0.0)) for line in runs[-1]),
     )
+
+
+def _steps_of(lines: Iterable[Mapping[str, Any]], key: str) -> list[int]:
+    """Return the steps under `key` in the lines that report progress."""
+    steps = [line.get(key) for line in lines if line["event"] == "seconds"]
+    return [step for step in steps if isinstance(step, int)]
 
 
 def _failures(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int]]:

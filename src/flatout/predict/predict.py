@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.families import MODELS
@@ -55,55 +56,73 @@ def predict_together(
 
     Changes without a model count as no gain, and are named; if no change has a model, there is no prediction.
     """
-    found: list[Scenarios] = []
-    left_out: list[str] = []
-    for change in changes:
-        model = MODELS.get(change.knob.name)
-        scenarios = model(situation, change) if model is not None else "there is no model of it"
-        if isinstance(scenarios, str):
-            left_out.append(scenarios if len(changes) == 1 else f"{change.name} is not included: {scenarios}")
-        else:
-            found.append(scenarios)
+    modelled, left_out = _modelled(situation, changes)
     name = " + ".join(change.name for change in changes)
     family = "+".join(dict.fromkeys(change.family for change in changes))
-    if not found:
+    if not modelled:
         return NoPrediction(change=name, family=family, reason="; ".join(left_out) or "there is no change")
+    bound = _bound(situation, modelled, bound)
+    most = bound if bound is not None else math.inf
     try:
-        likely, *others = (
-            _speedup(situation, which, [(each, getattr(each, which)) for each in found])
-            for which in ("likely", "worst", "best")
-        )
+        replayed = _replayed(situation, modelled, most)
     except ValueError as error:
         return NoPrediction(change=name, family=family, reason=str(error))
-    unsure = min(situation.error, 0.5) + (0.0 if situation.is_untraced_known else UNKNOWN_DILATION)
-    # A change without any effect in the replay is known to have no gain, except for the variation between steps.
-    width = 1.0 + UNSURE + unsure * min(1.0, 0.3 + 2 * abs(likely - 1.0))
-    low, high = min(likely, *others), max(likely, *others)
-    low = low ** (1 - UNSURE_EFFECT if low > 1 else 1 + UNSURE_EFFECT) / width
-    high = high ** (1 + UNSURE_EFFECT if high > 1 else 1 - UNSURE_EFFECT) * width
-    bound = _bound(situation, found, bound)
-    most = bound if bound is not None else math.inf
-    if likely > most:
-        likely, low = most, min(low, most / width)
-    replayed = (likely, low, high)
-    learned = (calibration if calibration is not None else calibrate(())).of(family, name, replayed)
-    likely = min(learned.speedup, most)
+    if calibration is None:
+        calibration = calibrate(())
+    learned = calibration.of(family, name, replayed)
+    speedup = min(learned.speedup, most)
     # A replay has no stalls, so it cannot say how many of them a change saves: none, or all that the findings allow.
     has_stalls = situation.regular_share < 1 - MIN_STALL_SHARE
     high = max(learned.high, bound) if has_stalls and bound is not None else learned.high
     return Prediction(
         change=name,
         family=family,
-        speedup=likely,
-        low=min(learned.low, likely),
+        speedup=speedup,
+        low=min(learned.low, speedup),
         high=high,
-        how="; ".join(each.how for each in found),
-        assumptions=(*(line for each in found for line in each.assumptions), *left_out, *_of_situation(situation)),
+        how="; ".join(scenarios.how for scenarios in modelled),
+        assumptions=(
+            *chain.from_iterable(scenarios.assumptions for scenarios in modelled),
+            *left_out,
+            *_assumptions_of(situation),
+        ),
         bound=bound,
-        correction=likely / replayed[0],
+        correction=speedup / replayed[0],
         model=replayed,
         num_behind=learned.num_behind,
     )
+
+
+def _modelled(situation: Situation, changes: Sequence[Change]) -> tuple[list[Scenarios], list[str]]:
+    """Return the scenarios of the changes that have a model, and why the other changes have none."""
+    modelled: list[Scenarios] = []
+    left_out: list[str] = []
+    for change in changes:
+        model = MODELS.get(change.knob.name)
+        scenarios = model(situation, change) if model is not None else "there is no model of it"
+        if not isinstance(scenarios, str):
+            modelled.append(scenarios)
+        elif len(changes) == 1:
+            left_out.append(scenarios)
+        else:
+            left_out.append(f"{change.name} is not included: {scenarios}")
+    return modelled, left_out
+
+
+def _replayed(situation: Situation, modelled: Sequence[Scenarios], most: float) -> tuple[float, float, float]:
+    """Return the likely speedup by replay, at most `most`, and its interval, widened by what the replay leaves out."""
+    likely, worst, best = (_speedup(situation, which, modelled) for which in ("likely", "worst", "best"))
+    unsure = min(situation.error, 0.5) + (0.0 if situation.is_untraced_known else UNKNOWN_DILATION)
+    # A change without any effect in the replay is known to have no gain, except for the variation between steps.
+    width = 1.0 + UNSURE + unsure * min(1.0, 0.3 + 2 * abs(likely - 1.0))
+    low, high = min(likely, worst, best), max(likely, worst, best)
+    low_exponent = 1 - UNSURE_EFFECT if low > 1 else 1 + UNSURE_EFFECT
+    high_exponent = 1 + UNSURE_EFFECT if high > 1 else 1 - UNSURE_EFFECT
+    low = low**low_exponent / width
+    high = high**high_exponent * width
+    if likely > most:
+        return most, min(low, most / width), high
+    return likely, low, high
 
 
 def predict_all(
@@ -122,7 +141,7 @@ def predict_all(
     return {change.name: predict(situation, change, calibration) for change in changes}
 
 
-def _bound(situation: Situation, found: Sequence[Scenarios], bound: float | None) -> float | None:
+def _bound(situation: Situation, modelled: Sequence[Scenarios], bound: float | None) -> float | None:
     """Return the findings' bound, converted from the traced to the untraced step: the same seconds of a shorter step.
 
     A job that waits for its loader's workers shows too little waiting in the trace, since the recorder fills the wait
@@ -130,39 +149,40 @@ def _bound(situation: Situation, found: Sequence[Scenarios], bound: float | None
     """
     if bound is None:
         return None
-    if situation.pace_s and any(each.frees_pace for each in found):
+    if situation.pace_s and any(scenarios.frees_pace for scenarios in modelled):
         busy_s = situation.busy_s()
         return max(bound, situation.step_s / busy_s) if busy_s > 0 else None
     saved_s = situation.seen_step_s * (1.0 - 1.0 / max(bound, 1.0))
     return situation.step_s / max(situation.step_s - saved_s, (1.0 - MAX_SAVED_SHARE) * situation.step_s)
 
 
-def _speedup(situation: Situation, which: str, scenarios: Sequence[tuple[Scenarios, float]]) -> float:
+def _speedup(situation: Situation, which: str, modelled: Sequence[Scenarios]) -> float:
     edits = situation.edits(which)
-    least_s = [each.apply(edits, value) or 0.0 for each, value in scenarios]
-    if not any(each.frees_pace for each, _ in scenarios):
+    least_s = [scenarios.apply(edits, getattr(scenarios, which)) or 0.0 for scenarios in modelled]
+    if not any(scenarios.frees_pace for scenarios in modelled):
         least_s.append(situation.pace_s)
     regular = situation.step_in(which) / max(situation.replay.step_s(edits), *least_s, 1e-9)
     return situation.speedup_of_job(regular)
 
 
-def _of_situation(situation: Situation) -> tuple[str, ...]:
-    found = []
+def _assumptions_of(situation: Situation) -> tuple[str, ...]:
+    assumptions = []
     if situation.pace_s:
-        found.append(
+        assumptions.append(
             "loader workers limit the speed, so the trace does not show how much the recorder prolongs host work"
         )
     elif not situation.is_untraced_known:
-        found.append("host times include the recorder's overhead, because the step time without it is unknown")
+        assumptions.append("host times include the recorder's overhead, because the step time without it is unknown")
     elif situation.is_dilation_hidden:
-        found.append(f"how much the recorder prolongs host work is unknown; assumed: {1 / HIDDEN_HOST_SCALE - 1:.0%}")
+        prolonged = 1 / HIDDEN_HOST_SCALE - 1
+        assumptions.append(f"how much the recorder prolongs host work is unknown; assumed: {prolonged:.0%}")
     elif situation.error > 0.02:
-        found.append(f"the replay misses the untraced step by {situation.error:.0%}")
+        assumptions.append(f"the replay misses the untraced step by {situation.error:.0%}")
     if situation.regular_share < 1 - MIN_STALL_SHARE:
-        found.append(f"stalls are not replayed: the regular step is {situation.regular_share:.0%} of the job")
+        assumptions.append(f"stalls are not replayed: the regular step is {situation.regular_share:.0%} of the job")
     if situation.job.missing_ranks:
-        found.append(f"{len(situation.job.missing_ranks)} ranks have no trace")
-    return tuple(found)
+        assumptions.append(f"{len(situation.job.missing_ranks)} ranks have no trace")
+    return tuple(assumptions)
 
 
 def _none(change: Change, reason: str) -> NoPrediction:

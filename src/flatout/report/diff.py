@@ -24,6 +24,7 @@ Value = TypeVar("Value", int, float)
 REGULAR = "regular steps"
 STALLS = "stalls"
 SAME_WORK = 0.01  # steps whose numbers of samples differ by more do different work
+_Pair = tuple[Finding | None, Finding | None]  # findings of A and of B that correspond
 
 
 class DiffSide(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,37 +215,43 @@ def _ratio_range(a: DiffSide, b: DiffSide) -> tuple[float, float] | None:
 
 
 def _finding_changes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[FindingChange, ...]:
-    """Pair the findings of the same name: first those with the same ranks, then those that share ranks, by cost.
-
-    Findings of different ranks are different findings: a straggler on rank 0 is gone if rank 1 is one now.
-    """
     changes = []
     names = dict.fromkeys(finding.name for finding in (*a.findings, *b.findings))
     for name in names:
-        left = [finding for finding in a.findings if finding.name == name]
-        right = [finding for finding in b.findings if finding.name == name]
-        pairs: list[tuple[Finding | None, Finding | None]] = []
-        for finding in list(left):
-            same = next((other for other in right if other.ranks == finding.ranks), None)
-            if same:
-                pairs.append((finding, same))
-                left.remove(finding)
-                right.remove(same)
-        for finding in list(left):
-            overlapping = next((other for other in right if not set(finding.ranks).isdisjoint(other.ranks)), None)
-            if overlapping:
-                pairs.append((finding, overlapping))
-                left.remove(finding)
-                right.remove(overlapping)
-        pairs += [(finding, None) for finding in left]
-        pairs += [(None, finding) for finding in right]
-        changes += [_finding_change(name, pair, a, b, is_step) for pair in pairs]
+        in_a = [finding for finding in a.findings if finding.name == name]
+        in_b = [finding for finding in b.findings if finding.name == name]
+        changes += [_finding_change(name, pair, a, b, is_step) for pair in _pairs(in_a, in_b)]
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_s), change.name)))
 
 
-def _finding_change(
-    name: str, pair: tuple[Finding | None, Finding | None], a: Diagnosis, b: Diagnosis, is_step: bool
-) -> FindingChange:
+def _pairs(in_a: Sequence[Finding], in_b: Sequence[Finding]) -> list[_Pair]:
+    """Pair the findings of one name: first those with the same ranks, then those that share ranks, by cost.
+
+    Findings of different ranks are different findings: a straggler on rank 0 is gone if rank 1 is one now.
+    """
+    pairs: list[_Pair] = []
+    only_a, only_b = list(in_a), list(in_b)
+    for is_match in (_have_same_ranks, _share_ranks):
+        for finding in list(only_a):
+            match = next((other for other in only_b if is_match(finding, other)), None)
+            if match is not None:
+                pairs.append((finding, match))
+                only_a.remove(finding)
+                only_b.remove(match)
+    pairs += [(finding, None) for finding in only_a]
+    pairs += [(None, finding) for finding in only_b]
+    return pairs
+
+
+def _have_same_ranks(a: Finding, b: Finding) -> bool:
+    return a.ranks == b.ranks
+
+
+def _share_ranks(a: Finding, b: Finding) -> bool:
+    return not set(a.ranks).isdisjoint(b.ranks)
+
+
+def _finding_change(name: str, pair: _Pair, a: Diagnosis, b: Diagnosis, is_step: bool) -> FindingChange:
     in_a, in_b = pair
     if in_a is None:
         state = "new"
@@ -275,19 +282,19 @@ def _cost_s(finding: Finding | None, diagnosis: Diagnosis, is_step: bool) -> flo
 
 def _notes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[str, ...]:
     notes = []
-    sides = (("A", a), ("B", b))
+    sides = {"A": a, "B": b}
     if not is_step:
-        names = " and ".join(name for name, side in sides if not any(rank.steps for rank in side.ranks))
+        names = " and ".join(name for name, side in sides.items() if not any(rank.steps for rank in side.ranks))
         notes.append(f"no steps are marked in {names}: complete recordings are compared, including the warm-up")
-    with_totals = [name for name, side in sides if isinstance(side.job.mean_step_s, float)]
-    if is_step and len(with_totals) == 1:
-        other = "B" if with_totals == ["A"] else "A"
-        notes.append(f"{other} has no step log, so only the traced windows are compared, not all steps")
+    without_totals = [name for name, side in sides.items() if not isinstance(side.job.mean_step_s, float)]
+    if is_step and len(without_totals) == 1:
+        notes.append(f"{without_totals[0]} has no step log, so only the traced windows are compared, not all steps")
     if a.job.num_ranks != b.job.num_ranks:
         notes.append(f"A has {a.job.num_ranks:,} ranks and B {b.job.num_ranks:,}: times are means over ranks")
     if a.job.device != b.job.device:
-        notes.append(f"A ran on {a.job.device or 'an unnamed device'} and B on {b.job.device or 'an unnamed device'}")
-    incomplete = " and ".join(name for name, side in sides if side.job.missing_ranks)
+        a_device, b_device = (job.device or "an unnamed device" for job in (a.job, b.job))
+        notes.append(f"A ran on {a_device} and B on {b_device}")
+    incomplete = " and ".join(name for name, side in sides.items() if side.job.missing_ranks)
     if incomplete:
         notes.append(f"ranks are missing in {incomplete}: waiting may be counted as unsplit communication")
     return tuple(notes)
