@@ -34,7 +34,7 @@ _TITLES: dict[FailureClass, str] = {
 _TITLES_OF: dict[str, str] = {
     "unwritable": "a file cannot be read or written",
     "permission": "a file cannot be read or written",
-    "locked": "its checkpoints are another job's",
+    "locked": "its checkpoints belong to another job",
     "damaged-checkpoint": "a file of weights is damaged",
     "duplicate-gpu": "two ranks use the same GPU",
     "loader-timeout": "a loader worker gave no batch in time",
@@ -134,7 +134,7 @@ def says_killed(evidence: Evidence) -> str:
     if evidence.killed:
         ranks = ", ".join(str(rank) for rank in evidence.killed)
         plural = "s" * (len(evidence.killed) > 1)
-        return f"rank{plural} {ranks} ended without an error message, as after a SIGKILL or a crash"
+        return f"rank{plural} {ranks} ended without an error message (killed or crashed)"
     return f"the command was ended by {_signal_name(evidence.signal)}"
 
 
