@@ -121,3 +121,33 @@ def test_steps_are_aligned_by_number_and_missing_ones_stay_missing() -> None:
 def test_a_job_without_ordinary_steps_has_no_log() -> None:
     assert job_log([]) is None
     assert job_log([rank_of(0, steps_of([1.0], ["first"]))]) is None
+
+
+@pytest.mark.parametrize(("retries_at_60", "cause"), [(3.0, StallCause.UNKNOWN), (4.0, StallCause.ALLOCATOR)])
+def test_retries_of_the_allocator_between_two_readings_explain_a_stall(retries_at_60: float, cause: StallCause) -> None:
+    """The number of retries is read at steps 40 and 60; the stall is in between."""
+    steps = steps_of(durations(100, {50: 0.2}), num_alloc_retries={40: 3.0, 60: retries_at_60})
+    assert steps.num_alloc_retries is not None
+    is_read = np.isin(steps.number, (40, 60))
+    steps.num_alloc_retries[~is_read] = np.nan
+    assert [(stall.step, stall.cause) for stall in log_of(rank_of(0, steps)).stalls] == [(50, cause)]
+
+
+def test_an_evaluation_in_most_steps_is_part_of_the_regular_step() -> None:
+    evaluation = dict.fromkeys(range(100), 0.005)
+    log = log_of(rank_of(0, steps_of(durations(100, evaluation), evaluation_s=evaluation)))
+    assert not log.stalls
+    assert log.regular_s == pytest.approx(0.015, rel=0.02)
+
+
+def test_collections_count_even_if_every_step_has_one() -> None:
+    collections = dict.fromkeys(range(100), 0.005)
+    log = log_of(rank_of(0, steps_of(durations(100, collections), collection_s=collections)))
+    assert total(log, StallCause.GARBAGE_COLLECTION) == pytest.approx(0.5, rel=0.02)
+    assert log.regular_s == pytest.approx(0.010, rel=0.02)
+
+
+def test_compilation_in_the_first_step_is_no_stall_and_a_loader_start_is() -> None:
+    kind = ["first", *[""] * 99]
+    steps = steps_of(durations(100, {0: 3.0}), kind, compilation_s={0: 2.0}, loader_start_s={0: 1.0})
+    assert [(stall.step, stall.cause) for stall in log_of(rank_of(0, steps)).stalls] == [(0, StallCause.LOADER_START)]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.inside.recording import rank_output
+from flatout.inside.protocol import STEP_COLUMNS
+from flatout.inside.recording import rank_output, spells
 from flatout.inside.recording import recorder as module
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.settings import RecorderSettings
@@ -73,3 +74,18 @@ def test_a_long_evaluation_holds_no_more_and_more_notes(tmp_path: Path) -> None:
     train(one, optimizer, torch.ones(4, 2))
     one.finish()
     assert [row[4] for row in rows(tmp_path)] == [1, 3 * module._MAX_NOTES + 1]
+
+
+def test_spells_are_in_the_row_of_their_step_and_in_no_other(tmp_path: Path) -> None:
+    one, optimizer = recorder(tmp_path), sgd()
+    train(one, optimizer, torch.ones(4, 2))
+    one.spell(spells.COLLECTION, 10, 30, is_full=True)
+    one.evaluation_begins(100)
+    one.evaluation_ends(150)
+    train(one, optimizer, torch.ones(4, 2))
+    train(one, optimizer, torch.ones(4, 2))
+    one.finish()
+    columns = [dict(zip(STEP_COLUMNS, row, strict=True)) for row in rows(tmp_path)]
+    assert [row["collection_ns"] for row in columns] == [0, 20, 0]
+    assert [row["num_full_collections"] for row in columns] == [0, 1, 0]
+    assert [row["evaluation_ns"] for row in columns] == [0, 50, 0]
