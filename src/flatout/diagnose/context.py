@@ -276,7 +276,7 @@ class DiagnosisContext:
         if self.log is None or not self.num_steps or self.step_s <= 0:
             return 0.0
         traced = [int(n) for n, kind in zip(self.log.number, self.log.kind, strict=True) if kind == StepKind.TRACED]
-        traced = traced[-self.num_steps :]  # the first ones are left out if they are the start's
+        traced = traced[-self.num_steps :]  # without a start transient, which is not analysed
         by_part: dict[Part | None, float] = defaultdict(float)
         for stall in self.log.stalls:
             if stall.step in traced:
