@@ -63,6 +63,9 @@ class Store:
                     shutil.rmtree(path, ignore_errors=True)
                 elif path.name.startswith(".replaced-"):
                     self._put_back(path)
+                elif path.name.startswith(".trial-"):  # of a process that was killed
+                    with suppress(OSError):
+                        path.unlink()
         self._try_to_write()
 
     def _try_to_write(self) -> None:

@@ -97,11 +97,10 @@ def _is_lost(saves: Saves, newest_shared: int) -> bool:
 
 
 def report_file(path: Path, start_unix_s: float) -> None:
-    """Say whether the file that a script saves itself is there, and whether the last attempt wrote it."""
+    """Say whether the last attempt wrote the file that a script saves itself; nothing, if there is none."""
     try:
         written_unix_s = path.stat().st_mtime
     except OSError:
-        say(f"newest checkpoint: none at {path}")
         return
     if written_unix_s < start_unix_s:
         say(f"newest checkpoint: {path}, from before the last attempt")
