@@ -145,7 +145,7 @@ def test_ranks_that_only_send_are_aligned_so_that_nothing_is_received_before_it_
     job = attributed(*stages(shift_us))
     assert job.clock_offset_ns == {0: 0, 1: round(-1000 * shift_us)}
     assert result(job) == result(attributed(*stages(0)))
-    assert "received before it was sent" in job.quality[0].effect
+    assert "no message arrives before it is sent" in job.quality[0].effect
 
 
 def test_messages_in_one_direction_show_a_clock_only_where_it_breaks_causality() -> None:
