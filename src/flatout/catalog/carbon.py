@@ -47,31 +47,31 @@ def grid_carbon(region: str) -> GridCarbon:
 
     Raise UsageError with the nearest names if it is unknown.
     """
-    found = _by_name().get(region.strip().casefold())
-    if found is None:
+    grid = _by_name().get(region.strip().casefold())
+    if grid is None:
         near = difflib.get_close_matches(region.strip().casefold(), _by_name(), n=3, cutoff=0.5)
         raise UsageError(
             f"there is no grid named `{region}`",
             hint=f"nearest: {', '.join(near)}" if near else "give a country as `FR` or a cloud region as `us-east-1`",
         )
-    return found
+    return grid
 
 
 @cache
 def all_grids() -> tuple[GridCarbon, ...]:
     """Return every grid of the catalogue, in the order of the file."""
-    found = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Grids)
+    catalogue = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Grids)
     return tuple(
         GridCarbon(
             zone=grid.zone,
             name=grid.name,
             aliases=grid.aliases,
             g_per_kwh=grid.g_per_kwh,
-            year=found.year,
-            source=found.source,
-            date=found.date,
+            year=catalogue.year,
+            source=catalogue.source,
+            date=catalogue.date,
         )
-        for grid in found.grid
+        for grid in catalogue.grid
     )
 
 

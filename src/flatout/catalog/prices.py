@@ -117,20 +117,21 @@ def all_prices() -> Prices:
 def read_prices(path: Path) -> Prices:
     """Read a user's TOML of the same form; every table is optional. Raise InputError (one line) if the form differs."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` is not valid TOML: {error}") from None
-    known = all_prices()
-    unknown = sorted(found.keys() - {"price", *Prices.__struct_fields__} | found.keys() & {"gpus"})
+    shipped = all_prices()
+    unknown = sorted(document.keys() - {"price", *Prices.__struct_fields__} | document.keys() & {"gpus"})
     if unknown:
         raise InputError(
             f"`{path}` has `{unknown[0]}`, but only [[price]] is allowed and {', '.join(Prices.__struct_fields__[1:])}",
             hint="docs/how-to/cost.md shows such a file",
         )
-    entries = [_filled(entry) for entry in found.get("price", ())] if isinstance(found.get("price", []), list) else None
-    ranges = {name: _filled(found[name]) for name in Prices.__struct_fields__[1:] if name in found}
+    listed = document.get("price", [])
+    entries = [_filled(entry) for entry in listed] if isinstance(listed, list) else None
+    ranges = {name: _filled(document[name]) for name in Prices.__struct_fields__[1:] if name in document}
     try:
         own = msgspec.convert(entries, tuple[Price, ...])
         changed = {name: msgspec.convert(value, Range) for name, value in ranges.items()}
@@ -141,11 +142,13 @@ def read_prices(path: Path) -> Prices:
             raise InputError(
                 f"`{path}`: 0 <= low <= typical <= high must hold, but they are {each.low}, {each.typical}, {each.high}"
             )
-    own = tuple(
-        msgspec.structs.replace(price, gpu=facts.name) if (facts := gpu_named(price.gpu)) is not None else price
-        for price in own
-    )
-    return msgspec.structs.replace(known, gpus=(*own, *known.gpus), **changed)
+    named = tuple(_with_catalogue_name(price) for price in own)
+    return msgspec.structs.replace(shipped, gpus=(*named, *shipped.gpus), **changed)
+
+
+def _with_catalogue_name(price: Price) -> Price:
+    facts = gpu_named(price.gpu)
+    return price if facts is None else msgspec.structs.replace(price, gpu=facts.name)
 
 
 def exactly(value: float, source: str) -> Range:

@@ -106,7 +106,9 @@ def _money(value: float) -> str:
         return f"{value / 1e6:,.3g} M" if magnitude < 999_500_000 else f"{value / 1e6:,.0f} M"
     if magnitude >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}" if magnitude >= 1 else f"{value:.2g}"
+    if magnitude >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if magnitude >= 1 else f"{value:.2g}"
 
 
 def _when(result: Chargeback) -> str:
@@ -286,16 +288,16 @@ def _instances(num_instances: int) -> str:
     return "1 instance" if num_instances == 1 else f"{num_instances:,} instances"
 
 
-def _outcome_row(one: StrategyResult) -> list[str]:
-    finish = one.finish_s_quantiles
-    low, high = one.met_share_interval
+def _outcome_row(outcome: StrategyResult) -> list[str]:
+    finish = outcome.finish_s_quantiles
+    low, high = outcome.met_share_interval
     return [
-        one.strategy,
-        f"{percent(one.met_share)} ({low * 100:.0f}-{high * 100:.0f})",
-        _money(one.cost_usd_mean),
-        f"{_money(one.cost_usd_quantiles['p10'])} to {_money(one.cost_usd_quantiles['p90'])}",
+        outcome.strategy,
+        f"{percent(outcome.met_share)} ({low * 100:.0f}-{high * 100:.0f})",
+        _money(outcome.cost_usd_mean),
+        f"{_money(outcome.cost_usd_quantiles['p10'])} to {_money(outcome.cost_usd_quantiles['p90'])}",
         *(_h(found) if (found := finish[name]) is not None else "unfinished" for name in ("p50", "p90", "p99")),
-        f"{one.losses_mean:.1f}",
+        f"{outcome.losses_mean:.1f}",
     ]
 
 

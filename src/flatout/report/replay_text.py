@@ -85,9 +85,12 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
     return "\n".join(lines)
 
 
-def times_shorter(one: PolicyDifference) -> str:
-    interval = "no interval" if one.low is None or one.high is None else f"{one.low:.2f} to {one.high:.2f}"
-    return f"{one.ratio:.2f} times shorter ({interval})"
+def times_shorter(difference: PolicyDifference) -> str:
+    if difference.low is None or difference.high is None:
+        interval = "no interval"
+    else:
+        interval = f"{difference.low:.2f} to {difference.high:.2f}"
+    return f"{difference.ratio:.2f} times shorter ({interval})"
 
 
 def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:

@@ -91,7 +91,9 @@ def observed(action: Action, view: ClusterView) -> str | None:
         return PRESENT if action.target in view.reservations else ABSENT
     if action.kind in ("drain", "resume"):
         node = view.node(action.target)
-        return None if node is None else node.reason if node.is_drained else IN_SERVICE
+        if node is None:
+            return None
+        return node.reason if node.is_drained else IN_SERVICE
     job = view.job(action.target)
     return None if job is None else _of_job(action, job)
 

@@ -43,11 +43,11 @@ class EndedJobs:
 
     def predicted(self, jobs: Iterable[JobView]) -> dict[str, float]:
         """Return the predicted seconds by job; jobs of users with fewer than three ended jobs are skipped."""
-        found: dict[str, float] = {}
+        predicted_s: dict[str, float] = {}
         for job in jobs:
             for key in ((job.user, _NUMBERS.sub("#", job.name)), (job.user, "")):
-                known = self._elapsed_s.get(key, ())
-                if len(known) >= _MIN_JOBS:
-                    found[job.id] = median(known)
+                ended_s = self._elapsed_s.get(key, ())
+                if len(ended_s) >= _MIN_JOBS:
+                    predicted_s[job.id] = median(ended_s)
                     break
-        return found
+        return predicted_s

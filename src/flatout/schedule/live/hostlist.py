@@ -11,15 +11,15 @@ _MAX_HOSTS = 1_000_000
 
 def expanded(text: str) -> tuple[str, ...]:
     """Return the hosts in order. Raises ValueError if the text is not a compact list of hosts."""
-    found: list[str] = []
+    hosts: list[str] = []
     position = 0
     while position < len(text):
         match = _PART.match(text, position)
         if match is None or match.end() == position:
             raise ValueError(f"not a list of hosts: {text[:80]!r}")
-        found.extend(_one(match[0].rstrip(",")))
+        hosts.extend(_one(match[0].rstrip(",")))
         position = match.end()
-    return tuple(found)
+    return tuple(hosts)
 
 
 def _one(text: str) -> list[str]:

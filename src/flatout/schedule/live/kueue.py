@@ -98,15 +98,15 @@ def read_teams(path: Path) -> Teams:
 
 def manifests(teams: Teams) -> tuple[Emitted, ...]:
     """Return `kueue.yaml`, `runtime.yaml` if there is a TrainJob, and one file per job."""
-    found = [Emitted(path="kueue.yaml", text=_documents(_queues(teams)))]
+    emitted = [Emitted(path="kueue.yaml", text=_documents(_queues(teams)))]
     if any(job.kind == "trainjob" for job in teams.jobs):
         runtimes = [_runtime(level) for level in sorted({job.within or "" for job in _train_jobs(teams)})]
-        found.append(Emitted(path="runtime.yaml", text=_documents(runtimes)))
+        emitted.append(Emitted(path="runtime.yaml", text=_documents(runtimes)))
     for job in teams.jobs:
-        made = _jobset(job, teams) if job.kind == "jobset" else _train_job(job, teams)
+        manifest = _jobset(job, teams) if job.kind == "jobset" else _train_job(job, teams)
         notes = (f"set `image` of {job.name}: {IMAGE} is a placeholder",) if job.image == IMAGE else ()
-        found.append(Emitted(path=f"{job.kind}-{job.name}.yaml", text=_documents([made]), notes=notes))
-    return tuple(found)
+        emitted.append(Emitted(path=f"{job.kind}-{job.name}.yaml", text=_documents([manifest]), notes=notes))
+    return tuple(emitted)
 
 
 def _train_jobs(teams: Teams) -> Iterator[JobTable]:

@@ -18,7 +18,7 @@ def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, 
     values = [current[job] for job in wanted]
     kept = _longest_decreasing(values)
     runs = _runs(kept, len(wanted))
-    found: dict[str, int] = {}
+    new: dict[str, int] = {}
     done_until = 0
     for first, last in runs:
         if first < done_until:
@@ -27,10 +27,10 @@ def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, 
         done_until = last
         for position, number in zip(range(first, last), numbers, strict=True):
             if values[position] != number:
-                found[wanted[position]] = number
+                new[wanted[position]] = number
                 values[position] = number
             kept.add(position)
-    return found
+    return new
 
 
 def _longest_decreasing(values: Sequence[int]) -> set[int]:
@@ -49,24 +49,24 @@ def _longest_decreasing(values: Sequence[int]) -> set[int]:
         else:
             ends[slot], at[slot] = -value, position
     kept: set[int] = set()
-    one = at[-1] if at else None
-    while one is not None:
-        kept.add(one)
-        one = before[one]
+    position_in_chain = at[-1] if at else None
+    while position_in_chain is not None:
+        kept.add(position_in_chain)
+        position_in_chain = before[position_in_chain]
     return kept
 
 
 def _runs(kept: set[int], number: int) -> list[tuple[int, int]]:
     """Return the runs of positions that are not kept, as half-open ranges."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for position in range(number):
         if position in kept:
             continue
-        if found and found[-1][1] == position:
-            found[-1] = (found[-1][0], position + 1)
+        if runs and runs[-1][1] == position:
+            runs[-1] = (runs[-1][0], position + 1)
         else:
-            found.append((position, position + 1))
-    return found
+            runs.append((position, position + 1))
+    return runs
 
 
 def _widened(

@@ -25,13 +25,13 @@ class Selector(msgspec.Struct, frozen=True):
 
 def selectors(option: str, texts: Iterable[str]) -> tuple[Selector, ...]:
     """Parse the values of an option. Raises a UsageError that names the option if a value has another form."""
-    found = []
+    parsed = []
     for text in texts:
         key, separator, pattern = text.partition("=")
         if not separator or not pattern or key not in KEYS:
             raise UsageError(f"{option} must be KEY=PATTERN with a key of {', '.join(KEYS)}, but is `{text}`")
-        found.append(Selector(key, pattern))
-    return tuple(found)
+        parsed.append(Selector(key, pattern))
+    return tuple(parsed)
 
 
 def is_any(job: JobView, wanted: Sequence[Selector]) -> bool:
