@@ -24,7 +24,10 @@ def check_numbers(**numbers: int | None) -> None:
 
 def training_of(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapping[str, Any] | None) -> Training:
     """Return the checked objects of the training, so that unsupported ones are reported before the first step."""
-    optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
+    if isinstance(optimizer, Mapping):
+        optimizers = dict(optimizer)
+    else:
+        optimizers = {"optimizer": optimizer} if optimizer else {}
     named = {"scheduler": scheduler, "data": data}
     stateful = {name: value for name, value in named.items() if value is not None} | dict(state or {})
     for name in [*optimizers, *(state or {})]:

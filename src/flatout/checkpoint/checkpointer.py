@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -331,22 +332,22 @@ class Checkpointer:
 
     def _begin(self) -> None:
         """Refuse a folder that holds checkpoints of another training."""
-        if not self._has_begun:
-            found = self._peers.together(
-                lambda: [
-                    (step, str(store.folder))
-                    for store in self._stores()
-                    for step in (store.steps()[:1] if store.is_leader else [])
-                ]
+        if self._has_begun:
+            return
+        newest = self._peers.together(self._newest_steps)
+        of_all_ranks = list(chain.from_iterable(self._peers.gather(newest)))
+        if of_all_ranks:
+            step, folder = max(of_all_ranks)
+            raise CheckpointError(
+                f"{folder} has checkpoints up to step {step}, and resume() was not called",
+                hint="call it before the first step, or use another folder",
             )
-            told = [one for of_rank in self._peers.gather(found) for one in of_rank]
-            if told:
-                step, folder = max(told)
-                raise CheckpointError(
-                    f"{folder} has checkpoints up to step {step}, and resume() was not called",
-                    hint="call it before the first step, or use another folder",
-                )
-            self._has_begun = True
+        self._has_begun = True
+
+    def _newest_steps(self) -> list[tuple[int, str]]:
+        """Return the newest step in each folder that this rank leads, with the folder."""
+        leading = [store for store in self._stores() if store.is_leader]
+        return [(step, str(store.folder)) for store in leading for step in store.steps()[:1]]
 
     # Messages between the ranks.
 

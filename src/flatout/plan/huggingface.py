@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -61,6 +61,15 @@ def _some_names(config: dict[str, Any]) -> str:
     return f"only: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
 
 
+class _Experts(NamedTuple):
+    """The experts of a mixture-of-experts model; all numbers are 0 for a dense model."""
+
+    num: int
+    ffn: int  # width of one expert
+    shared_ffn: int  # total width of the experts that every token uses
+    num_layers: int  # layers with experts
+
+
 class _Config:
     """The values of a config, under the names that architectures use. Raises KeyError for a missing required value."""
 
@@ -91,10 +100,8 @@ class _Config:
         config, kind = self._config, self._kind
         is_vit = kind == "vit"
         ffn = self._number("intermediate_size", "n_inner", "ffn_dim", default=4 * self._hidden)
-        num_experts = self._number("num_local_experts", "n_routed_experts", "num_experts")
-        expert_ffn = (self._number("moe_intermediate_size") or ffn) if num_experts else 0
-        moe_layers = self._num_moe_layers() if num_experts else 0
-        has_dense_layers = moe_layers < self._layers
+        experts = self._experts(ffn)
+        has_dense_layers = experts.num_layers < self._layers
         kv_rank = self._number("kv_lora_rank")
         has_qkv_bias = bool(config.get("attention_bias", kind in _WITH_QKV_BIAS))
         return Workload(
@@ -114,11 +121,11 @@ class _Config:
             is_causal=kind not in _BIDIRECTIONAL,
             max_positions=self._num_positions(),
             num_token_types=self._number("type_vocab_size") if kind == "bert" else 0,
-            num_experts=num_experts,
+            num_experts=experts.num,
             experts_per_token=self._number("num_experts_per_tok", "experts_per_token"),
-            expert_ffn=expert_ffn,
-            shared_ffn=self._shared_ffn(expert_ffn) if num_experts else 0,
-            num_moe_layers=moe_layers,
+            expert_ffn=experts.ffn,
+            shared_ffn=experts.shared_ffn,
+            num_moe_layers=experts.num_layers,
             q_rank=self._number("q_lora_rank"),
             kv_rank=kv_rank,
             rope_dim=self._number("qk_rope_head_dim") if kv_rank else 0,
@@ -136,6 +143,15 @@ class _Config:
         activation = self._value("hidden_act", "activation_function", "hidden_activation")
         gated = _GATED_IN_GEMMA if "gemma" in self._kind else _GATED_ACTIVATIONS
         return not self._has_bias and (activation is None or str(activation) in gated)
+
+    def _experts(self, ffn: int) -> _Experts:
+        num = self._number("num_local_experts", "n_routed_experts", "num_experts")
+        if not num:
+            return _Experts(num=0, ffn=0, shared_ffn=0, num_layers=0)
+        expert_ffn = self._number("moe_intermediate_size") or ffn
+        return _Experts(
+            num=num, ffn=expert_ffn, shared_ffn=self._shared_ffn(expert_ffn), num_layers=self._num_moe_layers()
+        )
 
     def _shared_ffn(self, expert_ffn: int) -> int:
         """Return the total width of the experts that every token uses."""

@@ -83,16 +83,17 @@ def control_groups(controller: str) -> list[Path]:
         return []
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        is_version_1 = bool(controllers)  # version 2 has one tree for all controllers
+        if is_version_1 and controller not in controllers.split(","):
             continue
-        root = _MOUNT / controllers if controllers else _MOUNT
-        if controllers and not root.is_dir():
+        root = _MOUNT / controllers
+        if is_version_1 and not root.is_dir():
             root = _MOUNT / controller
         inner = root / group.lstrip("/")
         folders = [folder for folder in (inner, *inner.parents) if folder == root or root in folder.parents]
-        found = [folder for folder in folders if folder.is_dir()]
-        if controllers or any((folder / "cgroup.controllers").exists() for folder in found):
-            return found
+        existing = [folder for folder in folders if folder.is_dir()]
+        if is_version_1 or any((folder / "cgroup.controllers").exists() for folder in existing):
+            return existing
     return []
 
 

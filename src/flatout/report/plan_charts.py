@@ -54,11 +54,7 @@ def pipeline_chart(
         else:
             paths = [(kind, _path(spans, span_s)) for kind, spans in _operations(stage).items()]
         if until_s is None:
-            start_s = end_s
-            for kind, length_s in tail:
-                if length_s > 0:
-                    paths.append((kind, _path([(start_s, start_s + length_s)], span_s)))
-                start_s += length_s
+            paths += _tail_paths(tail, end_s, span_s)
         busy_s = sum(interval.end_s - interval.start_s for interval in pipeline[number])
         spoken = f"stage {number}: busy {busy_s / end_s * 100:.0f} % of the pipeline's time"
         lanes.append(Lane(label=f"stage {number}", paths=tuple(paths), spoken=spoken))
@@ -68,6 +64,16 @@ def pipeline_chart(
         is_merged=is_merged,
         has_edges=not is_merged and max(len(stage) for stage in shown) <= APART,
     )
+
+
+def _tail_paths(tail: Sequence[tuple[str, float]], start_s: float, span_s: float) -> list[tuple[str, str]]:
+    """Return the path of each piece of the tail that takes any time, one after the other."""
+    paths = []
+    for kind, length_s in tail:
+        if length_s > 0:
+            paths.append((kind, _path([(start_s, start_s + length_s)], span_s)))
+        start_s += length_s
+    return paths
 
 
 def beginning_s(pipeline: Pipeline) -> float:

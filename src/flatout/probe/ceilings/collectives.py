@@ -158,8 +158,12 @@ class Collectives:
         self._fill(count)
         self.output[:count] = float("nan")
         self._call(name, members, group, count)
-        in_place = name in ("all_reduce", "broadcast")
-        found = self.input[:count] if in_place else self.output[: share if name == "reduce_scatter" else count]
+        if name in ("all_reduce", "broadcast"):  # in place
+            result = self.input[:count]
+        elif name == "reduce_scatter":
+            result = self.output[:share]
+        else:
+            result = self.output[:count]
         # The expected result as runs of one origin: (first element of the result, length, first index, ranks to sum).
         if name == "all_reduce":
             runs = [(0, count, 0, members)]
@@ -173,7 +177,7 @@ class Collectives:
             runs = [(at * share, share, place * share, (rank,)) for at, rank in enumerate(members)]
         else:
             runs = [(0, count, 0, (members[place - 1],))]
-        text = self._wrong(found, runs)
+        text = self._wrong(result, runs)
         self.input[:count].zero_()
         self.output[:count].zero_()
         return text
