@@ -37,9 +37,9 @@ class RankGroup:
     def gathered(self, value: Any) -> list[Any]:
         if self._dist is None:
             return [value]
-        found = [None] * self.size
-        self._dist.all_gather_object(found, value, group=self._control)
-        return found
+        of_ranks = [None] * self.size
+        self._dist.all_gather_object(of_ranks, value, group=self._control)
+        return of_ranks
 
     def of_first(self, value: Any) -> Any:
         """Return the first rank's value, on every rank."""

@@ -12,8 +12,9 @@ import socket
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError, Who
 from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
@@ -32,6 +33,14 @@ _COLD_S, _COLD_TIMES = 0.05, 3.0
 _CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
 _FAILURES = (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError, OSError, MemoryError)
 _PEERS_PATIENCE_S = 20.0  # of a rank that failed in a collective: the others may wait for it there
+
+
+class _FirstCall(NamedTuple):
+    """The first call of a measurement on one rank."""
+
+    took_s: float = 0.0
+    check_s: float = 0.0
+    problem: str = ""  # why it cannot be measured
 
 
 class Rounds:
@@ -63,8 +72,8 @@ class Rounds:
             RawBenchmark(name=benchmark.name, unit=benchmark.unit, work=benchmark.work, checked=benchmark.checked)
             for benchmark in benchmarks
         ]
-        for benchmark, one in zip(benchmarks, self.found, strict=True):
-            one.labels = dict(benchmark.labels)
+        for benchmark, raw in zip(benchmarks, self.found, strict=True):
+            raw.labels = dict(benchmark.labels)
 
     def _takes_part(self, benchmark: Benchmark) -> bool:
         return benchmark.who != "first" or self.rank_group.rank == 0
@@ -97,76 +106,86 @@ class Rounds:
         """
         curves = {index: self.benchmarks[index].curve or f"#{index}" for index in indexes}
         ended: set[str] = set()  # only the first rank's set counts
-        spent: dict[str, float] = {}
+        spent_s: dict[str, float] = defaultdict(float)  # by curve
         left_out: list[int] = []
-        for place, index in enumerate(indexes):
+        for position, index in enumerate(indexes):
             benchmark, curve = self.benchmarks[index], curves[index]
             if curve in failed:
                 self._drop(index, failed[curve])
                 continue
-            before = (
-                index - 1 if index and benchmark.curve and self.benchmarks[index - 1].curve == benchmark.curve else None
-            )
-            expected_s = 0.0
-            if before is not None:
-                growth = benchmark.work / self.benchmarks[before].work
-                expected_s = growth * (self._first_s[before] + self._check_s[before])
-                later = len({curves[one] for one in indexes[place:]} - ended)
-                left_s = until - time.monotonic() + spent.get(curve, 0.0)
-                if spent.get(curve, 0.0) + expected_s > max(left_s / max(later, 1), 0.0):
+            expected_s = self._expected_s(index)
+            if self._is_larger_size(index):
+                num_curves = len({curves[later] for later in indexes[position:]} - ended)
+                left_s = until - time.monotonic() + spent_s[curve]
+                if spent_s[curve] + expected_s > max(left_s / max(num_curves, 1), 0.0):
                     ended.add(curve)
             if self.rank_group.of_first(curve in ended):
                 ended.add(curve)
                 left_out.append(index)
                 continue
             self._threads(benchmark.who)
-            told = self._first_calls(index, benchmark)
+            of_ranks = self._first_calls(index, benchmark)
             # A first call can start a context, a communicator or a library, so it is repeated.
-            took_s = max(took + check for took, check, _ in told)
-            has_next = (
-                index + 1 < len(self.benchmarks)
-                and benchmark.curve
-                and self.benchmarks[index + 1].curve == benchmark.curve
-            )
-            if has_next and took_s > max(_COLD_S, _COLD_TIMES * expected_s):
-                told = self._first_calls(index, benchmark)
-            problem = next((problem for *_, problem in told if problem), "")
+            took_s = max(call.took_s + call.check_s for call in of_ranks)
+            if self._is_larger_size(index + 1) and took_s > max(_COLD_S, _COLD_TIMES * expected_s):
+                of_ranks = self._first_calls(index, benchmark)
+            problem = next((call.problem for call in of_ranks if call.problem), "")
             if problem:
                 failed[curve] = problem
                 self._drop(index, problem)
                 continue
-            self._first_s[index] = slowest = max(took for took, _, _ in told)
-            self._check_s[index] = max(check for _, check, _ in told)
-            spent[curve] = spent.get(curve, 0.0) + slowest + self._check_s[index]
-            sample_s = max(self._sample_s, benchmark.sample_s)
-            calls = int(min(max(1.0, sample_s / max(slowest, 1e-7)), benchmark.max_calls))
-            self._calls[index] = calls
-            self._cost_s[index] = (calls + 1) * slowest * (self.rank_group.size if benchmark.who == "turns" else 1)
+            self._plan_repetition(index, of_ranks)
+            spent_s[curve] += self._first_s[index] + self._check_s[index]
             if self.rank_group.rank == 0:
                 tell({"progress": [sum(map(bool, self._calls)), len(self.benchmarks), f"preparing {benchmark.name}"]})
         return left_out
 
-    def _first_calls(self, index: int, benchmark: Benchmark) -> list[tuple[float, float, str]]:
+    def _is_larger_size(self, index: int) -> bool:
+        """Whether the measurement is the next size of the curve of the measurement before it."""
+        if not 0 < index < len(self.benchmarks):
+            return False
+        curve = self.benchmarks[index].curve
+        return bool(curve) and self.benchmarks[index - 1].curve == curve
+
+    def _expected_s(self, index: int) -> float:
+        """Return the expected time of a first call and its check; 0 for the smallest size of a curve."""
+        if not self._is_larger_size(index):
+            return 0.0
+        growth = self.benchmarks[index].work / self.benchmarks[index - 1].work
+        return growth * (self._first_s[index - 1] + self._check_s[index - 1])
+
+    def _plan_repetition(self, index: int, of_ranks: list[_FirstCall]) -> None:
+        """Choose how many calls a repetition makes, from the time of the slowest rank."""
+        benchmark = self.benchmarks[index]
+        took_s = max(call.took_s for call in of_ranks)
+        num_calls = max(self._sample_s, benchmark.sample_s) / max(took_s, 1e-7)
+        num_turns = self.rank_group.size if benchmark.who == "turns" else 1
+        self._first_s[index] = took_s
+        self._check_s[index] = max(call.check_s for call in of_ranks)
+        self._calls[index] = int(min(max(1.0, num_calls), benchmark.max_calls))
+        self._cost_s[index] = (self._calls[index] + 1) * took_s * num_turns
+
+    def _first_calls(self, index: int, benchmark: Benchmark) -> list[_FirstCall]:
         """Return the first calls of all ranks. A rank that fails in a collective ends itself to free the others."""
         self._where.at(self._keys[index])
         mine = self._first_call(index, benchmark)
         timer = None
-        if mine[2] and benchmark.who == "group" and self._is_replaced and self._keys[index] not in self._without:
-            timer = threading.Timer(_PEERS_PATIENCE_S, _end_alone, [mine[2]])
+        has_failed = bool(mine.problem) and self._keys[index] not in self._without
+        if has_failed and benchmark.who == "group" and self._is_replaced:
+            timer = threading.Timer(_PEERS_PATIENCE_S, _end_alone, [mine.problem])
             timer.daemon = True
             timer.start()
-        told: list[tuple[float, float, str]] = self.rank_group.gathered(mine)
+        of_ranks: list[_FirstCall] = self.rank_group.gathered(mine)
         if timer is not None:
             timer.cancel()
         self._where.at(None)
-        return told
+        return of_ranks
 
-    def _first_call(self, index: int, benchmark: Benchmark) -> tuple[float, float, str]:
-        """Return the seconds of a call and of its check, and why it cannot be measured (empty if it can)."""
+    def _first_call(self, index: int, benchmark: Benchmark) -> _FirstCall:
         if self._keys[index] in self._without:
-            return 0.0, 0.0, self._without[self._keys[index]]
+            return _FirstCall(problem=self._without[self._keys[index]])
         if not self._takes_part(benchmark):
-            return 0.0, 0.0, ""
+            return _FirstCall()
         try:
             began = time.perf_counter()
             wrong = benchmark.check()
@@ -176,22 +195,22 @@ class Rounds:
             began = time.perf_counter()
             benchmark.call()
             benchmark.sync()
-            took = time.perf_counter() - began
+            took_s = time.perf_counter() - began
         except CannotMeasureError as error:
-            return 0.0, 0.0, str(error)
+            return _FirstCall(problem=str(error))
         except _FAILURES as error:
-            return 0.0, 0.0, f"it failed: {_first_line(error)}"
+            return _FirstCall(problem=f"it failed: {_first_line(error)}")
         self.found[index].labels = dict(benchmark.labels)  # including what the check has read
         if wrong:
             self.found[index].wrong = wrong
-        return took, check_s, ""
+        return _FirstCall(took_s=took_s, check_s=check_s)
 
     def _drop(self, index: int, why: str) -> None:
         self._calls[index] = 0
         benchmark = self.benchmarks[index]
         kind = benchmark.labels.get("dtype") if benchmark.name == "matmul" else benchmark.labels.get("group")
         what = f"{benchmark.name} {kind}" if kind else benchmark.name
-        if index and benchmark.curve and self.benchmarks[index - 1].curve == benchmark.curve:
+        if self._is_larger_size(index):
             if not self._calls[index - 1]:
                 return  # already reported for the smaller size
             what += f", the {'shapes' if benchmark.name == 'matmul' else 'sizes'} above"
@@ -250,15 +269,16 @@ class Rounds:
         Only the expensive upper sizes of curves are dropped, and measurements that alone would take a third of the
         time.
         """
-        left = self._time_for_rounds_s() / (MIN_ROUNDS + 1)
+        left_s = self._time_for_rounds_s() / (MIN_ROUNDS + 1)
         kept = sorted((i for i, calls in enumerate(self._calls) if calls), key=lambda index: self._cost_s[index])
         dropped = []
         for index in reversed(kept):
-            curve = self.benchmarks[index].curve
-            is_lowest = not curve or index == 0 or self.benchmarks[index - 1].curve != curve
             cost_s = self._cost_s[index]
-            is_dear = cost_s * MIN_ROUNDS > self._time_s / 3 if is_lowest else cost_s > _CHEAP * self._sample_s
-            if is_dear and sum(self._cost_s[one] for one in kept) > left:
+            if self._is_larger_size(index):
+                is_dear = cost_s > _CHEAP * self._sample_s
+            else:
+                is_dear = cost_s * MIN_ROUNDS > self._time_s / 3
+            if is_dear and sum(self._cost_s[other] for other in kept) > left_s:
                 dropped.append(index)
                 kept.remove(index)
         return sorted(dropped)

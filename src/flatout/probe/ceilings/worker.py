@@ -53,17 +53,19 @@ def main() -> int:
 
     def tell_result() -> None:
         """Gather the results of all ranks; the first rank reports them."""
-        found = rank_group.gathered([_bytes(one) for one in rounds.found])
+        encoded = rank_group.gathered([_bytes(benchmark) for benchmark in rounds.found])
         missing: dict[str, str] = {}
-        for one in rank_group.gathered(not_measured | rounds.not_measured):
-            missing |= {what: why for what, why in one.items() if concerns(what, settings.only)}
+        for of_rank in rank_group.gathered(not_measured | rounds.not_measured):
+            missing |= {what: why for what, why in of_rank.items() if concerns(what, settings.only)}
         if rank_group.rank == 0:
             raw = Raw(
-                benchmarks=tuple(tuple(msgspec.json.decode(one, type=RawBenchmark) for one in rank) for rank in found),
+                benchmarks=tuple(
+                    tuple(msgspec.json.decode(benchmark, type=RawBenchmark) for benchmark in rank) for rank in encoded
+                ),
                 devices=tuple(devices),
                 hosts=tuple(rank_group.hosts),
                 is_gpu=is_gpu,
-                backend="" if rank_group.size == 1 else "nccl" if is_gpu else "gloo",
+                backend=_backend(rank_group, is_gpu),
                 software=_software(torch, is_gpu),
                 not_measured=missing,
             )
@@ -81,8 +83,14 @@ def main() -> int:
     return 0
 
 
-def _bytes(one: RawBenchmark) -> bytes:
-    return msgspec.json.encode(one)
+def _backend(rank_group: RankGroup, is_gpu: bool) -> str:
+    if rank_group.size == 1:
+        return ""
+    return "nccl" if is_gpu else "gloo"
+
+
+def _bytes(benchmark: RawBenchmark) -> bytes:
+    return msgspec.json.encode(benchmark)
 
 
 def _torch() -> Any:
@@ -103,66 +111,90 @@ def _benchmarks(
     where: CurrentBenchmark,
 ) -> list[Benchmark]:
     """Return the benchmarks, the same list on every rank: in a benchmark of the first rank alone, the others wait."""
-    made: list[Benchmark] = []
-    array_bytes = _array_bytes()
 
     def wants(*names: str) -> bool:
         return not settings.only or any(name in settings.only for name in names)
 
+    benchmarks: list[Benchmark] = []
     if torch is None:
-        not_measured["collectives"] = not_measured["operator_dispatch"] = "torch is not installed here"
-        not_measured["matmul bf16"] = "numpy has no such type"
-        made += matmul.numpy_benchmarks() if wants("matmul") else []
-        made.append(copy.memcpy_benchmark(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores()))))
+        benchmarks += _numpy_benchmarks(not_measured, has_matmul=wants("matmul"))
     elif device.type == "cuda":
-        not_measured |= matmul.lacks(torch, device)
-        free = min(rank_group.gathered(torch.cuda.mem_get_info(device)[0]))
-        shapes = matmul.fitting(matmul.GPU_SHAPES, free)
-        too_large = [" x ".join(map(str, shape)) for shape in matmul.GPU_SHAPES if shape not in shapes]
-        not_measured |= {f"matmul {shape}": f"memory: {free / 1e9:.1f} GB of a GPU are free" for shape in too_large}
-        made += matmul.torch_benchmarks(torch, device, who="each", shapes=shapes)
-        gpu_bytes = min(1 << 30, int(free / 16)) // 4096 * 4096
-        made += copy.torch_benchmarks(torch, device, who="each", array_bytes=gpu_bytes, threads=None)
-        made += transfer.torch_benchmarks(torch, device)
-        host = copy.memcpy_benchmark(who="first", array_bytes=array_bytes, threads=max(1, int(allowed_cores())))
-        host.name = "host_memory_copy"
-        made.append(host)
-        made.append(launch_rate.torch_benchmark(torch, device))
+        benchmarks += _gpu_benchmarks(torch, device, rank_group, not_measured)
     else:
-        not_measured |= matmul.lacks(torch, device)
-        not_measured["host_to_device, device_to_host"] = "torch sees no GPU"
-        cores = max(1, int(allowed_cores()))
-        made += matmul.torch_benchmarks(torch, device, who="first", shapes=matmul.CPU_SHAPES)
-        sides: list[tuple[Who, int, int]] = [("first", array_bytes, cores)]
-        if rank_group.size > 1:  # all ranks at the same time, to compare them as peers
-            sides.append(("each", array_bytes // rank_group.size, max(1, cores // rank_group.size)))
-        for who, size, threads in sides:
-            made.append(copy.memcpy_benchmark(who=who, array_bytes=size, threads=threads))
-            made += copy.torch_benchmarks(torch, device, who=who, array_bytes=size, threads=threads)
-        made.append(launch_rate.torch_benchmark(torch, device))
+        benchmarks += _cpu_benchmarks(torch, device, rank_group, not_measured)
     if _COLLECTIVES in settings.without:
         not_measured[_COLLECTIVES] = settings.without[_COLLECTIVES]
     elif wants(*COLLECTIVES):
         where.at(_COLLECTIVES)  # their buffers are among the largest, so a rank can be lost here
-        made += _collectives(torch, device, rank_group, not_measured)
+        benchmarks += _collectives(torch, device, rank_group, not_measured)
         where.at(None)
     if wants("decode_jpeg", "decode_zlib"):
-        made += decode.benchmarks()
+        benchmarks += decode.benchmarks()
     not_measured |= decode.lacks()
     if settings.path is None:
         not_measured["storage"] = "no path was given: --path DIR"
     elif wants(*storage.NAMES):
-        found: list[Benchmark] = []
-        if rank_group.rank == 0:
-            found, missing = stack.enter_context(
-                storage.storage_benchmarks(
-                    Path(settings.path), allow_write=settings.allow_write, prefix=settings.folder_prefix
-                )
-            )
-            not_measured |= missing
-        names = rank_group.of_first([benchmark.name for benchmark in found])
-        made += found or [_waiting(name) for name in names]
-    return [benchmark for benchmark in made if wants(benchmark.name)]
+        benchmarks += _storage_benchmarks(Path(settings.path), settings, rank_group, stack, not_measured)
+    return [benchmark for benchmark in benchmarks if wants(benchmark.name)]
+
+
+def _num_cores() -> int:
+    return max(1, int(allowed_cores()))
+
+
+def _numpy_benchmarks(not_measured: dict[str, str], *, has_matmul: bool) -> list[Benchmark]:
+    not_measured["collectives"] = not_measured["operator_dispatch"] = "torch is not installed here"
+    not_measured["matmul bf16"] = "numpy has no such type"
+    host_copy = copy.memcpy_benchmark(who="first", array_bytes=_array_bytes(), threads=_num_cores())
+    return [*(matmul.numpy_benchmarks() if has_matmul else []), host_copy]
+
+
+def _gpu_benchmarks(torch: Any, device: Any, rank_group: RankGroup, not_measured: dict[str, str]) -> list[Benchmark]:
+    not_measured |= matmul.lacks(torch, device)
+    free_bytes_of_gpu = min(rank_group.gathered(torch.cuda.mem_get_info(device)[0]))
+    shapes = matmul.fitting(matmul.GPU_SHAPES, free_bytes_of_gpu)
+    for shape in matmul.GPU_SHAPES:
+        if shape not in shapes:
+            name = f"matmul {' x '.join(map(str, shape))}"
+            not_measured[name] = f"memory: {free_bytes_of_gpu / 1e9:.1f} GB of a GPU are free"
+    gpu_bytes = min(1 << 30, int(free_bytes_of_gpu / 16)) // 4096 * 4096
+    host_copy = copy.memcpy_benchmark(who="first", array_bytes=_array_bytes(), threads=_num_cores())
+    host_copy.name = "host_memory_copy"
+    return [
+        *matmul.torch_benchmarks(torch, device, who="each", shapes=shapes),
+        *copy.torch_benchmarks(torch, device, who="each", array_bytes=gpu_bytes, threads=None),
+        *transfer.torch_benchmarks(torch, device),
+        host_copy,
+        launch_rate.torch_benchmark(torch, device),
+    ]
+
+
+def _cpu_benchmarks(torch: Any, device: Any, rank_group: RankGroup, not_measured: dict[str, str]) -> list[Benchmark]:
+    not_measured |= matmul.lacks(torch, device)
+    not_measured["host_to_device, device_to_host"] = "torch sees no GPU"
+    num_cores, array_bytes = _num_cores(), _array_bytes()
+    sides: list[tuple[Who, int, int]] = [("first", array_bytes, num_cores)]
+    if rank_group.size > 1:  # all ranks at the same time, to compare them as peers
+        sides.append(("each", array_bytes // rank_group.size, max(1, num_cores // rank_group.size)))
+    benchmarks = list(matmul.torch_benchmarks(torch, device, who="first", shapes=matmul.CPU_SHAPES))
+    for who, size, threads in sides:
+        benchmarks.append(copy.memcpy_benchmark(who=who, array_bytes=size, threads=threads))
+        benchmarks += copy.torch_benchmarks(torch, device, who=who, array_bytes=size, threads=threads)
+    return [*benchmarks, launch_rate.torch_benchmark(torch, device)]
+
+
+def _storage_benchmarks(
+    folder: Path, settings: BenchSettings, rank_group: RankGroup, stack: ExitStack, not_measured: dict[str, str]
+) -> list[Benchmark]:
+    """Return the first rank's benchmarks; on other ranks, benchmarks of the same names that only wait."""
+    benchmarks: list[Benchmark] = []
+    if rank_group.rank == 0:
+        benchmarks, missing = stack.enter_context(
+            storage.storage_benchmarks(folder, allow_write=settings.allow_write, prefix=settings.folder_prefix)
+        )
+        not_measured |= missing
+    names = rank_group.of_first([benchmark.name for benchmark in benchmarks])
+    return benchmarks or [_waiting(name) for name in names]
 
 
 def _waiting(name: str) -> Benchmark:
@@ -182,19 +214,22 @@ def _collectives(torch: Any, device: Any, rank_group: RankGroup, not_measured: d
     from flatout.probe.ceilings.collectives import LARGEST_BYTES, SMALLEST_BYTES, Collectives, bytes_needed
 
     is_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if is_gpu else free_bytes() / rank_group.hosts.count(socket.gethostname())
-    free = min(rank_group.gathered(free)) * _SHARE_OF_MEMORY
+    if is_gpu:
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = free_bytes() / rank_group.hosts.count(socket.gethostname())
+    usable = min(rank_group.gathered(free)) * _SHARE_OF_MEMORY
     largest = LARGEST_BYTES
-    while largest > SMALLEST_BYTES and bytes_needed(largest, is_gpu=is_gpu) > free:
+    while largest > SMALLEST_BYTES and bytes_needed(largest, is_gpu=is_gpu) > usable:
         largest //= 2
     names = sorted(set(rank_group.hosts))
     hosts = [names.index(host) for host in rank_group.hosts]
-    made = Collectives(torch, device, largest=largest, step=1 if is_gpu else 2, hosts=hosts)
+    collectives = Collectives(torch, device, largest=largest, step=1 if is_gpu else 2, hosts=hosts)
     if largest < LARGEST_BYTES:
         needed = bytes_needed(LARGEST_BYTES, is_gpu=is_gpu)
-        told = f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB per rank, and may have {free / 1e9:.1f}"
-        not_measured[f"collectives above {made.sizes[-1]:,} B"] = told
-    return list(made.benchmarks())
+        why = f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB per rank, and may have {usable / 1e9:.1f}"
+        not_measured[f"collectives above {collectives.sizes[-1]:,} B"] = why
+    return list(collectives.benchmarks())
 
 
 def _array_bytes() -> int:
@@ -205,10 +240,10 @@ def _array_bytes() -> int:
 def _device_name(torch: Any, device: Any) -> str:
     if device is not None and device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "CPU"
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model_names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return model_names[0] if model_names else "CPU"
 
 
 def _software(torch: Any, is_gpu: bool) -> str:
@@ -218,8 +253,10 @@ def _software(torch: Any, is_gpu: bool) -> str:
         return f"numpy {numpy.__version__}"
     if not is_gpu:
         return f"torch {torch.__version__}"
-    found = f"torch {torch.__version__}, CUDA {torch.version.cuda or torch.version.hip}"
-    return f"{found}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if torch.version.cuda else found
+    if not torch.version.cuda:
+        return f"torch {torch.__version__}, CUDA {torch.version.hip}"
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
 
 
 def about() -> int:
