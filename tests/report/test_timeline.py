@@ -145,7 +145,7 @@ def test_the_reports_show_the_recording_before_the_traced_step() -> None:
     assert "<title>step 9: 1.00 s</title>" in page
     assert "rank 0: longest step 1.00 s, step 9; 1 of 10 steps with a stall" in page
     plain = diagnosis_html(builder.straggler(), COMMAND)
-    assert "The whole recording" not in plain and "How the step time is spent" in plain
+    assert "The whole recording" not in plain and "Where the step goes" in plain
 
 
 def test_the_bars_of_a_lane_cover_all_of_its_bins() -> None:

@@ -22,7 +22,7 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
     notes_of_name: dict[str, set[str]] = {}
     for measurement in single:
         notes_of_name.setdefault(measurement.name, set()).add(measurement.note)
-    # Notes stand in the table if they tell measurements of one name apart, and otherwise once below it.
+    # Notes stand in the table if they distinguish measurements of one name, and otherwise once below it.
     noted_in_table = {name for name, notes in notes_of_name.items() if len(notes) > 1}
     lines = [
         *_header(ceilings, style),
