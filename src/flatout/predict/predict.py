@@ -110,7 +110,7 @@ def _modelled(situation: Situation, changes: Sequence[Change]) -> tuple[list[Sce
 
 
 def _replayed(situation: Situation, modelled: Sequence[Scenarios], most: float) -> tuple[float, float, float]:
-    """Return the likely speedup by replay, at most `most`, and its interval, widened by what the replay does not contain."""
+    """Return the likely speedup by replay, at most `most`, and its interval, widened by what no replay contains."""
     likely, worst, best = (_speedup(situation, which, modelled) for which in ("likely", "worst", "best"))
     unsure = min(situation.error, 0.5) + (0.0 if situation.is_untraced_known else UNKNOWN_DILATION)
     # A change without any effect in the replay is known to have no gain, except for the variation between steps.
