@@ -486,7 +486,7 @@ def test_what_a_second_confirmation_adopts_is_held_against_the_job_again() -> No
 
 
 def test_pairs_that_are_all_void_come_to_an_end() -> None:
-    """A baseline that no longer runs voids each pair, and more pairs do not mend that."""
+    """A baseline that no longer runs voids each pair, and more pairs do not change that."""
 
     def ends(index: int, changes: ChangeSet) -> dict[str, object]:
         failed: dict[str, object] = {"outcome": "failed", "problem": "exit code 1", "step_s": ()}
