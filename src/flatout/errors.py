@@ -3,7 +3,7 @@
     FlatoutError            exit 2
     ├── InputError          the given input cannot be used: a missing path, a file that is not a trace
     ├── UsageError          arguments that contradict each other
-    └── OutputError         the output cannot be written: it exists already, the disk is full
+    └── OutputError         the output cannot be written: it already exists, the disk is full
 
 The message states the rule and the values; `hint` is the line that says what to do next.
 The command line prints both and exits with `exit_code`; a user never sees a traceback for bad input.

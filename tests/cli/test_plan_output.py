@@ -23,7 +23,7 @@ def test_a_page_is_written_and_only_once(
     assert page.startswith("<!doctype html>")
     assert "--calibrate</span> <span>RUNS.csv" in page
     assert run(monkeypatch, *PLAN, "--html", str(path)) == 2
-    assert "exists already" in capfd.readouterr().err
+    assert "already exists" in capfd.readouterr().err
     assert run(monkeypatch, *PLAN, "--html", str(path), "--force") == 0
 
 

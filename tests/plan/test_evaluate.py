@@ -156,7 +156,7 @@ def test_a_written_fit_is_read_back(runs: list[MeasuredRun], tmp_path: Path) -> 
     path = tmp_path / "constants.json"
     found = fit_and_write(runs, path)
     assert np.allclose(shipped(path).logs, found.logs, atol=1e-4)
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         fit_and_write(runs, path)
 
 

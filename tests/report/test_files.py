@@ -19,11 +19,11 @@ def test_a_new_file_is_written_whole_and_folders_are_made(tmp_path: Path) -> Non
 def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
-    with pytest.raises(OutputError, match="exists already") as caught:
+    with pytest.raises(OutputError, match="already exists") as caught:
         write_new(path, b"new")
     assert "--force" in caught.value.hint
     assert path.read_text() == "old"
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         check_new(path)
     write_new(path, b"new", force=True)
     assert path.read_text() == "new"
@@ -31,7 +31,7 @@ def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
 
 def test_a_name_taken_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    with pytest.raises(OutputError, match="exists already"), open_new(path):
+    with pytest.raises(OutputError, match="already exists"), open_new(path):
         path.write_text("of another process")
     assert path.read_text() == "of another process"
     assert list(tmp_path.iterdir()) == [path]
@@ -94,7 +94,7 @@ def test_a_link_keeps_pointing_to_what_it_points_to(tmp_path: Path) -> None:
     target.write_text("old")
     link = tmp_path / "link"
     link.symlink_to(target)
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         write_new(link, b"new")
     write_new(link, b"new", force=True)
     assert link.is_symlink()

@@ -396,7 +396,7 @@ def test_a_job_without_ranks_or_events_is_a_valid_file(tmp_path: Path) -> None:
 
 def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("old")
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         write_perfetto(tmp_path / "trace.json", [], origin_ns=0)
     write_perfetto(tmp_path / "trace.json", [], origin_ns=0, force=True)
     assert json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"] == []

@@ -115,7 +115,7 @@ def test_a_submission_never_takes_the_folder_of_another(
     assert len(folders) == 3
     taken = min(folders)
     error = submit(monkeypatch, capfd, "--out", taken, "--", "true", code=2)["error"]
-    assert "exists already, and nothing is overwritten" in str(error)
+    assert "already exists, and nothing is overwritten" in str(error)
 
 
 def test_from_within_a_job_its_variables_do_not_speak_for_the_new_one(

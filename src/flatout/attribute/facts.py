@@ -252,7 +252,8 @@ def _launched_inside_s(table: EventTable, work: GpuWork, kernels: Flags, spans: 
 
 
 def _pass_starts(table: EventTable, on_host: Flags) -> Times:
-    """Return the start of each DistributedDataParallel forward pass; if none, of each backward pass (its loss)."""
+    """Return the start of each DistributedDataParallel forward pass; if there are none, of each
+    backward pass, marked by its loss operation."""
     forward = on_host & table.name_matches(names.matching(table.names, names.FORWARD))
     if forward.any():
         return np.asarray(table.start_ns[forward])

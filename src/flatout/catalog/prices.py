@@ -127,7 +127,7 @@ def read_prices(path: Path) -> Prices:
     if unknown:
         raise InputError(
             f"`{path}` has `{unknown[0]}`, but only [[price]] is allowed and {', '.join(Prices.__struct_fields__[1:])}",
-            hint="docs/how-to/cost.md shows such a file",
+            hint="see docs/how-to/cost.md for an example",
         )
     listed = document.get("price", [])
     entries = [_filled(entry) for entry in listed] if isinstance(listed, list) else None
@@ -136,7 +136,7 @@ def read_prices(path: Path) -> Prices:
         own = msgspec.convert(entries, tuple[Price, ...])
         changed = {name: msgspec.convert(value, Range) for name, value in ranges.items()}
     except msgspec.ValidationError as error:
-        raise InputError(f"`{path}`: {error}", hint="docs/how-to/cost.md shows such a file") from None
+        raise InputError(f"`{path}`: {error}", hint="see docs/how-to/cost.md for an example") from None
     for each in (*own, *changed.values()):
         if not 0 <= each.low <= each.typical <= each.high < float("inf"):
             raise InputError(

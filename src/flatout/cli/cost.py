@@ -170,7 +170,7 @@ def power_cap(
     electricity: Electricity = None,
     json: AsJson = False,
 ) -> None:
-    """Find the knee of measured power-cap curves, and whether a cap pays off at current prices.
+    """Find the knee of measured power-cap curves, and determine whether a cap pays off at the given prices.
 
     Example: flatout cost power-cap curve.csv --gpu-price 2.10 --electricity 0.09
     """
@@ -199,7 +199,7 @@ def spot(
     work_hours: Annotated[
         float, amount(metavar="N", positive=True, help="Hours that the job runs without interruptions.")
     ],
-    deadline: Annotated[Duration, duration(help="Time by which the job must have ended, counted from its start.")],
+    deadline: Annotated[Duration, duration(help="Deadline for the job to finish, measured from its start.")],
     instances: Annotated[int, whole_number(least=1, help="Instances that the job needs at once.")] = 1,
     gpus_per_instance: Annotated[int, whole_number(least=1, help="GPUs per instance, for its price.")] = 1,
     gpu_type: GpuType = None,
@@ -210,7 +210,9 @@ def spot(
         Duration | None,
         duration(help="Work between two checkpoints. [default: Young's interval]"),
     ] = None,
-    checkpoint_cost: Annotated[Duration, duration(help="How long a checkpoint stops the job.")] = Duration("30s", 30.0),
+    checkpoint_cost: Annotated[Duration, duration(help="How long each checkpoint pauses the job.")] = Duration(
+        "30s", 30.0
+    ),
     restart: Annotated[Duration, duration(help="Time from the start of the instances to the first step.")] = Duration(
         "5m", 300.0
     ),

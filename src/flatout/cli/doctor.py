@@ -144,7 +144,7 @@ def _refuse_with_hosts(*machine_options: object) -> None:
 
 
 def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequence[Path] | None) -> None:
-    """Raise UsageError if an option about several hosts is given."""
+    """Raise UsageError if an option that requires `--hosts` is given."""
     from flatout.errors import UsageError
 
     if via or flatout:

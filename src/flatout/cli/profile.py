@@ -94,7 +94,7 @@ def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> None:
 
 
 def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
-    """Print the recording's diagnosis: JSON to standard output, text to standard error, apart from the job's output."""
+    """Print the diagnosis: JSON to standard output, text to standard error, separate from the job's output."""
     from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.progress import ProgressLine
 

@@ -101,7 +101,7 @@ def slurm(
     drain_after: Annotated[
         float, amount(metavar="N", least=1.0, help="Failures per day after which a node is drained.")
     ] = 3,
-    interval: Annotated[Duration, duration(least_s=1.0, help="Time between two polls.")] = Duration("30s", 30.0),
+    interval: Annotated[Duration, duration(least_s=1.0, help="Polling interval.")] = Duration("30s", 30.0),
     once: Annotated[bool, typer.Option("--once", help="Poll once, and exit.")] = False,
     max_actions_per_hour: Annotated[
         int, whole_number(least=1, help="Maximum actions per hour, also across restarts of the controller.")

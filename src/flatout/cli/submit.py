@@ -177,7 +177,7 @@ def submit(
 
 
 def _without_dry_run(arguments: list[str]) -> str:
-    """Return this command without its first `--dry-run`; the user's own command is unchanged."""
+    """Return this `flatout` invocation without its first `--dry-run`; one of the user's own command is kept."""
     words = list(arguments)
     words.remove("--dry-run")
     return shlex.join(["flatout", *words])

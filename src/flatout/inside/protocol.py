@@ -10,7 +10,7 @@ have an older Python than Flatout.
 
 
 class Variable:
-    """The environment variables of Flatout: the only place where their names are spelled."""
+    """Flatout's environment variables. This is the only place where their names are written out."""
 
     # Settings of the recorder. `flatout profile` and `flatout tune` set them; a user may set them too.
     RECORDING = "FLATOUT_RECORDING"  # folder to record to; without it nothing is recorded

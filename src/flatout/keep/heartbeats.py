@@ -43,7 +43,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The heartbeat of one process of the job, read at one time. Times are seconds of CLOCK_MONOTONIC."""
+    """One reading of the heartbeat of one of the job's processes. Times are in seconds of CLOCK_MONOTONIC."""
 
     name: str  # the process's name: host and PID
     hostname: str

@@ -33,7 +33,7 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """Return the lowest memory limit of all levels of control groups."""
+    """Return the lowest memory limit across all levels of the control-group hierarchy."""
     limits = []
     for folder in control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):

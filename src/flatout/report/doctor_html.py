@@ -31,7 +31,7 @@ RELATIONS = {
     "NV": "NVLink, or XGMI of AMD",
     "PIX": "at most one PCIe bridge",
     "PXB": "several PCIe bridges, but not the CPU's",
-    "PHB": "a PCIe host bridge, as of the CPU",
+    "PHB": "a PCIe host bridge, typically the CPU's",
     "NODE": "several PCIe host bridges of one NUMA node",
     "SYS": "the link between NUMA nodes",
 }

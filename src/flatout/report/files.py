@@ -30,7 +30,7 @@ def check_new(path: str | Path, *, force: bool = False) -> None:
         raise OutputError(f"`{path}` is a folder; but the output is a file", hint="pass the name of a file in it")
     if os.path.isfile(path) and not force:
         raise OutputError(
-            f"`{path}` exists already, and files are overwritten only with `--force`",
+            f"`{path}` already exists",
             hint="pass another name, or `--force` to replace it",
         )
     if not os.path.exists(path) or os.path.isfile(path):

@@ -8,7 +8,7 @@ _BLOCK = 64
 
 
 class EstimateQueue:
-    """Jobs in order of arrival, each with a position and a finite estimate; entries of equal index belong together."""
+    """Jobs in order of arrival, each with a position and a finite estimate, held in parallel lists."""
 
     def __init__(self) -> None:
         self.jobs: list[int] = []

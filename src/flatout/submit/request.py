@@ -85,7 +85,7 @@ def _new_folder(out: Path | None, now: str) -> Path:
     """Return the path of a folder for this submission alone; it need not exist yet."""
     if out is not None:
         if _has_files(out):
-            raise OutputError(f"`{out}` exists already, and nothing is overwritten", hint="pass another --out")
+            raise OutputError(f"`{out}` already exists, and nothing is overwritten", hint="pass another --out")
         return out.absolute()
     parent = Path("flatout-out").absolute()
     folder = parent / f"submit-{now}"

@@ -49,7 +49,8 @@ def trial_result(
     start_unix_s: float,
     output: Path,
 ) -> TrialResult:
-    """Return the trial's measurements. `exit_code` is None if a signal ended it; `output` is the file of its output."""
+    """Return the trial's measurements. `exit_code` is None if a signal ended the trial; `output` is the file that
+    holds its output."""
     ranks = recording.ranks if recording is not None else ()
     outcome, problem = _outcome(recording, exit_code, is_timed_out, limit_s, output)
     cause: FailureCause | None = "error" if outcome == "failed" else None

@@ -131,7 +131,7 @@ class LogFile:
 
 
 def read_log(path: Path, *, cluster: str) -> tuple[list[LoggedAction], list[NodeFailure]]:
-    """Read a log. Raises InputError if it is missing, is not a log, or is of another cluster."""
+    """Read a log. Raises InputError if the file is missing, is not such a log, or belongs to another cluster."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
