@@ -117,7 +117,7 @@ def test_a_prediction_stands_beside_the_plain_mean_and_what_won_has_the_gain_to_
 
 
 def test_of_memory_no_prediction_is_compared() -> None:
-    assert "Predictions are of time" in page_of(builder.memory()).section("predictions").text
+    assert "Only time is predicted" in page_of(builder.memory()).section("predictions").text
 
 
 def test_no_speed_of_an_unsafe_change_is_on_the_page() -> None:
