@@ -61,6 +61,30 @@ def test_socket_threads_take_no_more_cores_than_a_rank_has() -> None:
     assert [c.value for c in few if c.knob.name == "nccl-sockets"] == ["2x2+8", "1x1+16", "2x8+8"]
 
 
+# ---- garbage collection ----
+
+COLLECTIONS = diagnosis({"garbage-collection": 0.1}, step_s=0.25)
+
+
+@pytest.mark.parametrize("collects", [True, None])  # None: a recording of an older version, or traces alone
+def test_garbage_collection_gets_a_frozen_heap_no_collector_or_collections_together(collects: bool | None) -> None:
+    proposed = [c for c in candidates(COLLECTIONS, facts(collects_automatically=collects)) if c.patch is not None]
+    assert names(proposed) == ["gc-freeze", "gc-off", "gc-together=50", "gc-together=500"]
+    # 0.1 of 0.25 s: all of it, or 95 % of it.
+    assert [c.predicted_speedup for c in proposed] == pytest.approx([0.25 / 0.15, 0.25 / 0.15, *2 * [0.25 / 0.155]])
+    assert {c.predicted_from for c in proposed} == {("garbage-collection",)}
+
+
+def test_a_script_that_decides_itself_when_to_collect_gets_none_of_it() -> None:
+    assert candidates(COLLECTIONS, facts(collects_automatically=False)) == []
+
+
+def test_one_of_the_three_excludes_the_others() -> None:
+    freeze = candidates(COLLECTIONS, SOCKET_JOB)[0]
+    assert freeze.name == "gc-freeze"
+    assert candidates(COLLECTIONS, SOCKET_JOB, applied=[freeze]) == []
+
+
 # ---- safety ----
 
 

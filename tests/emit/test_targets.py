@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import shlex
 import shutil
@@ -153,6 +154,24 @@ def test_the_snippet_has_the_exact_values() -> None:
     assert "num_workers=15, pin_memory=True" in text
     assert "bucket_cap_mb=200" in text
     assert "DistributedDataParallel(model" in text
+
+
+def test_the_snippet_of_the_collector_does_what_the_patch_does() -> None:
+    """The same steps as in `tests/inside/patches/test_garbage_collection.py`, by the emitted function."""
+    text = snippet.emit(tuning(*changes("gc-together=50"))).text
+    code: dict[str, Any] = {}
+    exec(compile(text, "tuned_snippet.py", "exec"), code)
+    found: list[tuple[int, int]] = []
+    callback = lambda phase, info: found.append((step, info["generation"])) if phase == "start" else None  # noqa: E731
+    try:
+        gc.callbacks.append(callback)
+        for step in range(1, 501):
+            gc.disable()  # what is emitted does so too, at the tenth step
+            code["step_ended"](step)
+    finally:
+        gc.callbacks.remove(callback)
+        gc.enable()
+    assert found == [(10, 2), *((step, 1) for step in range(50, 500, 50)), (500, 2)]
 
 
 def test_settings_of_frameworks() -> None:

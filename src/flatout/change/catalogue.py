@@ -6,7 +6,18 @@ import re
 from collections.abc import Iterator
 from types import ModuleType
 
-from flatout.change import checkpoint, dataloader, ddp, fsdp2, kernels, memory, nccl, optimizer, process
+from flatout.change import (
+    checkpoint,
+    dataloader,
+    ddp,
+    fsdp2,
+    garbage_collection,
+    kernels,
+    memory,
+    nccl,
+    optimizer,
+    process,
+)
 from flatout.change.forbidden import forbidden_settings
 from flatout.change.patches import patch_problem
 from flatout.records.change import Change, JobFacts, Knob, Need, Scalar
@@ -22,6 +33,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     optimizer,
     memory,
     process,
+    garbage_collection,
     kernels,
 )
 KNOBS: tuple[Knob, ...] = tuple(knob for family in FAMILIES for knob in family.KNOBS)

@@ -57,6 +57,12 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "keep_cache": {},
     # torch.save and distributed.checkpoint.save: copy to pinned memory, write in a thread, flush before exit.
     "background_checkpoint": {},
+    # gc.freeze, gc.disable, or gc.collect at every N-th step, `after` so many steps.
+    "garbage_collection": {
+        "how": ("freeze", "off", "together"),
+        "after": range(1, 1001),
+        "every": range(1, 100_001),
+    },
     # os.sched_setaffinity before threads start, by local rank.
     "bind_cores": {"by": ("numa", "exclusive")},
 }

@@ -215,6 +215,26 @@ def _background_checkpoint(patch: Patch) -> Lines:
     )
 
 
+def _garbage_collection(patch: Patch) -> Lines:
+    after, every = patch.parameters["after"], patch.parameters.get("every", 0)
+    heading = ("step_ended(step)", "# After each step, on every rank; steps count from 1.", "import gc", "")
+    first = f"if step == {after}:"
+    match patch.parameters["how"]:
+        case "freeze":
+            return _function(*heading, first, "    gc.collect()", "    gc.freeze()")
+        case "off":
+            return _function(*heading, first, "    gc.disable()", "    gc.collect()")
+        case _:
+            return _function(
+                *heading,
+                first,
+                "    gc.disable()",
+                "    gc.collect()",
+                f"elif step > {after} and step % {every} == 0:",
+                f"    gc.collect(2 if step % (10 * {every}) == 0 else 1)",
+            )
+
+
 def _bind_cores(patch: Patch) -> Lines:
     if patch.parameters["by"] == "numa":
         return ["# Bind by NUMA node: torchrun --numa-binding=node (torch 2.9 and later)."]
@@ -247,5 +267,6 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "activation_checkpointing": _activation_checkpointing,
     "keep_cache": _keep_cache,
     "background_checkpoint": _background_checkpoint,
+    "garbage_collection": _garbage_collection,
     "bind_cores": _bind_cores,
 }

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
+
+from flatout.inside.collector import COLLECTOR
 
 
 def live_objects(*kinds: type) -> list[Any]:
     """Return all live objects of these classes; the class is looked up without calling code of the object."""
-    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kinds)]
+    candidates = chain(gc.get_objects(), COLLECTOR.frozen())
+    # An object that the script has unfrozen since is in both.
+    found = {id(candidate): candidate for candidate in candidates if issubclass(type(candidate), kinds)}
+    return list(found.values())
 
 
 def root_modules(modules: Iterable[Any], parameter_ids: set[int]) -> list[Any]:

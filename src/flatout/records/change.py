@@ -133,6 +133,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     # The host, within the limits of the control group.
     cores_allowed: float | None = None  # per host
     num_numa_nodes: int | None = None
+    collects_automatically: bool | None = None  # Python decides when to collect garbage, not the script
     threads_per_rank: int | None = None  # torch.get_num_threads()
     # Features that the script already uses.
     wrapper: str | None = None  # ddp | fsdp2

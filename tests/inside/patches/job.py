@@ -6,6 +6,7 @@ They print `losses`, to the last bit, and what there is to see of how they ran.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import resource
 import shutil
@@ -356,7 +357,50 @@ def _train_long(how: str, steps: int) -> None:
     tell("own_end", number)
 
 
+def garbage(own: str = "", steps: str = "60") -> None:
+    """Creates reference cycles, more of them on rank 1, and prints in which step which generation was collected."""
+    if "RANK" in os.environ:
+        start_gloo()
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step, losses, collections = 0, [], []
+    long_lived = [[number] for number in range(20_000)]
+    gc.collect()
+    gc.callbacks.append(
+        lambda phase, info: collections.append(f"{step}:{info['generation']}") if phase == "start" else None
+    )
+    if own == "off":
+        gc.disable()
+    if own == "threshold":
+        gc.set_threshold(0)
+    for step in range(1, int(steps) + 1):
+        for _ in range(300 + 100 * rank):
+            cycle: list[object] = []
+            cycle.append(cycle)
+        del cycle
+        if own == "collect" and step == 40:
+            gc.collect()
+        if own == "on" and step == 30:
+            gc.enable()
+        loss = model(torch.ones(4)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    tell_losses(losses)
+    print(f"collections-{rank}", *collections, flush=True)
+    print(f"enabled-{rank}", gc.isenabled(), len(long_lived), flush=True)
+    tell("collectable", sum(type(kept) is list for kept in gc.get_objects()))
+    if not dist.is_initialized():
+        if os.fork() == 0:
+            print("child", gc.isenabled(), flush=True)
+            os._exit(0)
+        os.wait()
+
+
 KINDS = {
+    "garbage": garbage,
     "plain": plain,
     "load": load,
     "images": images,

@@ -36,6 +36,12 @@ def _hash(path: Path) -> str:
         ),
         ("cudnn_benchmark", {}, {"processes": 1}),
         ("tf32", {}, {"processes": 1}),
+        # After 6, 9, 12, 15 and 18 of 18 steps.
+        (
+            "garbage_collection",
+            {"how": "together", "after": 6, "every": 3},
+            {"full_collections": 1, "young_collections": 4},
+        ),
     ],
 )
 def test_an_exact_patch_takes_effect_and_keeps_every_bit(
@@ -105,6 +111,7 @@ def test_patches_that_do_not_fit_say_why_and_change_nothing(baseline: Done, tmp_
         ("fsdp2_no_sync", {"passes": 2}),
         ("fused_attention", {"implementation": "sdpa"}),
         ("bind_cores", {"by": "exclusive"}),
+        ("garbage_collection", {"how": "off", "after": 19}),
         ("dataloader", {"pin_memory": True}),
         ("of_the_future", {}),
     ]
@@ -124,6 +131,7 @@ def test_patches_that_do_not_fit_say_why_and_change_nothing(baseline: Done, tmp_
         "fsdp2_no_sync": "a model is not sharded by fully_shard",
         "fused_attention": "no model of transformers was built",
         "bind_cores": "unknown which of how many ranks of its host this one is",
+        "garbage_collection": "no optimizer has stepped 19 times",
         "dataloader": "pin_memory needs a GPU",
         "of_the_future": "this version has no such patch",
     }

@@ -38,6 +38,7 @@ MODULES: Mapping[str, str] = {
     "fsdp2": "fsdp2",
     "fsdp2_no_sync": "fsdp2",
     "background_checkpoint": "background_checkpoint",
+    "garbage_collection": "garbage_collection",
 }
 
 

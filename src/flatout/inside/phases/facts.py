@@ -21,6 +21,7 @@ import torch
 import torch.utils.data.dataloader as loaders
 from torch.optim.optimizer import Optimizer
 
+from flatout.inside.collector import COLLECTOR
 from flatout.inside.identity import Identity
 from flatout.inside.live_objects import live_objects, parameters_of, root_modules
 from flatout.inside.protocol import File, partial_name
@@ -126,6 +127,7 @@ def _process_facts(identity: Identity) -> dict[str, Any]:
         "gpu_arch": None if capability is None else capability[0] + capability[1] / 10,
         "is_deterministic": bool(torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic),
         "num_numa_nodes": num_numa_nodes or None,
+        "collects_automatically": COLLECTOR.is_automatic(),
     }
 
 

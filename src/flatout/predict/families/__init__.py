@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flatout.predict.families import checkpoint, dataloader, ddp, fsdp2, kernels, memory, nccl, optimizer, process
+from flatout.predict.families import (
+    checkpoint,
+    dataloader,
+    ddp,
+    fsdp2,
+    garbage_collection,
+    kernels,
+    memory,
+    nccl,
+    optimizer,
+    process,
+)
 from flatout.predict.situation import Scenarios, Situation
 from flatout.records.change import Change
 
@@ -23,5 +34,6 @@ MODELS: Mapping[str, Model] = {
     **checkpoint.MODELS,
     **memory.MODELS,
     **process.MODELS,
+    **garbage_collection.MODELS,
     **kernels.MODELS,
 }

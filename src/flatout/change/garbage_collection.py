@@ -1,0 +1,73 @@
+"""Python's garbage collector: fewer objects to examine, no collections, or all ranks collect at the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.change.setting import setting
+from flatout.records.change import Change, JobFacts, Knob, ValidRange
+
+FAMILY = "garbage_collection"
+AFTER = 10  # steps, in which the data, the model, the optimizer's state and compiled code are created
+INTERVALS = (50, 500)  # steps between collections on all ranks
+_GC = "Python documentation, gc"
+
+FREEZE = Knob(
+    name="gc-freeze",
+    family=FAMILY,
+    summary="take all objects that exist after the warm-up out of later garbage collections",
+    safety="exact",
+    answers={"garbage-collection": 1.0},
+    excludes=("gc-off", "gc-together"),
+    gates=("loss", "memory"),
+    doc=(
+        f"After {AFTER} steps, `gc.collect()` and `gc.freeze()`: later collections, also those that the script asks"
+        " for, examine only newer objects. Python decides as before when to collect. It does not help if the many"
+        " objects are created later, as by a data set that grows while it is read. Frozen objects in a reference cycle"
+        " are never freed."
+    ),
+    source=f"{_GC} (gc.freeze)",
+)
+OFF = Knob(
+    name="gc-off",
+    family=FAMILY,
+    summary="turn the garbage collector off after the warm-up",
+    safety="exact",
+    answers={"garbage-collection": 1.0},
+    excludes=("gc-freeze", "gc-together"),
+    gates=("loss", "memory"),
+    doc=(
+        f"After {AFTER} steps, `gc.disable()` and one `gc.collect()`. Reference counts free all other objects, but"
+        " those in reference cycles stay: the memory of a script that creates cycles grows until the job ends or runs"
+        " out of memory, on the GPU too if the cycles hold tensors. A trial is too short to show that; the patch"
+        " reports how many objects have been added since. Loader workers that start later collect as before."
+    ),
+    source=f"{_GC} (gc.disable)",
+)
+TOGETHER = Knob(
+    name="gc-together",
+    family=FAMILY,
+    summary="collect garbage on all ranks at the same step",
+    safety="exact",
+    answers={"garbage-collection": 0.95},
+    valid=ValidRange(least=1, most=100_000),
+    excludes=("gc-freeze", "gc-off"),
+    gates=("loss", "memory"),
+    doc=(
+        f"After {AFTER} steps the collector is turned off. From then on, each rank collects the young objects at every"
+        " N-th step, and all objects at every tenth of these, so no rank waits for the collection of another, and"
+        " reference cycles are freed. Between two collections, memory grows by the cycles of N steps. One rank alone"
+        " gains only by collecting less often."
+    ),
+    source="torchtitan, gc_freq",
+)
+KNOBS = (FREEZE, OFF, TOGETHER)
+
+
+def changes(facts: JobFacts) -> Iterator[Change]:
+    if facts.collects_automatically is False:  # the script decides itself when to collect
+        return
+    yield setting(FREEZE, patch="garbage_collection", how="freeze", after=AFTER)
+    yield setting(OFF, patch="garbage_collection", how="off", after=AFTER)
+    for interval in INTERVALS:
+        yield setting(TOGETHER, interval, patch="garbage_collection", how="together", after=AFTER, every=interval)
