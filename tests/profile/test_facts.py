@@ -39,6 +39,7 @@ def test_facts_of_a_recorded_job(tmp_path: Path) -> None:
     assert (facts.num_ranks, facts.num_hosts, facts.ranks_per_host, facts.launcher) == (2, 1, 2, "torchrun")
     assert (facts.optimizer, facts.passes_per_step, facts.backend) == ("AdamW", 2, "gloo")
     assert (facts.device, facts.threads_per_rank, facts.loader_workers) == ("cpu", 1, 0)
+    assert facts.collects_automatically is True
     assert facts.environment["OMP_NUM_THREADS"] == "1"
     assert facts.transport is None
     other = json.loads((out / "facts-rank1.json").read_text())
