@@ -36,7 +36,6 @@ def garbage_collection(report: Report, *, how: str, after: int, every: int = 0) 
             step_ends()
 
     register_optimizer_step_post_hook(after_step)
-    report.before_writing = collections.count_new_objects
 
 
 class _Collections:
@@ -59,10 +58,8 @@ class _Collections:
         elif self._how == "together" and self._num_steps % self._every == 0:
             is_full = self._num_steps % (FULL_EVERY * self._every) == 0
             self._collect(ALL if is_full else YOUNG)
-
-    def count_new_objects(self) -> None:
-        """Report how much the number of objects has grown since the collector was turned off."""
-        if self._how == "off" and COLLECTOR.is_off:
+        elif self._how == "off":
+            # How many objects have been added since: Python counts them. At the exit the script's own are gone.
             self._report.details["new_objects"] = gc.get_count()[0]
 
     def _begin(self) -> None:
