@@ -54,7 +54,7 @@ TOGETHER = Knob(
     excludes=("gc-freeze", "gc-off"),
     gates=("loss", "memory"),
     doc=(
-        f"After {AFTER} steps the collector is turned off. From then on, each rank collects the young objects at every"
+        f"After {AFTER} steps the collector is turned off. Each rank then collects the young objects at every"
         " N-th step, and all objects at every tenth of these, so no rank waits for the collection of another, and"
         " reference cycles are freed. Between two collections, memory grows by the cycles of N steps. One rank alone"
         " gains only by collecting less often."

@@ -57,7 +57,7 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "keep_cache": {},
     # torch.save and distributed.checkpoint.save: copy to pinned memory, write in a thread, flush before exit.
     "background_checkpoint": {},
-    # gc.freeze, gc.disable, or gc.collect at every N-th step, `after` so many steps.
+    # gc.freeze, gc.disable, or gc.collect at every N-th step; `after`: the steps before it.
     "garbage_collection": {
         "how": ("freeze", "off", "together"),
         "after": range(1, 1001),
