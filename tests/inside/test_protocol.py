@@ -121,6 +121,7 @@ def test_the_variables_are_those_that_users_and_jobs_know() -> None:
         "FLATOUT_REPORTS",
         "FLATOUT_DIVERT",
         "FLATOUT_SAFE_SAVE",
+        "FLATOUT_SAVES",
         "FLATOUT_HEARTBEAT",
         "FLATOUT_CHECKPOINT_EVERY_S",
         "FLATOUT_JOB",
