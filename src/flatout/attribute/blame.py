@@ -23,10 +23,10 @@ from flatout.records.job import Arrivals, Match, Pipeline
 from flatout.records.timeline import NUM_PARTS, RankTimeline, Segments
 
 BEFORE_WINDOW = "before_window"
-# Shorter gaps are ordinary gaps between kernels.
+# Shorter gaps are the usual gaps between kernels.
 MIN_LEVEL_NS = 20_000
-MAX_LOOK_BACK = 512  # collectives that left a rank in sync, searched for a common one; a step has fewer
-MIN_STAGE_EXCESS = 1.03  # among equal stages, the slowest computes up to 3 % longer than the next
+MAX_LOOK_BACK = 512  # number of collectives that left a rank in sync to search for a common one; a step has fewer
+MIN_STAGE_EXCESS = 1.03  # the slowest of equal stages computes up to 3 % longer than the second slowest
 
 Cause = tuple[int, str]  # blamed rank, part
 Charges = dict[Cause, float]  # nanoseconds
@@ -108,7 +108,7 @@ class BlameBook:
         return result
 
     def _slowest_stage(self, rank: int, kernel: int) -> int | None:
-        """Return the stage of the rank's pipeline that computes longest in this step, if it is clearly the slowest.
+        """Return the pipeline stage with the most compute time in this step if it is clearly the slowest.
 
         Stages do different work at any moment, so comparing two of them since the step's start is meaningless. But a
         stage with more work sets the pace of all stages, and makes them wait beyond the bubble.
@@ -131,7 +131,7 @@ class BlameBook:
     def _level_kernels(self, rank: int) -> NDArray[np.bool_]:
         """Return True for each kernel after which the rank has nothing computed ahead.
 
-        The rank was not computing when the collective ended, nor in the `MIN_LEVEL_NS` before, and its next collective
+        The rank was not computing when the collective ended or in the `MIN_LEVEL_NS` before, and its next collective
         was not ready by then: if the next collective follows at once, the rank computed ahead during a hidden wait.
         """
         kernels, segments = self._kernels[rank], self._segments[rank]
@@ -184,9 +184,8 @@ class BlameBook:
     ) -> None:
         """Add the late rank's excess over the waiting rank, from `since` (cumulative parts of both) to its arrival.
 
-        Gathered weights do not depend on the compute before them: before it arrived, the late rank may have done
-        compute that the waiting rank does, hidden, during its wait. That compute also counts as done by the waiting
-        rank.
+        Gathering weights does not depend on earlier compute: before it arrived, the late rank may have done compute
+        that the waiting rank overlaps with its wait. That compute also counts for the waiting rank.
         """
         spent_waiting = self._at_start[waiting][kernels[0]] - since[0]
         if self._matches[int(self._arrival[waiting].match[kernels[0]])].operation in PREFETCHED:
@@ -222,7 +221,7 @@ class BlameBook:
             excess[cause] += lateness * ns / total
 
     def _spread(self, excess: Charges, late: int, more: NDArray[np.int64], length_ns: int, until_ns: int) -> None:
-        """Charge positive excess by part; charge excess waiting to the causes of the late rank's waits in the span."""
+        """Charge positive excess by part, and excess waiting to the causes of the late rank's waits in that period."""
         for part in np.flatnonzero(more > 0).tolist():
             if part not in _WAITS:
                 excess[late, PART_NAMES[part]] += float(more[part])
@@ -245,8 +244,8 @@ class BlameBook:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return the cumulative parts of both ranks when they were last in sync before arriving, in the step of `rows`.
 
-        That is the end of the last collective that ended before both arrivals and left both ranks in sync; None if
-        there is none.
+        This is the end of the last collective that ended before both arrivals and left both ranks in sync. Return None
+        if there is no such collective.
         """
         earliest = self._timelines[waiting].steps[rows[0]].start_ns if rows is not None else 0
         at = int(np.searchsorted(self._history_ends[waiting], arrivals[0], side="right"))
@@ -259,11 +258,11 @@ class BlameBook:
         return None
 
     def _step_of(self, rank: int, time_ns: int) -> int:
-        """Return the row of the rank's step at that time, -1 before the first step."""
+        """Return the row of the rank's step at that time, or -1 before the first step."""
         return int(np.searchsorted(self._step_starts[rank], time_ns, side="right")) - 1
 
     def _step_rows(self, waiting: int, late: int, row: int) -> tuple[int, int] | None:
-        """Return the step's row on both ranks; None before the first step, or if the late rank lacks that step."""
+        """Return the step's row on both ranks, or None before the first step or if the late rank lacks that step."""
         if row < 0:
             return None
         other = self._step_row[late].get(self._timelines[waiting].steps[row].number)

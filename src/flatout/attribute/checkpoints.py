@@ -1,7 +1,7 @@
 """Find when a rank was writing a checkpoint: from annotations, or by its signature in a plain trace.
 
 `torch.save` of GPU tensors shows as a burst of device-to-host copies into pageable memory, followed by a time in which
-the profiler sees no host activity (pickling, writing). A series of copies of more than `MIN_BYTES` is taken for a
+the profiler sees no host activity (pickling, writing). A series of copies that exceeds `MIN_BYTES` counts as a
 checkpoint, from the last launch before the burst to the first operator after it.
 """
 
@@ -68,7 +68,7 @@ def _signatures(table: EventTable, work: GpuWork, marks: HostSteps) -> list[tupl
 def _extent(
     table: EventTable, work: GpuWork, marks: HostSteps, thread: int, mine: Times, first: int, last: int
 ) -> tuple[int, int]:
-    """Return the interval from the end of the launch before row `first` of `mine` to the operator after row `last`."""
+    """Return the interval from the end of the launch before row `first` to the start of the operator after `last`."""
     calls = work.launch[mine]
     first_call, last_call = calls[first], calls[last]
     start = int(table.end_ns[calls[first - 1]]) if first else int(table.start_ns[first_call])

@@ -67,7 +67,7 @@ def ranks_that_share_a_clock(
 
 
 def _is_job_of_one_host(timelines: Sequence[RankTimeline]) -> bool:
-    """Whether the ranks use GPUs of one host, by their numbers: those of a second host begin at 0 again."""
+    """Whether the ranks use GPUs of one host, judged by GPU indices, which start at 0 again on a second host."""
     if not timelines or len({t.meta.hostname for t in timelines} - {None}) > 1:
         return False
     world_size = max(t.meta.world_size or len(timelines) for t in timelines)
@@ -119,10 +119,10 @@ def _offsets(ranks: Iterable[int], by_collectives: _Edges, by_messages: _Edges) 
 
 
 def _from_collectives(timelines: Sequence[RankTimeline], matches: Sequence[Match]) -> Shifts:
-    """Return the median difference of common ends; 0 if within their spread.
+    """Return the median difference between common ends, or 0 if it is within their spread.
 
-    Ranks on the CPU leave a collective whenever their process gets to run: without a GPU, only a shift that the order
-    of begin and end demands is one of the clock.
+    A rank on the CPU leaves a collective whenever its process gets to run. So without a GPU, a clock shift is assumed
+    only if a rank would otherwise leave a collective before another rank enters it.
     """
     kernels_of = {t.rank: t.communication for t in timelines}
     on_cpu = {t.rank for t in timelines if not t.has_gpu}
@@ -149,7 +149,7 @@ def _span(kernels: CommunicationKernels, kernel: int) -> tuple[int, int]:
 
 
 def _needs_no_shift(bounds: Sequence[tuple[int, int]]) -> bool:
-    """Whether no rank leaves a collective before the other one enters it, in nine of ten collectives."""
+    """Whether, in 90 % of the collectives, neither rank leaves before the other rank enters."""
     least = -_surely_above([-least for least, _ in bounds])
     most = _surely_above([most for _, most in bounds])
     return least <= MIN_CLOCK_SHIFT_NS and most >= -MIN_CLOCK_SHIFT_NS
@@ -169,7 +169,7 @@ def _from_messages(timelines: Sequence[RankTimeline], matches: Sequence[Match]) 
     A receive cannot end before its send began, so the messages in each direction bound the shift from one side.
     """
     kernels_of = {t.rank: t.communication for t in timelines}
-    # By (source, target): time from the send's start, and from its end, to the receive's end.
+    # By (source, target): the time from the send's start to the receive's end, and from the send's end to it.
     lengths: dict[tuple[int, int], list[int]] = defaultdict(list)
     delays: dict[tuple[int, int], list[int]] = defaultdict(list)
     for match in matches:
@@ -209,14 +209,14 @@ def _shift_above(least: int) -> int:
 
 
 def _surely_above(values: Sequence[int]) -> int:
-    """Return the minimum of the values without their lowest tenth, which may come from wrong matches."""
+    """Return the minimum of the values, ignoring the lowest 10 %, which may come from wrong matches."""
     return int(np.quantile(values, 0.1, method="lower"))
 
 
 def without_impossible(
     timelines: Sequence[RankTimeline], matches: Sequence[Match]
 ) -> tuple[list[Match], list[Quality]]:
-    """Return the matches that are possible on the common clock, and a note on the others.
+    """Return the matches that are possible on the common clock, and a note about the others.
 
     In a possible match, no kernel ended before another began: no rank can leave such a collective before all have
     arrived, and no message is received before it was sent. If the times contradict that, the kernels do not belong to

@@ -1,7 +1,7 @@
 """Identify the GPU work that is communication, and the operation and size of each communication kernel.
 
-These come from the kernel's own arguments, else from the host's `record_param_comms` around or before its launch (send
-and receive are recorded before the batch that launches them), else from the kernel's name and stream alone.
+They come from the kernel's own arguments, or else from the host's `record_param_comms` around or before its launch
+(sends and receives are recorded before the batch that launches them), or else from the kernel's name and stream alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def is_communication(table: EventTable, work: GpuWork) -> Flags:
 
 
 def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> CommunicationKernels:
-    """Return a rank's communication by start time; on the CPU, collective annotations take the place of kernels."""
+    """Return a rank's communication in order of start time.
+
+    On the CPU, collective annotations are used instead of kernels.
+    """
     if len(work) == 0:
         return _cpu_collectives(table)
     rows = np.flatnonzero(is_comm)
@@ -106,7 +109,7 @@ def _annotated_operations(table: EventTable, work: GpuWork, rows: NDArray[np.int
     until = np.searchsorted(table.start_ns[spans], launched, side="right")
     result: dict[int, str] = {}
     for row, time, thread, at in zip(bare.tolist(), launched.tolist(), threads.tolist(), until.tolist(), strict=True):
-        for span in range(at - 1, max(at - 9, -1), -1):  # the annotation around a launch is among the last that began
+        for span in range(at - 1, max(at - 9, -1), -1):  # annotations that began just before the launch
             if span_thread[span] == thread and span_end[span] >= time:
                 operation = names.operation(table.names[table.name[spans[span]]])
                 if operation != "unknown":

@@ -15,7 +15,7 @@ from flatout.records.timeline import Segments
 
 
 def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: tuple[int, int]) -> Segments:
-    """Assign each moment to one part: checkpoint, else data loading, operators, collectives, other host activity."""
+    """Assign each moment to the first part that applies: checkpoint, data loading, operators, collectives, others."""
     low, high = bounds
     training = states.launching_threads[table.thread]
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON)

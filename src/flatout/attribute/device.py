@@ -1,7 +1,7 @@
-"""Decide on which kind of device a rank ran: a GPU, the CPU, or one that its trace does not show.
+"""Decide which kind of device a rank ran on: a GPU, the CPU, or a device that its trace does not show.
 
-A trace without GPU events is that of a job on the CPU only if nothing in it speaks of a GPU: the profiler may have lost
-the GPU's events, or may not have recorded them.
+A trace without GPU events belongs to a CPU job only if nothing in it indicates a GPU: the profiler may have lost the
+GPU's events, or may not have recorded them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ _DEVICE_BACKENDS = frozenset({"nccl", "rccl", "xccl", "hccl"})
 _DEVICE_COLLECTIVE = re.compile(r"^(?:nccl|rccl|xccl|hccl):")
 _HOST_COLLECTIVE = re.compile(r"^(?:gloo|mpi):")
 _DEVICE_OPERATOR = re.compile(r"^aten::_?(?:cudnn|miopen)_")
-# What the host of a rank without GPU events is certain to have done, whatever its device did meanwhile.
+# The host's parts that are certain for a rank without GPU events, whatever its device did meanwhile.
 _HOST_PARTS = (Part.DATA_LOADING, Part.CHECKPOINT)
 
 
 def sign_of_unseen_gpu(table: EventTable, work: GpuWork, num_lost_launches: int) -> str | None:
-    """Return what shows that the rank used, or can have used, a GPU whose events its trace lacks; None otherwise."""
+    """Return the evidence that the rank used, or may have used, a GPU whose events its trace lacks.
+
+    Return None if there is no such evidence.
+    """
     if len(work):
         return None
     if num_lost_launches:
@@ -54,13 +57,13 @@ def _has(table: EventTable, pattern: re.Pattern[str], rows: np.ndarray[tuple[int
 
 
 def of_unknown_device(segments: Segments) -> Segments:
-    """Return a host's segments with all time unattributed in which an unseen device may have worked."""
+    """Return a host's segments; time in which an unseen device may have worked becomes unattributed."""
     is_kept = np.isin(segments.part, _HOST_PARTS)
     part = np.where(is_kept, segments.part, Part.UNATTRIBUTED).astype(np.uint8)
     return Segments(start_ns=segments.start_ns, end_ns=segments.end_ns, part=part)
 
 
 def no_communication() -> CommunicationKernels:
-    """Return the communication of a device that the trace does not show."""
+    """Return an empty list of communication, for a device that the trace does not show."""
     none = np.zeros(0, dtype=np.int64)
     return CommunicationKernels(start_ns=none, end_ns=none, launched_ns=none, stream=none, calls=())

@@ -1,8 +1,8 @@
 """Attribute the time of each GPU of a process that drives several (DataParallel, a model split over GPUs).
 
 In: the GPU work of one rank, and the rank's segments, which count a moment as busy if any of its GPUs is busy. Out: the
-segments of each GPU. Where a GPU is idle while another one of its process works, it waits for that one; where all are
-idle, the cause is that of the rank.
+segments of each GPU. If a GPU is idle while another GPU of the same process works, it waits for that GPU; if all are
+idle, the rank's part applies.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flatout.records.diagnosis import Part
 from flatout.records.events import NULL, EventTable, Kind
 from flatout.records.timeline import DeviceWork, Segments
 
-# A GPU with less work than this share of the busiest one's is not one that the process drives: a context on GPU 0, or
-# a single copy.
+# A GPU with less work than this share of the busiest GPU's work is not driven by the process: it has only a context (as
+# on GPU 0), or received a single copy.
 MIN_SHARE_OF_BUSIEST = 0.01
 
 
@@ -74,7 +74,7 @@ def _with_idle_time(rank: Segments, device: Segments) -> Segments:
     is_idle = own == Part.UNATTRIBUTED
     part = np.where(is_idle, of_rank, own)
     part[is_idle & np.isin(of_rank, _BUSY)] = Part.WAIT
-    # Communication is split by what the rank as a whole did, unless another device computed.
+    # Communication is split as it is for the rank as a whole, unless another device was computing.
     is_split = (own == Part.COMMUNICATION_UNSPLIT) & np.isin(of_rank, _COMMUNICATION)
     part[is_split] = of_rank[is_split]
     return merged_segments(points, part.astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Collect the facts about a rank that rules need beyond its parts: counts, bytes and host times over complete steps."""
+"""Collect the facts about a rank that rules need besides its parts: counts, bytes, host times in complete steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.records.events import NULL, EventTable, Kind
 from flatout.records.timeline import CallCount, CommunicationKernels, RankFacts, Segments, StepSpan
 
 SHORT_KERNEL_NS = 10_000
-DENSE_GAP_NS = 5_000  # kernels this close together form a run, limited by the GPU's own switching time
+DENSE_GAP_NS = 5_000  # kernels this close together are limited by the GPU's own switching time
 MIN_RUN = 20
 # A horizontally fused kernel still has to move the same bytes. About this much of a short kernel's time is fixed cost
 # (start, drain): the duration of the shortest kernels in the example traces.
@@ -38,7 +38,7 @@ def rank_facts(
     communication: CommunicationKernels,
     num_devices: int,
 ) -> RankFacts:
-    """Collect the facts about one rank that drives `num_devices` GPUs: GPU times are the mean over them."""
+    """Collect the facts about one rank that drives `num_devices` GPUs; GPU times are means over these GPUs."""
     in_step = _in_host_steps(table, marks)
     launching = states.launching_threads[table.thread]
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON) & in_step & launching
@@ -152,7 +152,7 @@ def _short_kernels(start: Times, end: Times) -> tuple[int, int]:
 
 
 def _matmuls(table: EventTable, work: GpuWork, kernels: Flags) -> tuple[Flags, Flags]:
-    """Return the matrix multiplications among the kernels, and those of them that use no tensor-core instructions."""
+    """Return which kernels are matrix multiplications, and which of those do not use tensor cores."""
     is_matmul = names.matching(table.names, names.MATMUL)
     has_tensor_cores = names.matching(table.names, names.TENSOR_CORE)
     name = table.name[work.event]
@@ -161,7 +161,7 @@ def _matmuls(table: EventTable, work: GpuWork, kernels: Flags) -> tuple[Flags, F
 
 
 def _busy_s(table: EventTable, work: GpuWork, rows: Flags) -> float:
-    """Return the time in which a device does any of this work, summed over the devices."""
+    """Return the time during which each device does any of this work, summed over the devices."""
     device = table.device[work.event]
     total_ns = 0
     for number in np.unique(device[rows]):
@@ -188,7 +188,7 @@ def _by_name(table: EventTable, rows: NDArray[np.int64]) -> dict[str, CallCount]
 
 
 def _by_operator(table: EventTable, rows: NDArray[np.int64]) -> dict[str, CallCount]:
-    """Count calls by the outermost operator open around them on their thread, else by their own name."""
+    """Count calls by the outermost operator around them on their thread, or by their own name if there is none."""
     calls: dict[str, list[int]] = {}
     for thread in np.unique(table.thread[rows]):
         operators = np.flatnonzero((table.kind == Kind.CPU_OP) & (table.thread == thread))
@@ -252,8 +252,10 @@ def _launched_inside_s(table: EventTable, work: GpuWork, kernels: Flags, spans: 
 
 
 def _pass_starts(table: EventTable, on_host: Flags) -> Times:
-    """Return the start of each DistributedDataParallel forward pass; if there are none, of each
-    backward pass, marked by its loss operation."""
+    """Return the start of each DistributedDataParallel forward pass.
+
+    If there are none, return the start of each loss operator's backward pass.
+    """
     forward = on_host & table.name_matches(names.matching(table.names, names.FORWARD))
     if forward.any():
         return np.asarray(table.start_ns[forward])

@@ -24,8 +24,8 @@ class HostStates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     command_buffer_full: Intervals
     active: Intervals  # any host event or a host step is open
     sync_start_ns: Times  # of synchronising calls inside host steps, sorted
-    sync_end_ns: Times  # sorted independently of sync_start_ns
-    launching_threads: Flags  # the training threads if there is no GPU work; shape (threads,)
+    sync_end_ns: Times  # the ends of these calls, sorted independently of sync_start_ns
+    launching_threads: Flags  # shape (threads,); the training threads if there is no GPU work
 
 
 def host_states(table: EventTable, work: GpuWork, marks: HostSteps) -> HostStates:
@@ -72,7 +72,7 @@ def _launching_threads(table: EventTable, work: GpuWork, marks: HostSteps) -> Fl
 
 
 def training_threads(table: EventTable, marks: HostSteps) -> Flags:
-    """Return the training threads on the CPU: those that mark steps or run backward, else all that run operators."""
+    """Return the training threads on the CPU: those that mark steps or run backward, or else all that run operators."""
     threads = np.zeros(len(table.threads), dtype=np.bool_)
     operators = table.kind == Kind.CPU_OP
     if marks.thread is None:

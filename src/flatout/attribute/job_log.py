@@ -4,8 +4,8 @@ In: the ranks of a recording. Out: a `JobLog`, or None without ordinary steps. I
 stall makes the step of every rank long: the rank whose own columns explain the time is the cause, and the others wait.
 A rank that reached the end of its step before the collective waits in its next step instead.
 
-The regular step is the median of what remains of each step after the longest time that any rank spent in a known cause.
-It may change slowly in the course of a job; that is a drift and no stall.
+The regular step is the median of the step times after subtracting, in each step, the longest time that any rank spent
+in a known cause. It may change slowly during a job; such a drift is not a stall.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from flatout.records.recording import RankRecording, Steps
 # Excess without a known cause counts above both: a share of the regular step, and a number of standard deviations.
 MIN_SHARE_OF_REGULAR = 0.5
 MIN_DEVIATIONS = 6.0
-MIN_PER_BLOCK, MAX_BLOCKS = 25, 40  # steps of a block of the baseline, and number of blocks
-MIN_EXPLAINED_SHARE = 0.5  # of the excess of a step; below, its cause is unknown too
+MIN_PER_BLOCK, MAX_BLOCKS = 25, 40  # steps per block of the baseline, and number of blocks
+MIN_EXPLAINED_SHARE = 0.5  # share of the excess of a step; a cause with a smaller share does not explain it
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
-_ONE_OFF = frozenset({StallCause.COMPILATION, StallCause.GARBAGE_COLLECTION})  # in the first step: starting, no stall
+_ONE_OFF = frozenset({StallCause.COMPILATION, StallCause.GARBAGE_COLLECTION})  # no stalls in step 1
 
 
 def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
@@ -91,13 +91,13 @@ class _Aligned:
         self.num_alloc_retries = self._retries()
 
     def _counts(self, name: str) -> Matrix | None:
-        """Return a column of numbers; None if a rank's recorder was too old to write it."""
+        """Return a column of numbers, or None if a rank's recorder was too old to write it."""
         if any(getattr(steps, name) is None for steps in self._steps):
             return None
         return self._matrix([getattr(steps, name) for steps in self._steps])
 
     def _retries(self) -> Matrix:
-        """Return how often the allocator retried since the reading before, in all steps between two readings."""
+        """Return the number of allocator retries since the previous reading, for each step between the two readings."""
         columns = []
         for steps in self._steps:
             so_far = steps.num_alloc_retries
@@ -115,7 +115,7 @@ class _Aligned:
         return matrix
 
     def _spent(self) -> dict[StallCause, Matrix]:
-        """Return the time of each cause that occurred at all."""
+        """Return the time spent in each cause that occurred."""
         spent: dict[StallCause, Matrix] = {}
         for cause, name in _COLUMNS.items():
             matrix = self._matrix([self._column(steps, name) for steps in self._steps])
@@ -139,12 +139,12 @@ _COLUMNS = {
     StallCause.COMPILATION: "compilation_s",
     StallCause.GARBAGE_COLLECTION: "collection_s",
 }
-# Where such a cause is part of most steps, it is part of the regular step too.
+# If such a cause occurs in most steps, it is part of the regular step too.
 _MAY_BE_REGULAR = frozenset({StallCause.LOADER_START, StallCause.EVALUATION, StallCause.LOGGING})
 
 
 def _baseline(row: int, aligned: _Aligned) -> NDArray[np.float64]:
-    """Return what a step of a rank without a stall took at each step: medians of blocks, joined by straight lines."""
+    """Return the time that each step of a rank takes without a stall: medians of blocks, interpolated linearly."""
     remaining = aligned.without_known_s[row]
     usable = np.flatnonzero(aligned.is_ordinary & ~np.isnan(remaining))
     if not len(usable):
@@ -175,13 +175,13 @@ class _Charge:
         # The recorder lengthens some steps. There, all ranks are assumed to wait for the one with the longest cause.
         longest = np.broadcast_to(own.max(axis=0), own.shape)
         self._beyond = np.where(aligned.is_ordinary, beyond, longest)
-        # Excess matters where it is more than noise, on this rank or on another rank in the same or the previous step.
+        # Excess counts if it is more than noise, on this rank or on another rank in the same or the previous step.
         has_cause = np.asarray(own.max(axis=0) > 0)
         is_caused = has_cause | np.concatenate([[False], has_cause[:-1]])
         self.excess_s = np.where(self._is_long | is_caused, self._beyond, 0.0)
 
     def _own_s(self, beyond: Matrix) -> dict[StallCause, Matrix]:
-        """Return the time of each cause on each rank, together at most the excess of the rank's step."""
+        """Return the time of each cause on each rank; the sum is at most the excess of the rank's step."""
         aligned = self._aligned
         own = dict(aligned.spent_s)
         late = self._late_batches_s(own)
@@ -196,7 +196,7 @@ class _Charge:
         return {cause: matrix * share for cause, matrix in own.items()}
 
     def _late_batches_s(self, own: dict[StallCause, Matrix]) -> Matrix:
-        """Return the time in the loader beyond its usual time, in steps that are long."""
+        """Return the loader time in excess of the usual loader time, in long steps."""
         aligned = self._aligned
         usual = np.median(aligned.loader_s[:, aligned.is_ordinary], axis=1)
         start = own.get(StallCause.LOADER_START, np.zeros_like(aligned.loader_s))
@@ -209,7 +209,7 @@ class _Charge:
     def stalls(self) -> list[Stall]:
         """Return the stalls of all steps, each with the mean over the ranks of what it cost."""
         stalls = []
-        pending = np.zeros(self._num_ranks)  # what the ranks may still wait for in the next step, of `causes`
+        pending = np.zeros(self._num_ranks)  # the part of `causes` that ranks may still wait for in the next step
         causes: list[_Source] = []
         for column in np.flatnonzero(self.excess_s.any(axis=0)):
             if not causes or causes[0].column != column - 1:
@@ -221,7 +221,7 @@ class _Charge:
     def _of_step(
         self, column: int, pending: NDArray[np.float64], before: list[_Source]
     ) -> tuple[list[Stall], NDArray[np.float64], list[_Source]]:
-        """Return the stalls of a step, and what its causes leave for the ranks to wait for in the next step."""
+        """Return the stalls of a step, and the rest of its causes, for which ranks may wait in the next step."""
         excess = self.excess_s[:, column]
         own = np.array([matrix[:, column] for matrix in self._explained.values()])
         explained = own.sum(axis=0) if len(own) else np.zeros(self._num_ranks)
@@ -257,7 +257,7 @@ class _Charge:
         *,
         is_late: bool = False,
     ) -> Stall:
-        """Return the stall of one cause on one rank; the ranks that wait, wait for the rank that takes longest."""
+        """Return the stall of one cause on one rank; the waiting ranks wait for the rank that takes longest."""
         by_row: dict[int, float] = {}
         for each in sources:
             by_row[each.row] = by_row.get(each.row, 0.0) + each.seconds
@@ -276,7 +276,7 @@ class _Charge:
         )
 
     def _unknown(self, column: int, unknown: NDArray[np.float64]) -> Stall:
-        """Return the stall without a measured cause; retries of the allocator nearby are a likely one."""
+        """Return the stall without a measured cause; allocator retries close to it are a likely cause."""
         late = np.flatnonzero(unknown)
         retrying = np.flatnonzero(self._aligned.num_alloc_retries[:, column])
         rows = retrying if len(retrying) else late
@@ -291,7 +291,7 @@ class _Charge:
 
 
 class _Source:
-    """A cause on a rank in a step, with its seconds."""
+    """A cause on a rank in a step, with the seconds that it took."""
 
     def __init__(self, column: int, row: int, cause: StallCause, seconds: float) -> None:
         self.column = column

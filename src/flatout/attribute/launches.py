@@ -1,7 +1,7 @@
 """Join GPU work with the host calls that launched it, by correlation and by stream; find launches without work.
 
-A launch without a kernel means that the profiler lost the kernel's record: what the GPU did is then unknown wherever
-the kernel can have run.
+A launch without a kernel means that the profiler lost the kernel's record: the GPU's activity is then unknown at any
+time at which the kernel may have run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def link_launches(table: EventTable) -> GpuWork:
 
 
 def _last_linked_on_stream(device: NDArray[np.int32], stream: Times, linked: Flags) -> NDArray[np.int64]:
-    """Return, for each GPU event, the last linked event at or before it on its stream; NULL if there is none."""
+    """Return, for each GPU event, the last linked event up to and including it on its stream; NULL if there is none."""
     order = np.lexsort((np.arange(len(stream)), stream, device))
     stream_changes = np.ones(len(order), dtype=np.bool_)
     if len(order):
@@ -85,7 +85,7 @@ def _last_linked_on_stream(device: NDArray[np.int32], stream: Times, linked: Fla
 
 
 def lost_launches(table: EventTable, work: GpuWork) -> NDArray[np.int64]:
-    """Return the events that launched a kernel of which the trace has no record.
+    """Return the events that launched a kernel that the trace does not contain.
 
     A launch during the capture of a graph starts no kernel, and a launch call inside another one starts the same.
     """
@@ -119,10 +119,10 @@ def _captures(table: EventTable, axis: ThreadTimes) -> tuple[Times, Times]:
 
 
 def unknown_idle_time(work: GpuWork, lost_ns: Times, gap_start: Times, gap_end: Times) -> tuple[Times, Times]:
-    """Return the parts of the gaps between recorded GPU work in which lost kernels can have run.
+    """Return the parts of the gaps between recorded GPU work in which lost kernels may have run.
 
-    `lost_ns` are the times of their launches, sorted. Work starts in the order of its launches: what was launched
-    before work that started before a gap ran before that gap.
+    `lost_ns` are the times of their launches, sorted. Work starts in launch order: a kernel that was launched before
+    work that started before a gap ran before that gap too.
     """
     if len(lost_ns) == 0:
         return lost_ns, lost_ns

@@ -21,7 +21,7 @@ from flatout.records.job import Match
 from flatout.records.timeline import BEFORE_RECORDING, CommunicationCall, RankTimeline
 
 NAMELESS = "?"  # the group of kernels without a recorded group
-MIN_COMMON_ENDS = 8  # common ends needed to recognise groups
+MIN_COMMON_ENDS = 8  # number of common ends needed to recognise groups
 MAX_GROUPS_SHOWN = 4
 MAX_END_SPREAD_NS = 50_000  # spread of the ends of one collective: 10-42 us on one host
 
@@ -73,7 +73,7 @@ def match_kernels(timelines: Sequence[RankTimeline]) -> tuple[list[Match], list[
 
 
 def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
-    """Return the world size from the metadata, else the size that the largest recorded group implies.
+    """Return the world size from the metadata, or else the size that the largest recorded group implies.
 
     A process that drives several GPUs and records neither is a complete job: its collectives are among its GPUs.
     """
@@ -88,7 +88,7 @@ def world_size_of(timelines: Sequence[RankTimeline]) -> int | None:
 
 
 def _single(timelines: Sequence[RankTimeline]) -> list[Match]:
-    """Return one match per kernel of a single rank; only collectives of a group of one rank are complete."""
+    """Return one match per kernel of a single rank; only collectives in groups of one rank are complete."""
     matches = []
     for timeline in timelines:
         for call in timeline.communication.calls:
@@ -119,11 +119,12 @@ def _queues_of(timeline: RankTimeline) -> dict[_QueueKey, list[_Queued]]:
     launches: dict[_QueueKey, list[tuple[bool, int, CommunicationCall]]] = defaultdict(list)
     for call in kernels.calls:
         if call.operation == "send_recv":
-            continue  # a send or receive whose partner was not recorded
+            continue  # a send or receive whose peer was not recorded
         group, ranks = call.group, call.ranks
         stream_groups = groups_of_stream[int(kernels.stream[call.kernel])]
         if group is None and len(stream_groups) == 1:
-            # A kernel without arguments belongs to the only group that the other kernels on its stream name.
+            # A kernel without arguments belongs to the group of the other kernels on its stream, if they all name the
+            # same group.
             group, ranks = next(iter(stream_groups))
         key = _QueueKey(_group_key(group, ranks), _pair_of(call, timeline.rank))
         launched_ns = int(kernels.launched_ns[call.kernel])
@@ -228,9 +229,9 @@ def _aligned(by_rank: _Queues, counts: dict[int, int], ends: dict[int, NDArray[n
 
 
 def _disagreement(own_ends: Mapping[int, int], reference_ends: Mapping[int, int], shift: int) -> float:
-    """Return the spread of the distances between common ends if the rank's own positions are shifted by `shift`.
+    """Return the spread of the differences between common ends if this rank's positions are shifted by `shift`.
 
-    The distance itself depends on the clocks; a constant distance shows the right match.
+    The difference itself depends on the clocks; if it is constant, the match is right.
     """
     common = [position for position in own_ends if position + shift in reference_ends]
     if not common:
@@ -240,7 +241,10 @@ def _disagreement(own_ends: Mapping[int, int], reference_ends: Mapping[int, int]
 
 
 def _members(by_rank: _Queues, world: int | None, group: str) -> tuple[int, ...] | None:
-    """Return the group's ranks: as recorded, else the entire world if the group has its size or no size is known."""
+    """Return the group's ranks as recorded.
+
+    Otherwise all ranks, if the group has the world's size or no size is known.
+    """
     for call in _calls(by_rank):
         if call.ranks and call.group_size in (None, len(call.ranks)):
             return call.ranks
@@ -259,7 +263,7 @@ def _calls(by_rank: _Queues) -> Iterator[CommunicationCall]:
 
 
 def _side_by_side(by_rank: _Queues) -> list[_CallOfRank]:
-    """Group calls by sequence number if every call launched in the recordings has its own, else by position."""
+    """Group calls by sequence number if every call launched in the recordings has one, or else by position."""
     collectives: dict[object, _CallOfRank] = defaultdict(dict)
     has_numbers = all(_is_numbered(queue) for queue in by_rank.values())
     for rank, queue in by_rank.items():
@@ -314,7 +318,7 @@ def _groups_by_ends(by_rank: _Queues, timelines: Sequence[RankTimeline]) -> list
 
 
 def _end_together(ends: NDArray[np.int64], other_ends: NDArray[np.int64]) -> bool:
-    """Whether all ends are the same distance apart, as they are if only the clocks differ."""
+    """Whether the differences between all ends are equal, which is so if only the clocks differ."""
     distances = ends - other_ends
     return bool(np.median(np.abs(distances - np.median(distances))) <= MAX_END_SPREAD_NS)
 

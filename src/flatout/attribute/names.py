@@ -43,7 +43,7 @@ OPTIMIZER = re.compile(r"^Optimizer\.step#")
 ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
 ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad$")
 FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
-# What distributes the model, by the operators and annotations that it leaves in a trace.
+# Ways to distribute the model, recognised by the operators and annotations that they leave in a trace.
 WRAPPERS = {
     "ddp": FORWARD,
     "fsdp": re.compile(r"^FSDP::|^FullyShardedDataParallel|fsdp::|torch/distributed/(?:_composable/)?fsdp/"),
@@ -96,7 +96,7 @@ _OPERATIONS = (
 
 
 def operation(name: str) -> str:
-    """Return the collective named by a kernel, annotation or recorded call: `all_reduce`, ..., else `unknown`."""
+    """Return the collective named by a kernel, annotation or recorded call: `all_reduce`, ..., or `unknown`."""
     if "cross_device_reduce" in name or "one_shot" in name or "two_shot" in name:
         return "all_reduce"
     for word, pattern in _OPERATIONS:

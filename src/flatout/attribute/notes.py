@@ -1,4 +1,4 @@
-"""Describe what a rank's trace lacks, and what that means for its parts.
+"""Describe what is missing from a rank's trace, and how this affects its parts.
 
 In: counts from the attribution of one rank. Out: `Quality` notes.
 """
@@ -9,8 +9,8 @@ from flatout.attribute.launches import GpuWork
 from flatout.records.events import Quality
 from flatout.units import percent
 
-MIN_UNLINKED_SHARE = 0.25  # reached by a host that runs one step ahead, with three steps recorded
-# Launches without a kernel, as a share of all: public traces have none.
+MIN_UNLINKED_SHARE = 0.25  # this share occurs if a host runs one step ahead and three steps are recorded
+# Launches without a kernel, as a share of all launches; public traces have none.
 MEDIUM_LOST_SHARE = 0.01
 INCONCLUSIVE_LOST_SHARE = 0.05
 

@@ -28,7 +28,7 @@ from flatout.records.track import RankTrack
 
 
 def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bool = False) -> RankTimeline:
-    """Assign every nanosecond of the rank's window to one part; `rank` overrides the rank that the trace states.
+    """Assign every nanosecond of the rank's window to one part; `rank` overrides the rank in the trace.
 
     `with_track` also keeps each launch and each kernel, which a replay needs.
     """
@@ -110,7 +110,7 @@ def _gpu_parts(
 ) -> Segments:
     """Assign times with GPU work first (compute, communication, copies), then the gaps by the host's activity.
 
-    Gaps in which kernels without a record (launched at `lost_ns`) can have run are unattributed.
+    Gaps in which unrecorded kernels (launched at `lost_ns`) may have run are unattributed.
     """
     low, lead_in_end, high = bounds
     start, end = clip(work.start_ns, work.end_ns, low, high)
@@ -157,7 +157,7 @@ def _gpu_parts(
 def _gap_ends(
     work: GpuWork, states: HostStates, gap_start: Times, gap_end: Times, window_end: int
 ) -> tuple[Times, Flags]:
-    """Return, for each gap, when the work that ends it was launched, and whether a synchronising call drained it."""
+    """Return, for each gap, when the work after it was launched, and whether a synchronising call drained the GPU."""
     order = np.lexsort((-np.maximum(work.launch_end_ns, 0), work.start_ns))
     at = np.searchsorted(work.start_ns[order], gap_end, side="left")
     follows = at < len(order)

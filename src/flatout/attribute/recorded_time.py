@@ -1,8 +1,8 @@
 """Where the wall time of a whole recording went, and the timeline of its steps.
 
-In: a `Recording` and its `JobLog`. Out: `RecordedTime`. A stall is what the log charges to a cause; this module only
-sums up. Steps of the warm-up and steps that the recorder prolonged count as a regular step and their known stalls; the
-rest of them is warm-up, or the recorder's work.
+In: a `Recording` and its `JobLog`. Out: `RecordedTime`. A stall is time that the log charges to a cause; this module
+only adds these up. Warm-up steps and steps that the recorder prolonged count as a regular step plus their known stalls;
+their remaining time is warm-up or recorder overhead.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from flatout.records.recording import RankRecording, Recording
 
 MOST_LANES = 64
 MOST_BINS = 600  # of a lane
-MOST_BINS_OF_ALL = 12_000  # keeps reports small for any number of ranks
+MOST_BINS_OF_ALL = 12_000  # limits the report's size for any number of ranks
 
 
 def recorded_time(recording: Recording, log: JobLog) -> RecordedTime:
-    """Return the parts of the recording's wall time, the mean over its ranks, and the timeline of its steps."""
+    """Return the parts of the recording's wall time as means over its ranks, and the timeline of its steps."""
     ranks = [rank for rank in recording.ranks if len(rank.steps.number)]
     start_s, end_s = _span(recording, ranks)
     parts_s = dict.fromkeys(map(str, WallPart), 0.0)
@@ -99,7 +99,10 @@ def _add_steps(
 def _charged(
     log: JobLog, is_warm_up: NDArray[np.bool_], duration_s: NDArray[np.float64]
 ) -> dict[int, dict[str, float]]:
-    """Return the stalls of each step by cause, together at most the step; in the warm-up, only known causes."""
+    """Return the stalls of each step by cause; their sum is at most the step time.
+
+    In the warm-up, only known causes count.
+    """
     column_of = {int(number): column for column, number in enumerate(log.number)}
     charged: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for stall in log.stalls:

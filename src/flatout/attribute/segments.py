@@ -10,7 +10,7 @@ from flatout.records.timeline import Segments
 
 
 def merged_segments(points: Times, part: NDArray[np.uint8]) -> Segments:
-    """Merge neighbours of the same part into one segment; `points` has one more entry than `part`."""
+    """Merge neighbouring pieces with the same part into one segment; `points` has one more entry than `part`."""
     if len(part) == 0:
         empty = np.zeros(0, dtype=np.int64)
         return Segments(start_ns=empty, end_ns=empty, part=np.zeros(0, dtype=np.uint8))

@@ -4,8 +4,8 @@ In: timelines and matches on the common clock. Out: when each kernel stopped wai
 A kernel waits until the last rank that it needs has arrived, and then transfers. In a collective that combines all
 data, every rank needs all others. In a broadcast or scatter, the others need the root, and the root needs nobody. In a
 reduce or gather, the root needs all others, and these need nobody. In a send and receive, each needs its partner. If
-the root was not recorded, that is unknown; on the CPU, where gloo never records it, an operation needs the last of the
-ranks that arrived before its end.
+the root was not recorded, the needed rank is unknown. On the CPU, where gloo never records the root, an operation needs
+the last rank that arrived before the operation's end.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _last_before(starts: dict[int, int], end_ns: int) -> int:
 
 
 def _needed_rank(match: Match, rank: int, last: int) -> int | None:
-    """Return the rank that this rank must wait for: itself if it needs nobody, None if that is unknown.
+    """Return the rank that this rank must wait for: itself if it waits for nobody, None if unknown.
 
     `last` is the recorded rank that arrived last.
     """
@@ -134,7 +134,10 @@ def split_segments(timeline: RankTimeline, arrival: Arrivals) -> Segments:
 
 
 def exposed_ns(segments: Segments, start: Times, end: Times, part: Part) -> Times:
-    """Return the nanoseconds of `part` in each interval, by start; an overlap counts for the earlier interval."""
+    """Return the nanoseconds of `part` in each interval, in order of start.
+
+    An overlap counts for the earlier interval.
+    """
     if len(start) == 0:
         return np.zeros(0, dtype=np.int64)
     end = np.maximum(end, start)
@@ -176,7 +179,7 @@ def _connected(start: int, neighbours: dict[int, set[int]]) -> set[int]:
 
 
 def cap_bubbles(timeline: RankTimeline, segments: Segments, pipeline: Pipeline | None) -> Segments:
-    """Turn pipeline waiting beyond the idle share of an ideal schedule of that shape from bubble into wait.
+    """Reclassify pipeline waiting that exceeds the idle share of an ideal schedule of that shape from bubble to wait.
 
     In each step, the first nanoseconds of pipeline waiting stay bubble, up to that share of the step.
     """

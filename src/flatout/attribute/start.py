@@ -1,8 +1,8 @@
-"""Recognise steps at the start of a recording that are not like those after them: compilation, autotuning, warm-up.
+"""Recognise start-up steps of a recording that differ from later steps: compilation, autotuning, warm-up.
 
-In: a rank's timeline. Out: the number of such steps, and a note on them. They are not counted, because a mean with them
-is that of no step. A step that is long because it loaded data or saved the model is counted, unless the job has just
-begun: such stalls recur.
+In: a rank's timeline. Out: the number of such steps, and a note on them. They are not counted, because a mean that
+includes them describes no actual step. A step that is long because it loaded data or saved the model is counted,
+because such stalls recur, unless the job has just begun.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from flatout.records.events import Quality
 from flatout.records.timeline import RankTimeline
 from flatout.units import NS_PER_S, seconds
 
-MIN_RATIO = 2.0  # of the shortest step of the start to the longest step after it
+MIN_RATIO = 2.0  # ratio of the shortest start-up step to the longest later step
 MIN_STEPS_AFTER = 2
 _FIRST_STEPS = (0, 1)  # a recording with one of these numbers contains the start of the job
 _RECURRING = (Part.DATA_LOADING, Part.CHECKPOINT)
 
 
 def num_start_steps(timeline: RankTimeline) -> int:
-    """Return how many of the first steps are a start transient; fewer than half of the steps."""
+    """Return how many of the first steps belong to the start-up; always fewer than half of the steps."""
     lengths = np.array([step.end_ns - step.start_ns for step in timeline.steps], dtype=np.int64)
     most = min(len(lengths) - MIN_STEPS_AFTER, (len(lengths) - 1) // 2)
     for num_steps in range(most, 0, -1):
@@ -37,7 +37,7 @@ def _is_start(timeline: RankTimeline, num_steps: int) -> bool:
 
 
 def _main_part(timeline: RankTimeline, num_steps: int) -> Part:
-    """Return the part in which the first steps take most of their time beyond that of the later ones."""
+    """Return the part that accounts for most of the first steps' excess over later steps."""
     border_ns = timeline.steps[num_steps].start_ns
     num_after = len(timeline.steps) - num_steps
     at_start = timeline.segments.between_ns(timeline.first_step_ns, border_ns)
@@ -46,7 +46,7 @@ def _main_part(timeline: RankTimeline, num_steps: int) -> Part:
 
 
 def start_note(timeline: RankTimeline, num_steps: int) -> Quality:
-    """Return the note on a start of `num_steps` steps; `timeline` still has them."""
+    """Return the note about a start-up of `num_steps` steps; `timeline` still contains them."""
     lengths_s = [(step.end_ns - step.start_ns) / NS_PER_S for step in timeline.steps]
     first, last = timeline.steps[0].number, timeline.steps[num_steps - 1].number
     which = f"step {first}" if num_steps == 1 else f"steps {first} to {last}"

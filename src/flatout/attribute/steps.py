@@ -26,7 +26,7 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     thread: int | None  # row of table.threads; None without steps
 
     def after(self, num_steps: int) -> HostSteps:
-        """Return the marks without the first `num_steps`."""
+        """Return the marks, except the first `num_steps`."""
         return HostSteps(
             number=self.number[num_steps:],
             start_ns=self.start_ns[num_steps:],
@@ -36,7 +36,10 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def host_steps(table: EventTable) -> HostSteps:
-    """Return the `ProfilerStep#N` marks of the thread with the most marks; the first of equal numbers counts."""
+    """Return the `ProfilerStep#N` marks of the thread with the most marks.
+
+    Of marks with equal numbers, the first counts.
+    """
     numbers = np.full(len(table.names), -1, dtype=np.int64)
     for row, name in enumerate(table.names):
         if name.startswith("ProfilerStep"):

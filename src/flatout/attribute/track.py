@@ -1,8 +1,8 @@
 """Build the `RankTrack` of one rank: its launches, the host's waits, and the dependencies between streams.
 
-A synchronising call is taken to have waited for the last work that ended inside it. A stream is taken to wait for
-another one if its work begins just after work of the other stream ended, and wherever it must: a collective follows the
-work launched before it, and the optimizer follows all collectives.
+A synchronising call is assumed to have waited for the last work that ended during the call. A stream is assumed to wait
+for another stream if its work begins just after the other stream's work ended, and whenever it must wait: a collective
+follows the work launched before it, and the optimizer follows all collectives.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _streams(table: EventTable, events: Rows) -> Rows:
 
 
 def cpu_track(segments: Segments, communication: CommunicationKernels, marks: HostSteps) -> RankTrack:
-    """Return the track of a rank without GPU work: operators are host time, exposed communication a wait for it."""
+    """Return the track of a rank without GPU work: operators are host time, and exposed communication is a wait."""
     low, high = int(marks.start_ns[0]), int(marks.end_ns.max())
     exposed = (segments.part == Part.COMMUNICATION_UNSPLIT) & (segments.start_ns < high) & (segments.end_ns > low)
     wait_start, wait_end = segments.start_ns[exposed], np.minimum(segments.end_ns[exposed], high)
@@ -154,7 +154,7 @@ class _Calls:
         self._order, self._low, self._high = order, low, high
 
     def waiting(self) -> tuple[dict[Node, tuple[Times, Rows, Times]], Intervals]:
-        """Return calls by node (start, the work it waited for, its duration after that), and all intervals."""
+        """Return calls by node (start, awaited work, duration after that work ended), and all intervals."""
         table, states = self._table, self._states
         mine = states.launching_threads[table.thread] & (table.kind == Kind.RUNTIME)
         syncs = np.flatnonzero(mine & synchronising_calls(table, self._work))
@@ -179,7 +179,7 @@ class _Calls:
         return result, (np.concatenate(starts), np.concatenate(ends))
 
     def _last_ended(self, start: Times, end: Times) -> Rows:
-        """Return the last work that was launched before each interval and ended in it; -1 if there is none."""
+        """Return the last work that was launched before each interval and ended in it, or -1 if there is none."""
         ends = self._end[self._by_end]
         at = np.searchsorted(ends, end + RETURN_NS, side="right") - 1
         row = self._by_end[np.maximum(at, 0)]
@@ -240,7 +240,7 @@ def _phases(table: EventTable, states: HostStates) -> dict[Spent, Intervals]:
 
 
 def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> NDArray[np.int64]:
-    """Return the unblocked host time since the previous node by activity; shape (nodes, Spent)."""
+    """Return the unblocked host time since the previous node, by activity; shape (nodes, Spent)."""
     blocked = union(*blocked)
     taken = blocked
     spent = np.zeros((len(time), len(Spent)), dtype=np.int64)
@@ -254,7 +254,7 @@ def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> N
 
 
 def _after(start: Times, end: Times, stream: Times, is_comm: Flags, is_optimizer: Flags, launched_by: Rows) -> Rows:
-    """Return the work on another stream that each work had to wait for, -1 if none; rows are in launch order."""
+    """Return the work on another stream that each piece of work had to wait for, or -1; rows are in launch order."""
     num = len(start)
     result = np.full(num, -1, dtype=np.int64)
     if num == 0:

@@ -16,7 +16,10 @@ class _Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_data(recording: Path, num_ranks: int) -> GateResult:
-    """Fail if any result is wrong. A rank that ended before the check is reported, and does not fail the trial."""
+    """Fail the trial if any result is wrong.
+
+    A rank that ended before the check is reported, but does not fail the trial.
+    """
     checks = []
     for file in sorted(recording.glob(File.DATA_CHECK.glob)):
         try:

@@ -1,8 +1,8 @@
-"""Compare a change of the loader with its baseline over an epoch boundary: what a first epoch gains may be lost later.
+"""Compare a loader change with its baseline across an epoch boundary: the first epoch's gain may be lost later.
 
 In: a baseline and a candidate whose steps include the end of an epoch. Out: the ratio of their times for a later epoch.
-A data set that caches its samples, for example, makes loader workers pay in the first epoch and cost in all others, in
-which each new worker begins with an empty cache.
+For example, if a data set caches its samples, loader workers pay off in the first epoch but cost time in all later
+epochs, in which each new worker begins with an empty cache.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 from flatout.records.change import ChangeSet
 from flatout.records.trial import TrialResult
 
-MIN_STEPS_AFTER = 3  # after the first step of the later epoch
+MIN_STEPS_AFTER = 3  # number of steps required after the first step of the later epoch
 
 
 def changes_loader(changes: ChangeSet) -> bool:
-    """Whether a change of the set makes batches in another way."""
+    """Whether any change in the set alters how batches are loaded."""
     return any(change.patch is not None and change.patch.name == "dataloader" for change in changes.changes)
 
 
 def later_epoch_ratio(baseline: TrialResult, candidate: TrialResult, steps_per_epoch: int | None) -> float | None:
-    """Return how many times faster the candidate makes a step of a later epoch; None if either has no such steps."""
+    """Return the candidate's speedup for a step in a later epoch; None if either trial has no such steps."""
     times = [_later_step_s(trial, steps_per_epoch) for trial in (baseline, candidate)]
     before_s, after_s = times
     return before_s / after_s if before_s and after_s else None
 
 
 def _later_step_s(trial: TrialResult, steps_per_epoch: int | None) -> float | None:
-    """Return the mean step of an epoch after the first, with its start; None if the trial has too few such steps.
+    """Return the mean step time in a later epoch, including its start; None if the trial has too few such steps.
 
     The steps of a trial are fewer than those of an epoch, so the first step, which starts the epoch, counts once per
     epoch and the others for the rest of it.

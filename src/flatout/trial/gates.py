@@ -1,15 +1,15 @@
-"""Check that a candidate trains what the baseline trains, by its losses and memory. A candidate that fails is unsafe.
+"""Check by losses and memory that a candidate trains the same model as the baseline. A candidate that fails is unsafe.
 
-Two runs of the same script have different losses if its kernels add in no fixed order, and the difference grows with
-each step; a change to the order of sums has the same effect. Wrong gradients show in another way: after the first
-update, by as much as an update changes the loss. So the difference of a candidate is compared with the differences
-between repeated baselines. If these are equal, it is compared with float noise at the first updates, and later with
-the spread of the losses.
+Two runs of the same script have different losses if its kernels do not add in a fixed order, and the difference grows
+with each step; a change to the order of sums has the same effect. Wrong gradients have a different effect: after the
+first update, the losses differ by as much as an update changes the loss. So the difference of a candidate is compared
+with the differences between repeated baselines. If these are equal, it is compared with float noise at the first
+updates, and later with the spread of the losses.
 
 A change that rounds differently differs after the first step, and its losses drift apart slowly. It must stay in a band
-around the curve: the mean over all steps and over the last quarter within 2 %, over each quarter within 4 %, or
-within twelve times the difference between the means of the baselines. So a curve that falls below and then rises above
-the baseline's does not pass.
+around the curve: the mean over all steps and over the last quarter within 2 %, over each quarter within 4 %, or within
+twelve times the difference between the means of the baselines. So a curve that first falls below and then rises above
+the baseline's curve does not pass.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from flatout.units import num_bytes, percent
 
 FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another order differ by 4e-4 to 1e-3
 NUM_FIRST = 5
-ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: a loss that is absent is not a number
+ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: an absent loss was NaN
 SPREADS = 4.0
 # For means: in unseeded runs of ResNet-50 on two H200 over 23 steps, a new run was up to 4.8 times as far from the mean
 # of the runs before it as the farthest of them, and up to ten times as far as the farthest of the first three.
 MEAN_SPREADS = 12.0
-BLUNT = 0.2  # relative: a note says so if the gate lets the mean loss differ by more
-NUM_WINDOWS = 4  # windows of the loss curve of a change that rounds: quarters of the steps
-WINDOW_BAND = 0.04  # relative, of the mean over each of them
-LEAST_SIZE = 0.1  # share of the mean loss of all steps: the loss of a part counts as at least this share
+BLUNT = 0.2  # relative: a note warns if the gate allows a larger difference in the mean loss
+NUM_WINDOWS = 4  # quarters of the steps; windows for the loss curve of a change that rounds
+WINDOW_BAND = 0.04  # relative, for the mean over each window
+LEAST_SIZE = 0.1  # relative to the mean loss over all steps; a smaller loss of a window counts as this much
 BAND = {
     "exact": 0.005,
     "rounding": 0.02,
@@ -47,7 +47,7 @@ ROUNDING_BAND = (
     " the difference between the means of repeated baseline runs"
 )
 MAX_MORE_MEMORY = 0.10
-RESAMPLES = {"dataloader"}  # families that may make a script's random augmentation draw other samples
+RESAMPLES = {"dataloader"}  # families that may make a script's random augmentation draw different samples
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     mean = together.mean(axis=0)
     is_resampled = may_resample(candidate, baselines, changes)
     if changes.safety == "exact" and not is_resampled:
-        size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses may fall fast
+        size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses can fall fast
         first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / size
         allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / size)
         if first > allowed:
@@ -105,7 +105,7 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
 
 
 def _windows(length: int) -> list[tuple[str, slice, float]]:
-    """Return the quarters of the steps, each with its band; the last quarter shows the result of the training."""
+    """Return the quarters of the steps, each with its band; the last quarter shows the result of training."""
     if length < NUM_WINDOWS:
         return []
     edges = [length * edge // NUM_WINDOWS for edge in range(NUM_WINDOWS + 1)]
@@ -121,7 +121,7 @@ def _difference(
 ) -> tuple[float, float]:
     """Return the relative difference of a part's mean loss from the baselines', and the difference that is allowed."""
     mean = together.mean(axis=0)
-    # Losses that are almost 0 in this part are mostly rounding errors.
+    # Losses close to 0 in this part are mostly rounding errors.
     size = max(float(np.abs(mean[part]).mean()), LEAST_SIZE * float(np.abs(mean).mean()), 1e-12)
     difference = float(abs((mine - mean)[part].mean())) / size
     # Means are compared with means: single losses of a script without a seed differ by far more, and would hide a
@@ -145,7 +145,7 @@ def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> Ga
 
 
 def loss_note(baselines: Sequence[TrialResult]) -> str | None:
-    """Say why the job's own losses are a poor reference for changes; None if they are a good one."""
+    """Say why the job's own losses are a poor reference for changes; None if they are a good reference."""
     start = _num_unknown_first(baselines)
     known = [_known(trial, start) for trial in baselines]
     if not any(losses.size for losses in known):
@@ -191,23 +191,23 @@ def _num_unknown_first(baselines: Sequence[TrialResult]) -> int:
 
 
 def _known(trial: TrialResult, start: int) -> NDArray[np.float64]:
-    """Return the losses from that step (counted from 0) up to the first unknown one."""
+    """Return the losses from that step (counted from 0) up to the first unknown loss."""
     losses = np.asarray(trial.losses[start:], dtype=np.float64)
     unknown = np.flatnonzero(np.isnan(losses))
     return losses[: int(unknown[0])] if len(unknown) else losses
 
 
 def may_resample(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> bool:
-    """Whether the script's random augmentation may draw other samples than in the baselines."""
+    """Whether the script's random augmentation may draw different samples from those in the baselines."""
     return any(change.family in RESAMPLES for change in changes.changes) or _has_other_workers(candidate, baselines)
 
 
 def _has_other_workers(candidate: TrialResult, baselines: Sequence[TrialResult]) -> bool:
-    """Whether the loader has another number of workers, and so other seeds, even if by an argument of the script."""
+    """Whether the number of loader workers, and so their seeds, differs, even if set by a script argument."""
     before = {trial.loader_workers for trial in baselines}
     return candidate.loader_workers is not None and None not in before and candidate.loader_workers not in before
 
 
 def step_noise(losses: NDArray[np.float64]) -> float:
-    """Estimate the spread of losses from batch to batch by differences of neighbours, which hide a trend."""
+    """Estimate the spread of losses from batch to batch by differences between neighbours, which remove any trend."""
     return float(np.diff(losses).std() / 2**0.5) if len(losses) > 2 else 0.0

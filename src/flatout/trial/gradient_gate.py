@@ -6,11 +6,12 @@ wrong in the first step. Four checks are made for each optimizer:
 - ranks whose gradients agree in the baseline agree in the candidate: otherwise not all gradients are reduced;
 - a parameter that has a gradient in the baseline has one in the candidate, unless this is random;
 - no gradient is infinite or NaN if the baseline's are finite;
-- the norm of all gradients, as a mean over the first steps, is within a band, as the losses are, or within the
-  differences between repeated baselines. If these agree, so is the first step's norm, which no update has changed.
+- the norm of all gradients, as a mean over the first steps, is within a band, as for the losses, or within the
+  differences between repeated baselines. If the baselines agree, the first step's norm must also be in a band, because
+  no update has changed it.
 
 The norms include what a script does to its gradients before the step. If it clips them by their norm, the norm before
-clipping must be within the same bands, provided that both the job and the candidate have it.
+clipping must be within the same bands, provided that it is known for both the job and the candidate.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from flatout.trial.gates import GateResult, may_resample, step_noise
 from flatout.units import percent
 
 BAND = {"exact": 0.05, "rounding": 0.2}  # relative, of the mean over the steps
-FIRST_BAND = {"exact": 0.01, "rounding": 0.1}  # of the first step, if the baselines agree
-REPEATABLE = 0.01  # relative: baselines that differ by no more in any step are runs of a script with a seed
+FIRST_BAND = {"exact": 0.01, "rounding": 0.1}  # relative, for the first step, if the baselines agree
+REPEATABLE = 0.01  # relative: if baselines differ by no more than this in any step, the script sets a seed
 # A wider band for unseeded runs, because three runs can be alike by chance. Half or twice the gradient is far outside
 # it.
 UNSEEDED_BAND = 0.25
 SPREADS = 4.0
-# In standard deviations of a run's mean. In small unseeded trainings, compared with three others, at most three in a
-# thousand runs were further off (benchmarks/gradient_gate.py).
+# In standard deviations of a run's mean. In small unseeded training runs, compared with three others, at most three
+# runs in a thousand were further off (benchmarks/gradient_gate.py).
 MEAN_SPREADS = 5.0
-BLUNT = 1.5  # a note says so if the gate lets the norm differ by a larger factor
-RANKS_AGREE = 1e-3  # relative: reduced gradients are bitwise equal, unless different devices took their norms
-RANKS_DIFFER = 0.01  # if the ranks differ by more in the baseline, each trains or holds something else
+BLUNT = 1.5  # a note warns if the gate allows the norm to differ by a larger factor
+RANKS_AGREE = 1e-3  # relative: reduced gradients are bitwise equal, unless different devices computed their norms
+RANKS_DIFFER = 0.01  # if the ranks differ by more in the baseline, each trains or holds something different
 RANK_SPREADS = 10.0
-MIN_CLIPPED = 3  # steps with the same norm
+MIN_CLIPPED = 3  # number of steps with the same norm
 CLIPPED = 1e-3
 _BEFORE = " before clipping"
 _Norms = Sequence[float]
@@ -88,7 +89,7 @@ def check_gradients(
 
 
 def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
-    """Say why the job's own gradients are a poor reference for changes; None if they are a good one."""
+    """Say why the job's own gradients are a poor reference for changes; None if they are a good reference."""
     known = [trial.gradients for trial in baselines if trial.gradients]
     if not known:
         return "the job's gradients are unknown: whether changes alter them is not checked"
@@ -148,7 +149,7 @@ def _whole(
 
 
 def _num_changing(runs: Sequence[GradientNorms], *, is_resampled: bool) -> int:
-    """Count parameters that have a gradient in each step of one run of the job, but not of another run.
+    """Count parameters that have a gradient in each step of one run of the job, but not in each step of another run.
 
     Examples in scripts without a seed are experts that a router seldom chooses, and layers that are skipped by chance:
     the missing gradients differ by run. If the same gradients are missing in each run, e.g. those before a weight that
@@ -165,7 +166,10 @@ def _num_changing(runs: Sequence[GradientNorms], *, is_resampled: bool) -> int:
 def _size(
     mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], changes: ChangeSet, *, is_resampled: bool
 ) -> tuple[str | None, str]:
-    """Say why the norm is rejected, or else how it compares. Each of `groups` is one job's runs, the baseline first."""
+    """Say why the norm is rejected, or otherwise how it compares.
+
+    Each of `groups` is one job's runs, the baseline first.
+    """
     norms = [[one.norms for one in group] for group in groups]
     refused, passed = _size_of("", mine.norms, norms, changes, is_resampled=is_resampled)
     unclipped = [[one.unclipped for one in group if one.unclipped] for group in groups]
@@ -209,7 +213,7 @@ def _size_of(
 
 
 def _first(when: str, own: NDArray[np.float64], base: NDArray[np.float64], band: float) -> tuple[bool, str]:
-    """Check the first step alone: return whether it passes, and the sentence if not."""
+    """Check the first step alone: return whether it passes, and the reason if it does not."""
     difference = float(own[0] - base[:, 0].mean())
     allowed = max(math.log1p(band), SPREADS * float(np.abs(base[:, 0] - base[:, 0].mean()).max()))
     return abs(difference) <= allowed, (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flatout.inside.protocol import File
 from flatout.records.trial import GradientNorms, StartState
 
-FAINT = 1e-4  # share of the norm of all parameters: less can be rounding alone, as for a bias before a batch norm
+FAINT = 1e-4  # share of the norm of all parameters: less can be mere rounding, as for a bias before a batch norm
 
 
 class _Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class _Rank(msgspec.Struct, frozen=True, kw_only=True):
     optimizers: tuple[_Optimizer, ...]
 
 
-# Infinite norms and NaN are written as texts.
+# Infinite norms and NaN are written as strings.
 _FILE = msgspec.json.Decoder(_Rank, strict=False)
 
 
@@ -78,7 +78,7 @@ def _read_ranks(folder: Path, num_ranks: int) -> list[_Rank]:
         try:
             ranks.append(_FILE.decode(file.read_bytes()))
         except (OSError, msgspec.DecodeError):
-            continue  # truncated by the end of its process
+            continue  # truncated when its process ended
     return ranks if len(ranks) == num_ranks else []
 
 
@@ -113,7 +113,7 @@ def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
 class _Step(NamedTuple):
     norms: NDArray[np.float64]  # of each parameter, of all ranks together
     norm: float  # of all parameters; infinite if one is infinite or NaN
-    spread: float | None  # as GradientNorms.rank_spread
+    spread: float | None  # like GradientNorms.rank_spread
 
 
 def _of_step(of_ranks: Sequence[tuple[float, ...] | None], is_sharded: NDArray[np.bool_]) -> _Step | None:

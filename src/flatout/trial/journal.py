@@ -1,7 +1,7 @@
-"""Keep the journal of a tuning: one line per trial, so that an interrupted tuning can be resumed.
+"""Keep the journal of a tuning run: one line per trial, so that an interrupted tuning run can be resumed.
 
-A line is written when its trial ends, so an interrupted trial is run again. The first line identifies the tuning: a
-tuning of another command, options or version is not resumed. The journal of another tuning is replaced if it has no
+A line is written when its trial ends, so an interrupted trial is run again. The first line identifies the tuning run: a
+run with a different command, options or version is not resumed. The journal of a different run is replaced if it has no
 conclusive trial, e.g. after a typo in the command.
 """
 
@@ -32,14 +32,14 @@ class JournaledTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """A successful profile, so that a resumed tuning starts from the same findings and tries the same changes."""
+    """A successful profile, so that a resumed tuning run starts from the same findings and tries the same changes."""
 
     key: str
     folder: str  # its name, in the folder of the trials
     took_s: float
 
 
-# The heading's options that users write in another form.
+# Options whose names in the heading differ from those that users write.
 _WORDS = {
     "allowed_safety": "--allow",
     "knobs": "--knob",
@@ -47,7 +47,7 @@ _WORDS = {
     "sbatch_options": "--sbatch-options",
     "uses_history": "--no-history",
 }
-# Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as texts.
+# Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as strings.
 _LINE = msgspec.json.Decoder(Heading | JournaledTrial | Profile, strict=False)
 
 
@@ -78,12 +78,15 @@ def _difference(before: Heading, now: Heading) -> str:
 
 
 class Journal:
-    """The trials of a tuning. Each trial of an earlier session is recalled once, in order, by its key and place."""
+    """The trials of a tuning run. Each trial of an earlier session is recalled once, in order, by its key and place."""
 
     def __init__(self, path: Path, heading: Heading, *, may_replace: bool = True) -> None:
-        """Read the file. Raises InputError if it has conclusive trials of another tuning, or not `may_replace`."""
+        """Read the file.
+
+        Raises InputError if it belongs to another tuning run and has conclusive trials or must not be replaced.
+        """
         self.path = path
-        self.num_replaced = 0  # failed trials of another tuning, whose journal was replaced
+        self.num_replaced = 0  # number of failed trials in the replaced journal of another tuning run
         self.num_damaged = 0
         self.num_before = 0
         self.session = 0  # session of the added trials: the number of interruptions before them

@@ -1,4 +1,4 @@
-"""Find the files that a trial's script wrote, from the records of its processes, and remove halves of checkpoints.
+"""Find the files that a trial's script wrote, from the records of its processes, and remove partial checkpoints.
 
 In: a trial's folder. Out: `Outputs`. A folder that the trial made for a checkpoint holds only half of it, because the
 other half was redirected: that folder is removed with what the trial wrote there, so that no later run takes it for a
@@ -28,10 +28,10 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """The paths that the script wrote to, without duplicates."""
 
-    overwritten: frozenset[str] = frozenset()  # the user's, that the script would have overwritten
-    removed: frozenset[str] = frozenset()  # the user's, that the script would have removed or renamed
+    overwritten: frozenset[str] = frozenset()  # the user's files that the script would have overwritten
+    removed: frozenset[str] = frozenset()  # the user's files that the script would have removed or renamed
     wrote: frozenset[str] = frozenset()  # new files that still exist
-    in_place: frozenset[str] = frozenset()  # the user's, that may have changed: too large to be copied first
+    in_place: frozenset[str] = frozenset()  # the user's files too large to be copied first, which may have changed
 
     def __or__(self, other: Outputs) -> Outputs:
         return Outputs(
@@ -46,7 +46,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def settle_outputs(recording: Path, saved: Path) -> Outputs:
-    """Remove halves of checkpoints, and return what the script wrote. Its files were redirected to `saved`."""
+    """Remove partial checkpoints, and return the paths that the script wrote. Its files were redirected to `saved`."""
     paths: dict[str, dict[str, bool]] = {}
     for file in sorted(recording.glob(File.DIVERTED.glob)):
         for raw in file.read_bytes().splitlines():
@@ -66,9 +66,9 @@ def settle_outputs(recording: Path, saved: Path) -> Outputs:
 
 
 def output_notes(outputs: Outputs) -> tuple[str, ...]:
-    """Return the notes on these paths for the report of the tuning."""
+    """Return the notes about these paths for the tuning report."""
     notes = []
-    # A file that one trial wrote already exists for the next trial.
+    # A file written by one trial already exists when the next trial starts.
     kept = (outputs.overwritten | outputs.removed) - outputs.wrote
     if kept:
         notes.append(

@@ -21,7 +21,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def unapplied(recording: Path, changes: ChangeSet) -> tuple[str, ...]:
-    """Return one line per patch that took effect in no process, in which case the trial measured something else."""
+    """Return one line per patch that did not take effect in any process, so that the trial measured something else."""
     last: dict[tuple[str, int], _Line] = {}
     for file in sorted(recording.glob(File.PATCHES.glob)):
         for raw in file.read_bytes().splitlines():

@@ -49,8 +49,10 @@ def trial_result(
     start_unix_s: float,
     output: Path,
 ) -> TrialResult:
-    """Return the trial's measurements. `exit_code` is None if a signal ended the trial; `output` is the file that
-    holds its output."""
+    """Return the trial's measurements.
+
+    `exit_code` is None if a signal ended it; `output` is the file that holds its output.
+    """
     ranks = recording.ranks if recording is not None else ()
     outcome, problem = _outcome(recording, exit_code, is_timed_out, limit_s, output)
     cause: FailureCause | None = "error" if outcome == "failed" else None
@@ -81,7 +83,7 @@ def trial_result(
 
 
 def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
-    """Say how many measured steps a trial made (None: not even one step), and the first problem of its recording."""
+    """Say how many measured steps a trial made (None: not even one step), and the first problem in its recording."""
     if num_steps is None:
         problem = "no training step was seen in it"
     else:
@@ -98,7 +100,10 @@ def mean_steps(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
 
 
 def epoch_ends(ranks: Sequence[RankRecording]) -> tuple[int, ...] | None:
-    """Return the places in `mean_steps` of the steps in which a rank's loader ended; None if not recorded."""
+    """Return the indices in `mean_steps` of the steps in which a rank's loader reached its end.
+
+    Return None if not recorded.
+    """
     columns = []
     for rank in ranks:
         ends = rank.steps.num_loader_ends
@@ -133,7 +138,7 @@ def mean_losses(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
 
 
 def error_line(output: Path) -> str:
-    """Return the last line of the output that names an error, else the last line."""
+    """Return the last line of the output that names an error, or else the last line."""
     text = _tail(output)
     errors = _ERROR_LINE.findall(text)
     of_the_job = [line for line in errors if not line.startswith(("torch.distributed.elastic", "ChildFailedError"))]

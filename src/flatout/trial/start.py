@@ -1,4 +1,4 @@
-"""Compare the states in which trials begin: a trial that resumes from a checkpoint does other work than the first one.
+"""Compare the states in which trials begin: a trial that resumes from a checkpoint does different work from the first.
 
 In: a trial's `StartState`s and those of earlier trials of the unchanged job. Out: a sentence that says what differs, or
 None. The weights are compared only if the unchanged job begins with the same weights each time: a script without a seed
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from flatout.records.change import ChangeSet
 from flatout.records.trial import StartState
 
-MIN_ALIKE = 2  # trials of the unchanged job that must have begun with the same weights, before others must too
+MIN_ALIKE = 2  # unchanged trials that must start with equal weights before weights are compared
 
 Start = tuple[StartState, ...]
 
 
 def other_start(start: Start, baselines: Sequence[Start], changes: ChangeSet) -> str | None:
-    """Return how a trial's start differs from that of the unchanged job; None if not, or if it is unknown.
+    """Return how a trial's start differs from that of the unchanged job; None if it does not differ or is unknown.
 
     `baselines` are the starts of the unchanged job's trials so far, the first trial first.
     """

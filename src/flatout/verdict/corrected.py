@@ -1,4 +1,4 @@
-"""Correct the estimate of a claim of better for selection: return the gain to quote.
+"""Correct the estimated gain of a candidate that was called better for selection bias, and return the gain to quote.
 
 Pairs stop at the first analysis that decides, and only gains that are called better are quoted. If few gains are
 found, their mean is well above the truth (the winner's curse). The likelihood *given* the claim removes this bias:
@@ -7,10 +7,10 @@ Biostatistics 9:621; Ghosh, Zou and Wright 2008, Am. J. Hum. Genet. 82:1064, for
 median of the effect under this likelihood, for effects of at least the smallest one that counts, with a prior that
 favours small ones. If the claim was certain anyway and the effect is large, that is the plain mean.
 
-The chance comes from simulated normal log ratios, judged by the rules of `judge`: the same analyses, levels, orders,
-noise floor and smallest effect. Each simulated series is called better for effects above its own threshold, so one
-pass gives the chance for all effects. The seed is fixed and the generator frozen (NEP 19): same data, same number. Not
-simulated are the rule for spikes, and that a tuning may give up between analyses.
+The chance is computed from simulated normal log ratios, judged by the rules of `judge`: the same analyses, levels,
+orders, noise floor and smallest effect. Each simulated series is called better for effects above its own threshold, so
+one pass gives the chance for all effects. The seed is fixed and the generator frozen (NEP 19), so the same data give
+the same number. The simulation ignores the rule for spikes, and that a tuning run may stop between analyses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_SPREADS, NUM_EFFECTS = 16, 200
 # Prior weight of an effect: 1 + this times the smallest effect over it. Small gains are more common; large gains all
 # have about the same weight. Chosen by simulation, see `benchmarks/README.md`.
 SMALL_WEIGHT = 4.0
-# Standard errors above the smallest effect at which a claim was certain for any spread that the data allow.
+# Number of standard errors above the smallest effect at which a claim was certain for any spread that the data allow.
 CERTAIN = 40.0
 
 
@@ -48,9 +48,10 @@ def corrected(
 ) -> float:
     """Return the log ratio to quote for an estimate that was called better (above 0) or worse (below 0).
 
-    `analyses` are all that were made or planned. `orders` are those of the pairs that were run; later pairs would have
-    alternated. `floor` is the noise floor's spread of a pair with its degrees of freedom, used by analyses of fewer
-    than `floor_below` pairs. The result is between the smallest effect that counts and the plain mean.
+    `analyses` are all analyses that were made or planned. `orders` are the orders of the pairs that were run; later
+    pairs would have alternated. `floor` is a pair's spread according to the noise floor, with its degrees of freedom,
+    used by analyses of fewer than `floor_below` pairs. The result is between the smallest effect that counts and the
+    plain mean.
     """
     mean, error, margin = abs(found.mean), found.standard_error, math.log1p(min_effect)
     if error == 0 or mean - margin > CERTAIN * error:
@@ -95,7 +96,7 @@ def _chance(
 ) -> Floats:
     """Return the chance of a claim of better at any analysis, for each effect."""
     threshold = np.full(NUM_SIMULATED, np.inf)
-    ended_below = np.full(NUM_SIMULATED, -np.inf)  # an earlier analysis decided otherwise for smaller effects
+    ended_below = np.full(NUM_SIMULATED, -np.inf)  # for smaller effects, an earlier analysis decided differently
     counts = tuple(analysis.num_pairs for analysis in analyses)
     for analysis, (means, sds, weight, freedom) in zip(analyses, _simulated(counts, orders), strict=True):
         sd = spread * sds

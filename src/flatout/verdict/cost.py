@@ -1,7 +1,7 @@
 """Reduce a trial to the logarithm of its cost: one number that is robust to rare spikes, and includes stalls.
 
 The obvious robust choice, the median step, is wrong here: a loader with four workers too few makes every fourth step
-long, which the median hides, and with it all that a fix would gain. So the cost is the mean, without long steps only if
+long, and the median hides both this and the gain of a fix. So the cost is the mean. Long steps are excluded only if
 they are rare in both arms; otherwise they are part of the job and are counted.
 """
 
@@ -23,7 +23,7 @@ TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")
 
 
 class TrialCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Natural logarithms of a trial's cost, lower is better: of all steps, and without spikes."""
+    """Natural logarithms of a trial's cost over all steps and without spikes; lower is better."""
 
     of_all_steps: float
     without_spikes: float

@@ -14,8 +14,8 @@ from flatout.errors import UsageError
 
 class InterimAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     num_pairs: int  # number of valid pairs
-    level: float  # two-sided, of the interval
-    equivalence_level: float  # one-sided, of each of the two tests for equivalence
+    level: float  # two-sided level of the interval
+    equivalence_level: float  # one-sided level of each of the two tests for equivalence
 
 
 class InterimPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class InterimPlan(msgspec.Struct, frozen=True, kw_only=True):
         return InterimPlan(analyses=tuple(analysis for analysis in self.analyses if analysis.num_pairs >= num_pairs))
 
     def for_claims(self, num_claims: int) -> InterimPlan:
-        """Return the plan for one of several claims that must hold together (Bonferroni)."""
+        """Return the plan for one of several claims that must all be true (Bonferroni)."""
         if num_claims < 1:
             raise UsageError(f"the number of claims must be at least 1, but got {num_claims}")
         return InterimPlan(

@@ -1,9 +1,10 @@
 """Mark pairs as invalid if something other than the change differed between their trials.
 
 Only covariates are examined, never the times, so that excluding pairs cannot favour an arm. A change may itself shift a
-covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So a pair is invalid not
-if its arms differ, but if their difference differs from that of earlier pairs. Events that no change can cause make
-a pair invalid at once: a GPU error that is not the job's own, and other processes during one of its trials.
+covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So a pair is invalid if the
+difference between its arms differs from that of earlier pairs, not if its arms differ. Events that cannot be caused by
+a change make a pair invalid at once: a GPU error that is not the job's own, and other processes during one of its
+trials.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flatout.records.trial import Covariates, Pair, TrialResult
 from flatout.records.verdict import Objective
 from flatout.verdict.cost import missing
 
-# A GPU that throttles for these reasons cannot be measured, whichever arm it ran.
+# A GPU that throttles for these reasons cannot be measured in either arm.
 FAULTS = ("hardware_slowdown", "hardware_thermal", "power_brake")
 MAX_FAULT_SHARE = 0.05
 MIN_PAIRS_BEFORE = 3

@@ -1,9 +1,9 @@
 """Judge pairs of trials: better, worse, equivalent or undecided, at fixed interim analyses with a fixed error rate.
 
 `judge` replays the analyses from the first one, and stops at the first that decides: asking again with more pairs does
-not change a verdict, and asking after each pair costs nothing. Over all analyses together, claims of better or worse
-are false in at most 5 % of comparisons of identical arms, and claims of equivalence in at most 5 % of comparisons whose
-effect is 1 % or more.
+not change a verdict, and asking after each pair does not raise the error rate. Over all analyses together, claims of
+better or worse are false in at most 5 % of comparisons of identical arms, and claims of equivalence in at most 5 % of
+comparisons whose effect is 1 % or more.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from flatout.verdict.paired import Estimate, estimate
 from flatout.verdict.student import t_quantile
 
 MIN_EFFECT = 0.01
-MIN_PAIRS = 3  # needed to estimate a slope, a mean and a spread
+MIN_PAIRS = 3  # number of pairs needed to estimate a slope, a mean and a spread
 # The spread of fewer pairs than this may be small by chance (four runs that happened to take the same of two values):
-# it is taken as at least the noise floor's, and without a noise floor they are not judged. The noise floor comes from
-# earlier runs, so it is additional information on the spread.
+# it is assumed to be at least the noise floor's, and without a noise floor the pairs are not judged. The noise floor
+# comes from earlier runs, so it is additional information on the spread.
 TRUSTED_PAIRS = 6
 OPPOSITE_LEVEL = 0.05
 HOPE_LEVEL = 0.1  # one-sided
@@ -77,7 +77,8 @@ def judge(
     mean = math.exp(found.mean) if found is not None else _rough_speedup(used, objective)
     speedup = mean
     if found is not None and name in ("better", "worse"):
-        # Had a planned analysis not decided, the later ones would have followed; after one forced by a budget, none.
+        # If a planned analysis had not decided, later analyses would have followed; after an analysis forced by a
+        # budget, none.
         is_planned = any(analysis.num_pairs == num_pairs for analysis in interim.analyses)
         speedup = _quoted(found, interim.analyses if is_planned else due, costs, used, floor, min_effect)
     return Verdict(
@@ -110,7 +111,7 @@ def is_worth_more_pairs(verdict: Verdict) -> bool:
 
 
 def _due(interim: InterimPlan, num_pairs: int, is_last: bool, min_pairs: int) -> list[InterimAnalysis]:
-    """Return the analyses that `num_pairs` pairs have reached, and, if these pairs are the last, one of all pairs."""
+    """Return the analyses that are due after `num_pairs` pairs, and, if these are the last pairs, one of all pairs."""
     due = [analysis for analysis in interim.analyses if analysis.num_pairs <= num_pairs]
     reached = due[-1].num_pairs if due else 0
     following = interim.after(reached)
@@ -136,7 +137,7 @@ def _at(
     floor: NoiseFloor | None,
     min_effect: float,
 ) -> tuple[VerdictName, str, Estimate]:
-    """Return the claim of this analysis, its reason, and the estimate."""
+    """Return the claim made by this analysis, the reason, and the estimate."""
     drop_spikes = objective in TIMES and are_spikes_rare((a for a, _ in costs), (b for _, b in costs))
     found = estimate(_log_ratios(costs, drop_spikes=drop_spikes), orders)
     if floor is not None and len(costs) < TRUSTED_PAIRS:
@@ -184,7 +185,7 @@ def _claim(found: Estimate, analysis: InterimAnalysis, min_effect: float) -> tup
 
 
 def _is_opposite(name: VerdictName, everything: Estimate, min_effect: float) -> bool:
-    """Whether the mean with all spikes clearly contradicts a claim on the steps without them."""
+    """Whether the mean including spikes clearly contradicts a claim based on the steps without spikes."""
     width = t_quantile(OPPOSITE_LEVEL, everything.degrees_of_freedom) * everything.standard_error
     low, high = everything.mean - width, everything.mean + width
     margin = math.log1p(min_effect)

@@ -50,7 +50,7 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
     freedom = len(costs) - 2
     steps = [_log_steps(trial, drop_spikes) for trial in usable]
     step_sd = math.sqrt(sum(float(s @ s) for s in steps) / max(sum(len(s) - 1 for s in steps), 1))
-    if objective not in TIMES:  # the trial has one number, which more steps would not make more precise
+    if objective not in TIMES:  # the trial has a single number, which more steps would not make more precise
         step_sd = 0.0
     length = _correlation_time(steps)
     num_steps = round(median(len(trial.step_s) for trial in usable))
@@ -142,7 +142,7 @@ def visible_effect(
 
 
 def _power(analysis: InterimAnalysis, pair_sd: float, effect: float, min_effect: float, floor: NoiseFloor) -> float:
-    """Bound the chance of `better` at this analysis from below: noncentral t, less that of too small an estimate."""
+    """Return a lower bound on the chance of `better` here: noncentral t, minus that of too small an estimate."""
     true, margin = math.log1p(effect), math.log1p(min_effect)
     if pair_sd <= 0:
         return 1.0
@@ -164,7 +164,7 @@ def _expected_pairs(interim: InterimPlan, powers: Sequence[float]) -> float:
 
 
 def _lengths(max_steps: int) -> list[int]:
-    """Return the lengths to compare: 20 steps, then each 1.5 times the previous."""
+    """Return the lengths to compare: 20 steps, then 1.5 times the previous length each time."""
     lengths = [MIN_STEPS]
     while lengths[-1] * 1.5 <= max_steps:
         lengths.append(round(lengths[-1] * 1.5))
@@ -181,7 +181,8 @@ def _log_steps(trial: TrialResult, drop_spikes: bool) -> NDArray[np.float64]:
 def _correlation_time(series: Sequence[NDArray[np.float64]]) -> float:
     """Return 1 + 2 times the sum of the autocorrelations up to the first that is not positive (Geyer 1992).
 
-    A mean over n correlated steps is as certain as one over n / this many independent ones. At least 1.
+    A mean over n correlated steps is as precise as a mean over n / (this value) independent steps. The value is at
+    least 1.
     """
     total = 1.0
     variance = sum(float(s @ s) for s in series)

@@ -1,11 +1,11 @@
 """Estimate the mean of the log ratios of pairs with an interval: the paired t, corrected for the order of each pair.
 
-A drift of the machine makes the second trial of each pair slower (or faster) by some d. With the order alternating,
-a pair's log ratio is `effect + d * s + noise`, s = +1 for BA and -1 for AB: a straight line fitted by least squares,
+A drift of the machine makes the second trial of each pair slower (or faster) by some d. With the order alternating, a
+pair's log ratio is `effect + d * s + noise`, s = +1 for BA and -1 for AB: a straight line fitted by least squares,
 whose intercept is the effect. For n balanced pairs it is the mean, and the noise is the residual, with n - 2 degrees of
 freedom. If all pairs ran in one order, d and the effect cannot be separated, and this is the ordinary paired t (n - 1).
-The same holds for four balanced pairs: d is in their spread then, which makes the interval too wide and never too
-narrow, and a third degree of freedom is worth more (at 0.6 %, Student's quantile is 7.5 instead of 12.9).
+The same estimate is used for four balanced pairs: the spread then includes d, which makes the interval too wide and
+never too narrow, and a third degree of freedom is worth more (at 0.6 %, Student's quantile is 7.5 instead of 12.9).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatout.verdict.student import t_quantile
 
 Floats = NDArray[np.float64]
 
-FEWEST_FOR_DRIFT = 5  # least number of balanced pairs for which a drift is fitted
+FEWEST_FOR_DRIFT = 5  # smallest number of balanced pairs for which a drift is fitted
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

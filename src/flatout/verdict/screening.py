@@ -1,4 +1,4 @@
-"""Select a few candidates to confirm. The estimates serve this selection, and are never a claim.
+"""Select a few candidates to confirm. The estimates serve only this selection, and are never claims.
 
 With identical arms, the best of 50 looks 2.8 % better. So each round runs short trials of all candidates with
 baselines between them and keeps the best, and the winner is confirmed on fresh pairs (`judge(fresh_after=...)`).
