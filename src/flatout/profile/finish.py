@@ -15,11 +15,11 @@ from pathlib import Path
 from flatout.inside.protocol import File, complete_name, partial_name
 
 _TIMEOUT_S = 10.0
-_LEVEL = 3  # half the time of the usual 6, for files 8 % larger
+_LEVEL = 3  # half the time of the usual level 6, for files that are 8 % larger
 
 
 def wait_for(path: Path, pattern: str, but: Path) -> bool:
-    """Wait a few seconds for the other parents with matching files to end; return whether all have."""
+    """Wait a few seconds for the other parents with matching files to end; return whether all have ended."""
     deadline = time.monotonic() + _TIMEOUT_S
     while not all(_has_ended(file) for file in path.glob(pattern) if file.name != but.name):
         if time.monotonic() > deadline:
@@ -61,7 +61,7 @@ def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool)
     traces = [file for folder in folders for file in folder.glob(File.TRACE.glob) if _is_of(file, hostnames)]
     if all_have_ended:
         parts = [part for folder in folders for part in folder.glob(partial_name(File.TRACE.glob))]
-        for part in parts:  # left by a rank that was killed while it wrote
+        for part in parts:  # left by a rank that was killed while writing
             if _is_of(part, hostnames):
                 part.unlink(missing_ok=True)
     with ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), 8)) as pool:

@@ -52,7 +52,7 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     run_id: str
     host_file: Path  # written by this process
-    samples_file: Path | None  # None: another process of this host already samples and packs
+    samples_file: Path | None  # None: another process on this host already does the sampling and packing
     is_first: bool  # this process created the folder, and reports on the whole run
 
     @property

@@ -1,9 +1,10 @@
 """Measure what a trace cannot show, from the ranks of a recording: samples and tokens per second, MFU, memory.
 
-Rates and MFU are totals of the recording: they refer to its mean step, which includes stalls (see `totals`). Those of
-the regular step, the median, are given too. MFU is the time that the step's floating-point operations take at the
-vendor's dense peak rates (or at measured ones), divided by the step time, both summed over the ranks. The definition is
-that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so recomputed activations count.
+Rates and MFU are totals over the recording: they refer to its mean step, which includes stalls (see `totals`). The
+values for the regular step, which is the median, are given too. MFU is the time that the step's floating-point
+operations take at the vendor's dense peak rates (or at measured ones), divided by the step time, both summed over the
+ranks. The definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so
+recomputed activations count.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Reco
 def _measured_peaks(
     ranks: Sequence[RankRecording], by_host: Mapping[str, Ceilings]
 ) -> dict[int, Mapping[str, float]] | None:
-    """Return FLOP/s by operand type of each rank's device; None unless every rank's rates cover all that it computes.
+    """Return FLOP/s by operand type of each rank's device; None unless the rates cover all operations of every rank.
 
     Ranks on the same host's CPU share its rate.
     """

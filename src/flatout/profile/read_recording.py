@@ -1,7 +1,7 @@
 """Read a recording's folder into a `Recording`. Only the folder is needed: no torch, no GPU, and on any machine.
 
-If the ranks were restarted, each attempt was recorded separately. The last attempt that has a trace is read; if none
-has, the last one that finished its warm-up; otherwise the last.
+If the ranks were restarted, each attempt was recorded separately. The last attempt that has a trace is read; if no
+attempt has a trace, the last attempt that finished its warm-up; otherwise the last attempt.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Attempt:
 
     @property
     def worth(self) -> int:
-        """Return how much there is to read: 3: a trace, 2: a measured step time, 1: steps, 0: nothing."""
+        """Return a score for the available data: 3: a trace, 2: a measured step time, 1: steps, 0: nothing."""
         if any(rank.rank in self.traced for rank in self.ranks):
             return 3
         if any(rank.settled_step is not None for rank in self.ranks):

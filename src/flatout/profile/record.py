@@ -41,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     ended: ExitStatus
-    is_first: bool  # of the processes that record this run; only the first reports on it
+    is_first: bool  # rank among the processes that record this run; only the first process reports on it
 
 
 def record(

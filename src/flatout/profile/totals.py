@@ -3,7 +3,7 @@
 In: the ranks of a recording. Out: `StepTotals`, or None if no step was measured. All steps count, but two kinds of time
 do not: the recorder's own work in the steps that it marks, and the warm-up (compilation, lazy initialization) in the
 steps before step times were stable. Neither prolongs waiting for a loader or writing a checkpoint, so that time counts
-in every step, also in the first. All other time is taken from the undisturbed steps.
+in every step, including the first. All other time is taken from the undisturbed steps.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
 from flatout.records.recording import RankRecording, Steps
 
 Column = NDArray[np.float64]
-SPIKE = 1.5  # times the median of the neighbours
-NUM_NEIGHBOURS = 25  # steps of a block, so that a slow drift does not count as spikes
+SPIKE = 1.5  # as a multiple of the median of the neighbouring steps
+NUM_NEIGHBOURS = 25  # steps per block, so that a slow drift does not count as spikes
 
 
 class StepTotals(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     mean_step_s: float  # over all steps, including stalls
     regular_step_s: float  # median of the undisturbed steps
-    spike_share: float  # of the undisturbed steps: those that took far longer than their neighbours
-    first_wait_s: float  # of the first step for its batch: part of the mean step, though a longer job has it once too
+    spike_share: float  # share of the undisturbed steps that took far longer than their neighbours
+    first_wait_s: float  # the first step's wait for its batch, which occurs once per job; part of the mean step
 
 
 def step_totals(ranks: Sequence[RankRecording]) -> StepTotals | None:

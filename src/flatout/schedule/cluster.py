@@ -1,4 +1,4 @@
-"""The cluster of a replay: nodes with GPUs of some type, their topology domains, and the GPUs' power and price.
+"""The cluster for a replay: nodes with GPUs of some type, their topology domains, and the GPUs' power and price.
 
 In: a cluster file (TOML), or a number of equal nodes. Out: a `Cluster`. It does not check that a history fits on it.
 """
@@ -22,12 +22,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int
     gpu_type: str = "gpu"
     domain: str = ""  # rack, leaf switch or NVLink domain: a wide job is placed within one domain if possible
-    num_cpus: float | None = None  # None: not a limit
+    num_cpus: float | None = None  # None: unlimited
     memory_bytes: float | None = None
 
 
 class GpuType(msgspec.Struct, frozen=True, kw_only=True):
-    """Power and price of a type of GPU; if a value is None, no kWh or no money is reported."""
+    """Power and price of a GPU type; if a value is None, energy or cost is not reported."""
 
     busy_w: float | None = None
     idle_w: float | None = None
@@ -58,7 +58,7 @@ def uniform(num_nodes: int, gpus_per_node: int, *, gpu_type: str = "gpu", facts:
     return Cluster(nodes=nodes, types={gpu_type: facts} if facts else {})
 
 
-MOST_NODES = 100_000  # the time for node masks grows with the square of the number of nodes
+MOST_NODES = 100_000  # computing time for node masks grows with the square of the number of nodes
 _EXAMPLE = '[[nodes]]\ncount = 64\ngpus = 8\ntype = "H100"'
 _TABLES = {"nodes", "types", "quotas"}
 _NODE_KEYS = {"count", "gpus", "type", "domain", "nodes_per_domain", "cpus", "memory_gib"}

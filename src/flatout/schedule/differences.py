@@ -1,10 +1,10 @@
-"""Differences of policies from the first one, each with an interval over seeds and windows of the history.
+"""Differences between each policy and the first policy, with intervals over seeds and windows of the history.
 
 In: the samples of all jobs under each policy and seed. Out: `PolicyDifference`s. Jobs are grouped by the window in
 which they were submitted. Seeds and windows are resampled with replacement, together for both policies and for all
 measures, 2,000 times (paired block bootstrap; percentile intervals). A queue that lasts from one window into the next
-makes their jobs dependent, so windows are long (a week, if the history has ten), and intervals of few windows are too
-narrow; with fewer than five there are none.
+makes their jobs dependent, so windows are long (a week, if the history has ten), and intervals from few windows are too
+narrow; with fewer than five windows, no intervals are given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.schedule.measures import PolicySamples
 WEEK = 7 * 86_400.0
 NUM_RESAMPLES = 2000
 MIN_WINDOWS, MAX_WINDOWS = 5, 52
-MAX_GRID = 2048  # candidate values for the percentile of a resample
+MAX_GRID = 2048  # number of candidate values for the percentile of a resample
 SAME = 0.02  # ratios within 2 % of 1 are equivalent
 _ROWS_AT_ONCE = 128
 Floats = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ def num_windows(submit: Floats) -> int:
 
 
 def windows(submit: Floats) -> npt.NDArray[np.int64]:
-    """Return the index of each job's window."""
+    """Return the index of the window of each job."""
     count = num_windows(submit)
     since_first = submit - submit.min()
     span_s = float(submit.max() - submit.min())
@@ -48,7 +48,10 @@ def window_edges(submit: Floats) -> Floats:
 
 
 class _Resamples:
-    """The number of times each seed and window is drawn in each resample; the last row is the history: each once."""
+    """How often each seed and window is drawn in each resample.
+
+    The last row is the history, in which each counts once.
+    """
 
     def __init__(self, submit: Floats, num_seeds: int) -> None:
         self.window = windows(submit)
@@ -78,14 +81,14 @@ class _Resamples:
         return np.asarray(self.weights @ self.blocks(by_seed) / np.maximum(self.num_jobs, 1.0))
 
     def p99(self, by_seed: Sequence[Floats]) -> Floats:
-        """Return the 0.99 `np.quantile` of the jobs of each resample: exact up to `MAX_GRID` values, else on a grid."""
+        """Return the 0.99 quantile over the jobs of each resample: exact up to `MAX_GRID` values, or else on a grid."""
         pooled = np.concatenate(by_seed)
         grid = _quantile_grid(pooled)
         block = np.concatenate([self.window + seed * self.num_windows for seed in range(self.num_seeds)])
         num_blocks = self.num_seeds * self.num_windows
         cells = block * len(grid) + np.searchsorted(grid, pooled)
         in_cell = np.bincount(cells, minlength=num_blocks * len(grid)).reshape(-1, len(grid))
-        up_to = in_cell.cumsum(1).astype(float)  # jobs of a block at most as long as the value
+        up_to = in_cell.cumsum(1).astype(float)  # number of jobs in a block whose time is at most the value
         quantiles = np.empty(len(self.weights))
         for first_row in range(0, len(quantiles), _ROWS_AT_ONCE):
             jobs_up_to = self.weights[first_row : first_row + _ROWS_AT_ONCE] @ up_to
@@ -100,7 +103,7 @@ class _Resamples:
 
 
 def _quantile_grid(pooled: Floats) -> Floats:
-    """Return the values of all jobs, or if those are too many, a selection that is denser towards the maximum."""
+    """Return the values of all jobs or, if there are too many, a selection that is denser towards the maximum."""
     grid = np.unique(pooled)
     if len(grid) <= MAX_GRID:
         return grid
@@ -175,7 +178,7 @@ _MEASURES = (
 
 
 def _values(resamples: _Resamples, by_seed: Sequence[PolicySamples]) -> dict[str, Floats]:
-    """Return each measure for each resample; the last value is that of the history."""
+    """Return each measure for each resample; the last value is for the history itself."""
     jct = [samples.jct_s for samples in by_seed]
     goodput = np.concatenate([samples.goodput[: resamples.num_windows] for samples in by_seed])
     lost = resamples.blocks([samples.lost_gpu_hours for samples in by_seed])
@@ -228,7 +231,7 @@ def _verdict_of(difference: MeasureDifference) -> str:
 
 
 def verdict(low: float, high: float) -> str:
-    """Judge a policy by the interval of a ratio that is better the larger it is."""
+    """Judge a policy by the interval of a ratio for which larger is better."""
     if low >= 1 - SAME and high <= 1 + SAME:
         return "equivalent"
     if low > 1:

@@ -1,9 +1,9 @@
-"""Durations predicted from the jobs that the same users submitted before, and the error of the predictions.
+"""Durations predicted from earlier jobs of the same users, and the error of the predictions.
 
 In: jobs as they end. Out: for a new job its expected duration; for a running job its expected remaining time, given how
-long it has run. Histories are histograms in half octaves of seconds, of the most specific of (user and GPUs, user, team
-and GPUs, team, GPUs, all) that has at least `LEAST` ended jobs. Jobs that still run are not included, which makes
-predictions short while a history is young.
+long it has run. A prediction uses a histogram in half octaves of seconds, for the most specific key of (user and GPUs,
+user, team and GPUs, team, GPUs, all) that has at least `LEAST` ended jobs. Running jobs are not included, so
+predictions are too short while the history is short.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Durations:
         return max(1.0, histogram.total_s / histogram.num)
 
     def quantile(self, job: int, share: float) -> float:
-        """Return the duration that this share of similar jobs did not exceed."""
+        """Return the duration that this share of similar jobs does not exceed."""
         histogram = self._histogram(job)
         if histogram is None:
             return FIRST_GUESS_S * 24
         return _EDGES[histogram.bucket_of_quantile(share) + 1]
 
     def remaining(self, job: int, ran_s: float) -> float:
-        """Return the mean remaining time of similar jobs that ran longer than `ran_s`, or `ran_s` if none did."""
+        """Return the mean remaining time of similar jobs that ran longer than `ran_s`, or `ran_s` if there are none."""
         histogram = self._histogram(job)
         if histogram is None:
             return max(FIRST_GUESS_S, ran_s)
@@ -110,10 +110,11 @@ class Durations:
         return max(1.0, total_s / num) if num else max(1.0, ran_s)
 
     def index(self, job: int, bucket: int) -> float:
-        """Return the inverted Gittins index, in seconds, of a similar job that has run into this half octave.
+        """Return the reciprocal Gittins index, in seconds, of a similar job that has reached this half octave.
 
-        It is the minimum, over all stopping times, of (expected time used) / (chance of ending by then). Smaller is
-        served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing Systems 63 (2009).
+        It is the minimum, over all stopping times, of (expected time used) / (chance of ending by then). Jobs with a
+        smaller value are served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing
+        Systems 63 (2009).
         """
         histogram = self._histogram(job)
         if histogram is None:
@@ -156,7 +157,7 @@ def _keys_of(job: ClusterJob) -> tuple[tuple[object, ...], ...]:
 
 
 def _indices(counts: Sequence[int]) -> list[float]:
-    """Return, for each half octave, the inverted index of a job that has run into it."""
+    """Return, for each half octave, the reciprocal Gittins index of a job that has reached it."""
     return [_inverted_index(counts, first) for first in range(NUM_BUCKETS)]
 
 

@@ -1,11 +1,11 @@
-"""The simulator: it handles events in order of time, lets a policy place jobs, and logs every GPU-second.
+"""The simulator: it handles events in chronological order, lets a policy place jobs, and logs every GPU-second.
 
 In: jobs in order of submission, a cluster, a policy. Out: a `SimulationResult`: the log of segments (a job on its GPUs
 from one time to another), and when each job ended. All measures are computed from the log afterwards, and tests check
 the log alone.
 
 The time of a segment is divided into `useful` work; `overhead`, from receiving GPUs again to the first new step; `lost`
-work, done since the last checkpoint when the job was stopped; and `idle` time, in which GPUs are held without use.
+work, which was done between the last checkpoint and a stop; and `idle` time, in which GPUs are held but not used.
 
 Events of equal time are handled in a fixed order (ends, failures, repairs, changes of phase, submissions; then by job),
 and nothing iterates over a set, so a run depends only on its arguments.
@@ -30,15 +30,15 @@ from flatout.schedule.phases import idle_between, is_idle, phase_at
 from flatout.schedule.pool import WHOLE, Placement, Pool, nodes_of
 from flatout.schedule.result import Segment, SimulationResult
 
-FUTURE, WAITING, RUNNING, AWAY, DONE = range(5)  # AWAY: reclaimed while idle, until it has work again
+FUTURE, WAITING, RUNNING, AWAY, DONE = range(5)  # AWAY: its GPUs were reclaimed while idle, and it has no work yet
 _END, _FAIL, _REPAIR, _PHASE, _BACK, _WAKE = range(6)
 DAY = 86_400.0
-_MAX_FUTILE_STARTS = 10_000  # failed starts of one job without any newly saved work
+_MAX_FUTILE_STARTS = 10_000  # limit on failed starts of one job without newly saved work
 _DECISIONS_PER_REPORT = 4096  # a power of two
 
 
 class FailureModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Node failures as a Poisson process, with the time to repair a node."""
+    """A Poisson process of node failures, with the time to repair a node."""
 
     per_1000_node_days: float
     repair_s: float = 4 * 3600.0
@@ -76,7 +76,7 @@ class Simulation:
 
     `start`, `start_at`, `preempt`, `resize`, `reclaim` and `wake`.
 
-    A policy must not read `work_left_s`, `jobs[...].duration_s`, `finish_s` or `phases` unless it declares itself an
+    A policy must not read `work_left_s`, `jobs[...].duration_s`, `finish_s` or `phases` unless it is declared an
     oracle. Lists are indexed by job.
     """
 
@@ -151,7 +151,7 @@ class Simulation:
         return shape_of_job
 
     def _allowed(self, job: ClusterJob) -> int:
-        """Return the mask of nodes that a job may use: its team's nodes, or all nodes if its team's cannot hold it."""
+        """Return the mask of nodes that a job may use: its team's nodes, or all nodes if those cannot hold it."""
         mask = self.cluster.mask_of_types(job.gpu_types)
         if self.policy.has_own_nodes:
             own = mask & self.policy.own_nodes(job.team, self.cluster)
@@ -215,7 +215,7 @@ class Simulation:
         self.start_at(job, placement, gpus=gpus)
 
     def reclaim(self, job: int) -> None:
-        """Take the GPUs from a job that holds them idle; the job is submitted again when it has work, or ends."""
+        """Take the GPUs from a job that holds them idle; the job is submitted again when it has work, or it ends."""
         assert self.idle_since[job] is not None
         position = self._position(job)
         index, phase_end = self._phase(job)
@@ -353,7 +353,7 @@ class Simulation:
     # Idle phases.
 
     def _position(self, job: int) -> float:
-        """Return the job's position on its own time line, in seconds."""
+        """Return the job's position on its own timeline, in seconds."""
         worked = max(0.0, self.now - self.ready_s[job]) * self.speed[job]
         return self.jobs[job].duration_s - self.work_left_s[job] + worked
 
@@ -435,7 +435,7 @@ class Simulation:
     # Speeds.
 
     def _speed(self, job: int, placement: Placement, gpus: float) -> float:
-        """Return the job's speed on this type and number of GPUs: seconds of its duration done per second of work."""
+        """Return the job's speed on this type and number of GPUs: seconds of its duration per second of work."""
         request = self.jobs[job]
         node = nodes_of(placement, gpus)[0][0]
         speed = dict(request.type_speeds).get(self.cluster.nodes[node].gpu_type, 1.0)
@@ -445,5 +445,5 @@ class Simulation:
 
 
 def _stated(stated_s: float | None, assumed_s: float) -> float:
-    """Return the value that the history states for a job, or the assumed one if it states none."""
+    """Return the value that the history states for a job, or the assumed value if it states none."""
     return assumed_s if stated_s is None else stated_s

@@ -1,4 +1,4 @@
-"""A queue that finds the first job whose estimate is at most a given time, without examining each job."""
+"""A queue that finds the first job whose estimate is at most a given time without examining every job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EstimateQueue:
         self.positions: list[int] = []
         self.num_waiting = 0
         self.first = 0  # index of the first job that waits
-        self._estimates: list[float] = []  # infinity for a job that has left
+        self._estimates: list[float] = []  # infinity if the job has left the queue
         self._least: list[float] = []  # the least estimate of each block
         self._index: dict[int, int] = {}
 

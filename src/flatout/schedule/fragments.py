@@ -1,9 +1,9 @@
-"""Fragmentation with respect to the jobs that are likely to come (FGD), and a pool whose placements increase it least.
+"""Fragmentation with respect to the jobs that are likely to come (FGD), and a pool that minimises its growth.
 
-The fragments of a node, for one kind of job, are its free GPUs that the job could not use: all of them if it does not
-fit at all, else the GPUs with too little left for its share (for whole GPUs, all partly used ones). The mean over the
-jobs seen so far is the node's fragmentation. Source: Weng et al., Beware of Fragmentation, ATC'23.
-CPUs and memory, which the paper includes, are not modelled: the pool has GPUs only.
+The fragments of a node, for one kind of job, are its free GPUs that the job could not use: all of them if the job does
+not fit at all, otherwise the GPUs with too little left for its share (for whole GPUs, all partly used GPUs). The mean
+over the jobs seen so far is the node's fragmentation. Source: Weng et al., Beware of Fragmentation, ATC'23. CPUs and
+memory, which the paper includes, are not modelled: the pool has GPUs only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tasks:
         self._fragments: dict[State, float] = {}  # of each state, under the current weights
 
     def see(self, gpus: int, milli: int) -> None:
-        """Count a job. The weights are renewed every `RENEWED_EVERY` jobs, and more often among the first ones."""
+        """Count a job. The weights are renewed every `RENEWED_EVERY` jobs, and more often for the first jobs."""
         self.counts[gpus, milli] = self.counts.get((gpus, milli), 0) + 1
         self.num += 1
         if self.num in _FIRST_RENEWALS or self.num % RENEWED_EVERY == 0:
@@ -66,7 +66,10 @@ def _unusable(state: State, gpus: int, milli: int) -> int:
 
 
 class _ShareOption(NamedTuple):
-    """A way to place a share. The best sorts first: least growth, then a GPU in use, a full node, a low number."""
+    """A way to place a share.
+
+    The best option sorts first: least growth, then a GPU in use, a full node, a low number.
+    """
 
     growth: float
     is_new_gpu: bool

@@ -1,7 +1,7 @@
-"""A job of a history: what it requested, how long it ran, and what interrupting it costs.
+"""A job in a history: its request, its duration, and the cost of interrupting it.
 
-Times are seconds; `submit_s` counts from any fixed origin. What a history does not state is `None` or empty; the
-replay then applies its own `Assumptions`, which every result lists.
+Times are seconds; `submit_s` counts from any fixed origin. Values that a history does not state are `None` or empty;
+the replay then applies its own `Assumptions`, which every result lists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 
 class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `duration_s` is its uninterrupted time on `num_gpus` GPUs of speed 1."""
+    """One job. `duration_s` is its uninterrupted duration on `num_gpus` GPUs of speed 1."""
 
     submit_s: float
     num_gpus: int
@@ -35,7 +35,7 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds of work and of holding the GPUs idle, in turn, beginning with work; they sum to `duration_s`.
     # Empty: the job works all the time.
     phases: tuple[float, ...] = ()
-    utilization: float | None = None  # of the job's GPUs while it works, 0 to 1, for packing; None: unknown
+    utilization: float | None = None  # utilization of the job's GPUs while it works, 0 to 1, for packing; None: unknown
 
 
 class Assumptions(msgspec.Struct, frozen=True, kw_only=True):

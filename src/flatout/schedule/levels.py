@@ -1,12 +1,12 @@
-"""Policies that serve jobs by level: lower levels first, within a level by an order; a blocked job lets others pass.
+"""Policies that serve jobs by level: lower levels first, and in a given order within a level.
 
-A subclass states the level of a job (`level`), when that changes while it runs (`next_change`), and its order within a
-level (`order`). With `preempts`, a waiting job stops running ones that are at least `margin` levels worse, the worst
-first, and of those the ones that lose the fewest GPU-seconds; never one that is starting again, or has run for less
-than `protected_s`. A job that has waited for `ageing_s` without interruption is urgent: it comes before all levels, and
-then keeps its GPUs for `quantum_s`.
+A blocked job lets others pass. A subclass states the level of a job (`level`), when that changes while it runs
+(`next_change`), and its order within a level (`order`). With `preempts`, a waiting job stops running ones that are at
+least `margin` levels worse, the worst first, and among equal levels those that lose the fewest GPU-seconds; it never
+stops a job that is restarting, or has run for less than `protected_s`. A job that has waited for `ageing_s` without
+interruption is urgent: it comes before all levels, and then keeps its GPUs for `quantum_s`.
 
-Waiting jobs are kept by level and shape, so a decision examines one job of each, not the whole queue.
+Waiting jobs are kept by level and shape, so a decision examines one job per level and shape, not the whole queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MultilevelPolicy(Policy):
     protected_s: ClassVar[float] = 0.0
     ageing_s: ClassVar[float] = math.inf
     quantum_s: ClassVar[float] = 4 * 3600.0
-    retry_s: ClassVar[float] = 60.0  # between attempts to preempt for jobs of one shape and level
+    retry_s: ClassVar[float] = 60.0  # minimum time between attempts to preempt for jobs of one shape and level
 
     def level(self, job: int) -> int:
         """Return the job's current level; lower is better."""
@@ -127,7 +127,7 @@ class MultilevelPolicy(Policy):
                     return
 
     def keeps_order(self, level: int) -> bool:
-        """Whether a blocked job of this level keeps those behind it waiting."""
+        """Whether a blocked job at this level also blocks the jobs behind it."""
         return False
 
     def _head(self, level: int, blocked: set[int], max_gpus: float) -> tuple[float, int, int] | None:
@@ -213,7 +213,10 @@ class MultilevelPolicy(Policy):
     # Preemption.
 
     def _preempt_for(self, level: int, shape: int) -> bool:
-        """Stop running jobs so that a job of this level and shape fits, or stop none and return False."""
+        """Stop running jobs so that a job of this level and shape fits.
+
+        If that is impossible, stop none and return False.
+        """
         sim = self.sim
         if self._no_preemption_until.get((shape, level), -math.inf) > sim.now:
             return False

@@ -1,8 +1,9 @@
 """The measures of a simulation, from its log alone: completion times, waits, utilization, goodput, fairness, money.
 
 In: a `SimulationResult`. Out: a `PolicyReplay`. `rho` is finish-time fairness (Themis, NSDI'20): a job's completion
-time, over its duration times the mean demand during its life (GPUs requested by all jobs in the system, over those of
-the cluster, at least 1). It compares with the time that the job would take with a fair share.
+time divided by (its duration times the mean demand during its life), where demand is the GPUs requested by all jobs in
+the system divided by the GPUs of the cluster, and at least 1. So it compares the completion time with the time that the
+job would take with a fair share.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Columns:
         self.requested: Floats = np.array([job.num_gpus * job.gpu_share for job in jobs])
         self.duration: Floats = np.array([job.duration_s for job in jobs])
         self.finish: Floats = np.array(result.finish_s)
-        # The time that a job waited before each of its segments. A job reclaimed while idle did not wait until it had
-        # work again; that time is nevertheless included here.
+        # The time that a job waited before each of its segments. A job that was reclaimed while idle was not waiting
+        # until it had work again; that time is nevertheless included here.
         before = np.empty(len(log))
         before[0:1] = self.start[0:1] - self.submit[self.job[0:1]]
         is_same_job = self.job[1:] == self.job[:-1]
@@ -88,7 +89,7 @@ class PolicySamples(NamedTuple):
     jct_s: Floats
     wait_s: Floats
     lost_gpu_hours: Floats  # lost work and restarts
-    goodput: Floats  # share of all GPUs, in each window; NaN if all jobs were submitted at once
+    goodput: Floats  # utilization of all GPUs in each window; NaN if all jobs were submitted at once
 
 
 def policy_samples(result: SimulationResult, columns: Columns, edges: Floats) -> PolicySamples:
@@ -114,7 +115,10 @@ def measure(
     is_oracle: bool = False,
     columns: Columns | None = None,
 ) -> PolicyReplay:
-    """Return all measures of a simulation that took `seconds`; `columns` are those of its result, if at hand."""
+    """Return all measures of a simulation that took `seconds`.
+
+    `columns` are its result's columns, if already computed.
+    """
     columns = columns or Columns(result)
     num_jobs, num_gpus = len(result.jobs), result.cluster.num_gpus
     start_s, end_s = float(columns.submit.min()), float(columns.finish.max())

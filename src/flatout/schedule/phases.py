@@ -1,4 +1,4 @@
-"""Phases of a job: alternating seconds of work and of holding GPUs idle, on the job's own time line.
+"""Phases of a job: alternating periods of work and of holding GPUs idle, in seconds on the job's own timeline.
 
 In: `ClusterJob.phases`, which begin with work. Out: the phase at a position, and the idle seconds between two
 positions.

@@ -1,4 +1,4 @@
-"""The interface of a policy: it is notified of jobs that come and go, and decides which start, stop and wait.
+"""The interface of a policy: it is notified when jobs arrive and leave, and decides which jobs start, stop and wait.
 
 A new policy is a file in `policies/` with a subclass, and an entry in `policies/names.py`; subclass
 `flatout.testing.policies.PolicyConformance` to test it. Keep the waiting jobs in the policy; call `sim.start` and the
@@ -18,8 +18,8 @@ class Policy:
     """Base class of all policies; it never starts a job itself."""
 
     name: ClassVar[str] = ""
-    summary: ClassVar[str] = ""  # one line for lists
-    is_oracle: ClassVar[bool] = False  # knows how long jobs will run, so it is a bound, not usable on a real cluster
+    summary: ClassVar[str] = ""  # one-line description for lists
+    is_oracle: ClassVar[bool] = False  # knows how long jobs will run, so it cannot run on a real cluster
     has_own_nodes: ClassVar[bool] = False  # `own_nodes` divides the cluster among the teams
 
     def attach(self, sim: Simulation) -> None:

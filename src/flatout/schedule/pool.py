@@ -1,8 +1,9 @@
 """The GPUs of a cluster as the simulator allocates them: whole GPUs by bit masks of nodes, shares of a GPU by size.
 
 Nodes with `f` free GPUs are the bits of `by_free[f]`, so that best fit, a GPU type, a team's own nodes and failed nodes
-take a few integer operations, whatever the number of nodes. A job of at most a node's GPUs gets one node; a wider
-job gets whole nodes of one type (and the rest on one more), within one topology domain if one has enough free.
+take a few integer operations, regardless of the number of nodes. A job that needs at most one node's GPUs gets one
+node; a wider job gets whole nodes of one type (and the rest on one more), within one topology domain if one has enough
+free.
 
 A placement is the number of a node; or `((node, gpus), ...)` for a wide job; or `(node, slot, milli)` for a share of a
 GPU, where a slot is a GPU that shares were taken from.

@@ -1,7 +1,7 @@
 """FIFO with best fit for jobs that keep whole GPUs until they end: one loop over the jobs instead of events.
 
-Jobs start in order of submission, so each waits for its own submission, the job before it, and free GPUs. The
-result is that of `Simulation` with the policy `fifo`, segment by segment, which a test checks; this is five times as
+Jobs start in order of submission, so each waits for its own submission, the job before it, and free GPUs. The result
+equals that of `Simulation` with the policy `fifo`, segment by segment, which a test checks; this code is five times as
 fast. For this speed, `fifo` inlines `Pool.take` and `Pool.release` for jobs on one node.
 """
 

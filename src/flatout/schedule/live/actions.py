@@ -1,7 +1,8 @@
-"""One change of a scheduler's state, with the value before, the value after, and the reason.
+"""One change to a scheduler's state, with the value before, the value after, and the reason.
 
-`observed` reads from a view what an action changes, in the same form as `previous` and `value`. So a controller can see
-after a crash whether an action was done, and before an undo whether somebody else has changed the same value since.
+`observed` reads from a view what an action changes, in the same form as `previous` and `value`. So a controller can
+check after a crash whether an action was done, and before an undo whether somebody else has changed the same value
+since.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     cause: str = ""
     attained_gpu_s: float = 0.0
-    submit_unix_s: float | None = None  # of a requeued job; Slurm forgets it
+    submit_unix_s: float | None = None  # original submission time of a requeued job; Slurm forgets it
     reservation: Reservation | None = None
 
     @property
@@ -63,7 +64,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sentence(action: Action) -> str:
-    """Return one line that says what the action does and why."""
+    """Return one line that describes the action and its reason."""
     target, before, after = action.target, action.previous, action.value
     done = f"{action.kind} {target}"
     match action.kind:
@@ -86,7 +87,7 @@ def sentence(action: Action) -> str:
 
 
 def observed(action: Action, view: ClusterView) -> str | None:
-    """Return the current value of what an action changes; None if the target is gone or no longer in that state."""
+    """Return the current value that an action would change; None if the target is gone or no longer in that state."""
     if action.kind in ("reserve", "unreserve"):
         return PRESENT if action.target in view.reservations else ABSENT
     if action.kind in ("drain", "resume"):

@@ -1,4 +1,4 @@
-"""The controller: read, decide, act, and repeat. It acts only with a log; without a log it says what it would do.
+"""The controller: read, decide, act, and repeat. It acts only with a log; without a log it reports what it would do.
 
     each action:  written to the log and synced -> done by the scheduler -> its outcome written
 
@@ -28,7 +28,7 @@ _SETTLE_S = 1.0
 
 
 class Cycle(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one cycle: what was read and done. `held_back`: actions beyond the hourly limit."""
+    """The outcome of one cycle: the view and the actions. `held_back`: actions beyond the hourly limit."""
 
     unix_s: float
     num_running: int
@@ -58,7 +58,7 @@ class Controller:
         self._max, self._enrich, self._say = max_actions_per_hour, enrich, say
         self._down: set[str] | None = None
         if log is not None and any(entry.outcome == "unknown" for entry in log.entries):
-            time.sleep(_SETTLE_S)  # lets an action that was under way at the kill take effect
+            time.sleep(_SETTLE_S)  # lets an action that was in progress when the controller was killed take effect
 
     def cycle(self) -> Cycle:
         """Read, decide and act once. Raises UnavailableError if the scheduler does not answer."""

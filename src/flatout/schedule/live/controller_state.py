@@ -13,7 +13,10 @@ HOUR_S = 3600.0
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a controller did before. `holds`: jobs requeued and held but not yet released, with their logged actions."""
+    """A controller's earlier actions.
+
+    `holds`: jobs requeued and held but not yet released, with their logged actions.
+    """
 
     holds: Mapping[str, LoggedAction] = {}
     made_room_unix_s: Mapping[str, float] = {}

@@ -1,7 +1,7 @@
 """Decide the actions to take now, with reasons, from a cluster view, earlier actions and the operator's settings.
 
 `decide` is pure. It never touches a job that the operator protects or excludes, requeues only jobs that allow it, and
-never drains a node that anybody has already drained.
+never drains a node that is already drained.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAME_FAILURE_S = 600.0
 # Any other reason is a limit, a licence or a requested node, for which free GPUs would not help.
 _WAITS_FOR_ROOM = ("", "Resources", "Priority")
 _UNLIMITED_MIN = 365 * 24 * 60
-_IDLE_RESTART_COST = 0.1  # share of the usual cost of a restart: nobody waits for the result of an idle job
+_IDLE_RESTART_COST = 0.1  # share of the usual cost of a restart: nobody is waiting for the result of an idle job
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):

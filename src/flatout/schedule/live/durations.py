@@ -1,4 +1,4 @@
-"""Predict how long jobs will run: the median of the user's ended jobs with the same name, else of all the user's jobs.
+"""Predict how long jobs will run: the median of the user's ended jobs with the same name, or else of all their jobs.
 
 In: output of `sacct -X -P -o JobID,User,JobName,Partition,State,ElapsedRaw`, with its header and any other columns.
 """
@@ -18,7 +18,7 @@ _MIN_JOBS = 3
 
 
 class EndedJobs:
-    """ExitStatus jobs by user and name; names that differ only in numbers (`train_lr3`, `train_lr4`) count as one."""
+    """Ended jobs by user and name; names that differ only in numbers (`train_lr3`, `train_lr4`) count as one."""
 
     def __init__(self, text: str, source: str) -> None:
         header, *rows = text.splitlines() or [""]

@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 class Enricher:
-    """Adds both to a view. If the samples cannot be read, it says so and considers no GPU idle."""
+    """Adds both to a view. If the samples cannot be read, it says so and does not consider any GPU idle."""
 
     def __init__(
         self, usage: str | None, ended: EndedJobs | None, *, idle_after_s: float, idle_below: float, say: Say
@@ -52,7 +52,10 @@ class Enricher:
 
 
 def ended_jobs(path: Path | None, scheduler: Slurm, say: Say) -> EndedJobs | None:
-    """Return ended jobs from a file or Slurm's accounting; None, with a message, if that keeps no ended jobs."""
+    """Return ended jobs from a file or Slurm's accounting.
+
+    None, with a message, if there are no records of ended jobs.
+    """
     if path is not None:
         try:
             text: str | None = path.read_bytes().decode("utf-8", "replace")

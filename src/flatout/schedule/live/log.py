@@ -1,4 +1,4 @@
-"""The undo log: each controller action, written to disk before it is done, and its outcome; also observed failures.
+"""The undo log: each controller action, written to disk before it is done, its outcome, and observed failures.
 
 Append-only JSON lines, each synced. It is locked while it is open, so that one controller uses it at a time. A line
 that a crash truncated is skipped, because its action was not begun.
@@ -39,7 +39,7 @@ class LoggedAction(msgspec.Struct, kw_only=True):
 class LogFile:
     """The open undo log; use it in a `with` block.
 
-    Raises OutputError if another controller has it open, and InputError if it is not a log.
+    Raises OutputError if another controller has the file open, and InputError if it is not an undo log.
     """
 
     def __init__(self, path: Path, *, cluster: str, command: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class LogFile:
         self._close()
 
     def begin(self, action: Action) -> LoggedAction:
-        """Write an action to disk; only after this returns may it be done."""
+        """Write an action to disk. The action may be done only after this returns."""
         entry = LoggedAction(number=len(self.entries) + 1, unix_s=time.time(), action=action)
         self._append({"event": "begin", "number": entry.number, "unix_s": entry.unix_s, "action": action})
         self.entries.append(entry)
@@ -131,7 +131,7 @@ class LogFile:
 
 
 def read_log(path: Path, *, cluster: str) -> tuple[list[LoggedAction], list[NodeFailure]]:
-    """Read a log. Raises InputError if the file is missing, is not such a log, or belongs to another cluster."""
+    """Read a log. Raises InputError if it is missing, is not an undo log, or belongs to another cluster."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

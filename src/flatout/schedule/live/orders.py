@@ -1,6 +1,6 @@
-"""Orders of waiting jobs: functions of a job and a view that return a sort key; the least key starts first.
+"""Orders of waiting jobs: functions of a job and a view that return a sort key.
 
-Any other function of this kind can replace them.
+The job with the smallest key starts first. Any other function of this kind can replace them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNLIMITED_S = 1e12
 
 
 class Order(Protocol):
-    """Return a sort key; the job with the least key starts first. Only keys of the same order are comparable."""
+    """Return a sort key; the job with the smallest key starts first. Only keys from the same order are comparable."""
 
     def __call__(self, job: JobView, view: ClusterView) -> tuple[float, ...]: ...
 
@@ -26,7 +26,7 @@ def fifo(job: JobView, view: ClusterView) -> tuple[float, ...]:
 
 
 def shortest(job: JobView, view: ClusterView) -> tuple[float, ...]:
-    """Return a key that puts the shortest predicted duration first; without a prediction, the time limit counts."""
+    """Return a key that puts the shortest predicted duration first; without a prediction, the time limit is used."""
     return (_duration_s(job, view), job.submit_unix_s)
 
 

@@ -1,4 +1,4 @@
-"""Priorities that put jobs into a wanted order with few changes, since each change is an action on the cluster."""
+"""Priorities that put jobs into the desired order with few changes, since each change is an action on the cluster."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ In: functions with the number of nodes and GPUs that they need. A job is a place
 one task in each, called as `function(TaskContext(...), *args)`. Out: a `Scheduler`, like Slurm's for a controller; so
 `decide` frees GPUs for urgent jobs and reclaims idle ones, with the same log, limit and undo.
 
-When a job is requeued, its tasks are killed, and later it starts again with `TaskContext.restarts` one higher: it must
-resume from its own checkpoint. An exception of the function ends the job; the death of a node or worker requeues it.
-The queue exists only in the process that created it. Partitions, QOS and reservations, which Slurm has, are refused.
+When a job is requeued, its tasks are killed, and later it starts again with `TaskContext.restarts` one higher: the job
+must resume from its own checkpoint. An exception of the function ends the job; the death of a node or worker requeues
+it. The queue exists only in the process that created it. Partitions, QOS and reservations, which only Slurm has, are
+refused.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class RayQueue:
         self.jobs: dict[str, RayJob] = {}
         self._failures: list[NodeFailure] = []
         self._alive: set[str] = set()
-        self._killed: list[Any] = []  # tasks whose errors nobody waits for
+        self._killed: list[Any] = []  # killed tasks whose errors have not been retrieved
 
     def submit(
         self,
@@ -112,7 +113,7 @@ class RayQueue:
         for job in self.jobs.values():
             if job.state == "running" and set(job.on_nodes) <= self._alive:
                 self._reap(job)
-            elif job.state == "running":  # its tasks' own errors can come much later
+            elif job.state == "running":  # the errors of its tasks can arrive much later
                 self._lose(job, "its node died")
         view = self.read()
         room = FreeCapacity(view)
@@ -129,7 +130,10 @@ class RayQueue:
         return f"ray-{ray.get_runtime_context().gcs_address}"
 
     def read(self) -> ClusterView:
-        """Return the view of the cluster. Nodes have Ray's identifiers; a node that disappears counts as failed."""
+        """Return the view of the cluster.
+
+        Nodes are identified by Ray's node IDs; a node that disappears counts as failed.
+        """
         import ray
 
         nodes, alive = [], set[str]()

@@ -24,7 +24,7 @@ class Selector(msgspec.Struct, frozen=True):
 
 
 def selectors(option: str, texts: Iterable[str]) -> tuple[Selector, ...]:
-    """Parse the values of an option. Raises a UsageError naming the option if a value is not KEY=PATTERN."""
+    """Parse the values of an option. Raises a UsageError that names the option if a value is not `KEY=PATTERN`."""
     parsed = []
     for text in texts:
         key, separator, pattern = text.partition("=")

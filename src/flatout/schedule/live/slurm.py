@@ -81,7 +81,7 @@ class Slurm:
         self._run(command_of(action))
 
     def history(self, since: str = "now-30days") -> str | None:
-        """Return `sacct`'s list of ended jobs, for predictions; None without accounting."""
+        """Return `sacct`'s list of ended jobs, for predictions; None if there is no accounting."""
         fields = "JobID,User,JobName,Partition,State,ElapsedRaw"
         try:
             return self._text("sacct", "-a", "-X", "-P", "-S", since, "-o", fields)
@@ -115,7 +115,7 @@ class Slurm:
     def _run(self, command: Sequence[str]) -> bytes:
         environment = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         try:
-            # When a controller is killed, its command must end too, not act later on a changed cluster.
+            # When a controller is killed, its command must end too, so that it does not act later on a changed cluster.
             done = subprocess.run(
                 command,
                 env=environment,

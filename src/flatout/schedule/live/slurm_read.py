@@ -39,7 +39,7 @@ _STATES: Mapping[str, JobState] = {
 }
 _NO_NUMBERS = {4294967294, 4294967295}  # NO_VAL and INFINITE
 _WAITS_FOR = ("Dependency", "DependencyNeverSatisfied", "BeginTime", "JobArrayTaskLimit")
-# A node that is powered down to save power will be powered up for a job.
+# A node that is powered down to save energy will be powered up for a job.
 _UNUSABLE = {
     "DOWN",
     "DRAIN",
@@ -268,7 +268,7 @@ def _node(entry: Mapping[str, Any]) -> NodeView:
 
 
 def _words(value: object) -> list[str]:
-    """Return the words of a state, which is a text or a list; `MIXED+DRAIN` has two words."""
+    """Return the words of a state, which is a string or a list; `MIXED+DRAIN` has two words."""
     if isinstance(value, str):
         return value.upper().split("+")
     if isinstance(value, list | tuple):
@@ -283,7 +283,7 @@ def _listed(value: object) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return a text, "" for each of Slurm's empty texts: "", null, `(null)` and `N/A`."""
+    """Return the text; "" for each way in which Slurm writes an empty text: "", null, `(null)` and `N/A`."""
     if isinstance(value, list):
         return ",".join(str(each) for each in value)
     text = value if isinstance(value, str) else ""

@@ -1,6 +1,6 @@
 """Revert the actions in a controller's log, newest first, unless somebody has since changed the same value.
 
-A requeue cannot be undone, because the job's work since its checkpoint is lost; the hold set with it is released.
+A requeue cannot be undone, because the job's work since its checkpoint is lost; but the job's hold is released.
 """
 
 from __future__ import annotations

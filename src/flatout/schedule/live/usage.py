@@ -1,8 +1,8 @@
 """Compute how long each job's GPUs were idle, from utilization samples of a file, Prometheus or a recording.
 
 A file has one JSON object per line: `unix_s`, `busy` (from 0 to 1) and either `job`, or `node` and, unless it applies
-to all GPUs of the node, `gpu`. A folder is a recording of `flatout profile`, or contains some. An address is that of a
-Prometheus which scrapes dcgm-exporter. A GPU without samples is unknown, never idle.
+to all GPUs of the node, `gpu`. A folder is a recording of `flatout profile`, or contains some. An address is the URL of
+a Prometheus server that scrapes dcgm-exporter. A GPU without samples is unknown, never idle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.errors import InputError
 from flatout.inside.protocol import File
 from flatout.schedule.live.view import JobView, Sample
 
-# dcgm-exporter's metric names, the better one first, with the value of fully busy. SM activity is off by default.
+# dcgm-exporter's metric names, the better metric first, with the value for fully busy. SM activity is off by default.
 METRICS: Mapping[str, float] = {
     "DCGM_FI_PROF_SM_ACTIVE": 1.0,
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0,
@@ -49,7 +49,8 @@ def idle_jobs(
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Return the jobs whose GPUs were all idle for the last `grace_s`, with their idle time, and jobs without samples.
 
-    A job that has not run that long is in neither. Samples must span from the first quarter of that time to the last.
+    A job that has not run that long is in neither result. Samples must span from the first quarter of that time to the
+    last.
     """
     by_job: dict[str, list[Sample]] = {}
     by_gpu: dict[tuple[str, int | None], list[Sample]] = {}
@@ -76,7 +77,7 @@ def idle_jobs(
 
 def _of_gpus(job: JobView, by_gpu: Mapping[tuple[str, int | None], Sequence[Sample]]) -> Iterator[Sequence[Sample]]:
     for node in job.gpus_by_node:
-        # If the job's GPUs on a node are unknown, only samples of all GPUs of the node can be used.
+        # If the job's GPUs on a node are unknown, only samples that cover all GPUs of the node can be used.
         for index in job.gpu_indices.get(node, (None,)):
             yield by_gpu.get((node, index)) or by_gpu.get((node, None)) or ()
 

@@ -1,7 +1,7 @@
 """Decide whether a job fits on free GPUs, and which running jobs are the cheapest to requeue for it.
 
 GPUs and CPUs of each node, partition, features and named nodes are considered. Memory, licences and other limits of the
-scheduler are not, so a caller must not try again for a job that still waits although it should fit.
+scheduler are not, so a caller must not requeue more jobs for a job that still waits although it should fit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class FreeCapacity:
         self.cpus = view.free_cpus()
         self._nodes = {node.name: node for node in view.nodes}
         self._allowed: dict[tuple[object, ...], list[str] | None] = {}
-        self._too_large: set[tuple[object, ...]] = set()  # kinds of jobs that did not fit; emptied by `give`
+        self._too_large: set[tuple[object, ...]] = set()  # kinds of jobs that did not fit; `give` clears it
 
     def nodes_for(self, job: JobView) -> list[str] | None:
         """Return the nodes on which a job can run; None if unknown."""

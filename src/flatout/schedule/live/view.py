@@ -1,4 +1,4 @@
-"""The state of a cluster at one moment, as a controller sees it: its jobs, its nodes, and the jobs with idle GPUs.
+"""The state of a cluster at one moment, as seen by a controller: its jobs, its nodes, and the jobs with idle GPUs.
 
 Unknown values are None. Times are Unix seconds of the scheduler's clock.
 """
@@ -99,7 +99,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure of a node, or a share of a failure."""
+    """A node failure, or a share of one."""
 
     node: str
     unix_s: float

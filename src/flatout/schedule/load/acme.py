@@ -1,8 +1,8 @@
 """Shanghai AI Laboratory's Acme (`trace_seren.csv`, `trace_kalos.csv`): job_id,user,node_num,gpu_num,...,gpu_time.
 
 In: one cluster's trace. Out: jobs that ran from start_time to end_time (the `duration` of Kalos includes waiting); the
-type of work (Pretrain, Evaluation, ...) is the team, because the trace has no other. Jobs without GPUs, or that never
-started, are skipped.
+type of work (Pretrain, Evaluation, ...) is used as the team, because the trace has no teams. Jobs without GPUs, or that
+never started, are skipped.
 """
 
 from __future__ import annotations

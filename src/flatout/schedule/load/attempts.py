@@ -1,4 +1,4 @@
-"""Jobs from attempts, such as those that a reader of Slurm's `sacct` returns.
+"""Build jobs from attempts, such as those that the reader of Slurm's `sacct` returns.
 
 In: objects with the attributes of `AttemptLike`. Out: jobs; the attempts of one job are combined (it ran for their
 sum, and requested GPUs when it was first submitted). Attempts that hold no GPU or never started are skipped; jobs that
@@ -15,7 +15,7 @@ from flatout.schedule.load.rows import Skipped
 
 
 class AttemptLike(Protocol):
-    """The attributes of an attempt that are read. None: unknown."""
+    """The attributes of an attempt that this module reads. None: unknown."""
 
     @property
     def job(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Detect the format of a job history by its first row, and read it.
+"""Detect the format of a job history from its first row, and read it.
 
 In: a file. Out: a `JobHistory`. A file of an unknown format is an InputError.
 """

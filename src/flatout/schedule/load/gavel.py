@@ -1,7 +1,7 @@
 """Gavel's `.trace` files: one job per line, 7 or 10 tab-separated columns, no header, steps instead of seconds.
 
 In: the trace, and next to it the throughputs that Gavel measured (`throughputs.json`: GPU type -> "('JOB TYPE', GPUS)"
--> "null" -> steps per second). Out: jobs whose duration is that on the first type, with their speed on the others.
+-> "null" -> steps per second). Out: jobs with their duration on the first type, and their speed on the other types.
 Jobs of a type or size that wasn't measured are skipped.
 
     7:  type, command, steps argument, needs data, steps, arrival, GPUs

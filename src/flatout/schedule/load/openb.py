@@ -1,7 +1,7 @@
 """Alibaba's 2023 pods (clusterdata `openb`): name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,...
 
 In: the list of pods, and for the cluster the list of nodes. Out: jobs that ran from scheduled_time to deletion_time; a
-pod of one GPU can request thousandths of it. Pods without GPUs, and those that were never scheduled, are skipped.
+pod with one GPU can request thousandths of it. Pods without GPUs, and those that were never scheduled, are skipped.
 """
 
 from __future__ import annotations

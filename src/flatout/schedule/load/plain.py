@@ -1,4 +1,4 @@
-"""A plain CSV: submit_s, num_gpus and duration_s, and any of the other columns below. An empty value is unknown.
+"""A plain CSV: submit_s, num_gpus and duration_s, and any of the columns below. An empty cell means unknown.
 
 submit_s can be a number or a time such as 2026-01-31 12:00:00; gpu_types are separated by spaces.
 """

@@ -9,7 +9,10 @@ from flatout.errors import InputError
 
 
 def time_s(path: Path, line: int, column: str, text: str) -> float:
-    """Return a date and time in seconds since 1970; without a zone it is taken as UTC: only differences matter."""
+    """Return a date and time in seconds since 1970.
+
+    A time without a time zone is read as UTC, because only differences matter.
+    """
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:

@@ -1,15 +1,15 @@
 """Flatout's own policy: the Gittins index of each job's history times its GPUs, with restart costs, ageing and reclaim.
 
-Rule: a job's level is the octave of its index times its GPUs. The index is the least time for which, among jobs of its
-user, team and size that ran as long as it did, a GPU is held per job that ends. Better octaves are first. A running
-job is stopped only for a job that is `margin` octaves better, not in the first minutes after its start, and of the jobs
-that could be stopped, the one that loses least: just after a checkpoint. A job that has waited for `ageing_s` is served
-before all others, in order of submission, and keeps its GPUs for `quantum_s`, so that nothing starves. GPUs that a job
-leaves idle for `idle_s` are taken back until it has work again.
-Source: what works of SRPT with unknown sizes (Gittins; Aalto et al. 2009), QSSF (Hu et al., SC'21), Tiresias (NSDI'19:
-no durations needed; a job without history is served by its attained service) and Slurm's age factor.
-When wrong: if all jobs are alike, because then the history gives no order; if stopping a job costs more than it
-states (`restart_s`, `checkpoint_s`). If a deadline or a contract decides, use `priority`.
+Rule: a job's level is the octave of its index times its GPUs. The index is the least GPU holding time per ended job,
+among jobs of the same user, team and size that ran as long as this job did. Better octaves are first. A running job is
+stopped only for a job that is `margin` octaves better, and not in the first minutes after its start. Of the jobs that
+could be stopped, the job that loses least is chosen: one that has just written a checkpoint. A job that has waited for
+`ageing_s` is served before all others, in order of submission, and keeps its GPUs for `quantum_s`, so that nothing
+starves. GPUs that a job leaves idle for `idle_s` are taken back until it has work again. Source: the proven parts of
+SRPT with unknown sizes (Gittins; Aalto et al. 2009), QSSF (Hu et al., SC'21), Tiresias (NSDI'19: no durations needed; a
+job without history is served by its attained service) and Slurm's age factor. When wrong: if all jobs are alike,
+because the history then does not imply an order; if stopping a job costs more than stated (`restart_s`,
+`checkpoint_s`). If a deadline or a contract decides, use `priority`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Default(MultilevelPolicy):
         super().ended(job)
 
     def _level_at(self, job: int, bucket: int) -> int:
-        """Return the level of a job that has run into this half octave."""
+        """Return the level of a job that has reached this half octave."""
         return int(math.log2(self.durations.index(job, bucket) * self.sim.requested_gpus[job]))
 
     def level(self, job: int) -> int:

@@ -1,12 +1,12 @@
-"""EASY backfill: in order of submission, but a job can pass the first waiting job if that doesn't delay it.
+"""EASY backfill: in order of submission, but a job can pass the first waiting job if that does not delay the first job.
 
 Rule: the first waiting job gets a reservation, at the time and on the nodes where it will fit if all running jobs end
 as estimated. Another job can start now if its estimated end is before that, or on GPUs that the reservation leaves
-free. Estimates are the users' time limits, or else the time that 90 % of the same users' or teams' jobs of that size
-stayed within; a job that outlives its estimate is expected to run as long again. `easy-oracle` knows all durations.
-Source: Lifka 1995; Mu'alem and Feitelson, TPDS 2001.
-When wrong: if limits are the partition's maximum, nothing fits before a reservation; with predictions that
-are too short, the first job is delayed after all. In reservations, a share of a GPU counts as a whole GPU.
+free. Estimates are the users' time limits, or else the 90th percentile of the durations of the same users' or teams'
+jobs of that size; a job that outlives its estimate is expected to run as long again. `easy-oracle` knows all durations.
+Source: Lifka 1995; Mu'alem and Feitelson, TPDS 2001. When wrong: if limits are the partition's maximum, nothing fits
+before a reservation; with predictions that are too short, the first job is delayed after all. In reservations, a share
+of a GPU counts as a whole GPU.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Easy(Policy):
     def stopped(self, job: int) -> None:
         self._remove_running(job)
         self.submitted(job)
-        # It is ahead of all others, because it had its turn; in the search for backfilling it is last.
+        # The job is ahead of all others, because it had its turn; in the search for backfilling it comes last.
         self.order.pop()
         self.order.appendleft(job)
         self._reservation = None

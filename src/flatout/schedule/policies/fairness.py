@@ -1,4 +1,4 @@
-"""Finish-time fairness: first the job that is furthest behind the end that it would have with a fair share.
+"""Finish-time fairness: the job that is furthest behind its fair-share completion time comes first.
 
 Rule: rho = (time since submission + predicted remaining time) / predicted duration. Jobs run for a lease of an hour;
 then those with the largest rho, in quarter octaves, are served first and stop others.

@@ -1,10 +1,9 @@
 """FGD: placement by the gradient of fragmentation, for jobs that request shares of a GPU; jobs start in order.
 
-Rule: in order of submission, others can pass; a job is placed where the GPUs that the jobs seen so far could not use
-grow least.
-Source: Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent,
-ATC'23 (GPUs only; see `flatout.schedule.fragments`).
-When wrong: if all jobs request whole nodes, it gains nothing over best fit.
+Rule: in order of submission, but others can pass; a job is placed where the number of GPUs that the jobs seen so far
+could not use grows least. Source: Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with
+Fragmentation Gradient Descent, ATC'23 (GPUs only; see `flatout.schedule.fragments`). When wrong: if all jobs request
+whole nodes, it gains nothing over best fit.
 """
 
 from __future__ import annotations

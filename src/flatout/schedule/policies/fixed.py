@@ -1,11 +1,10 @@
 """Fixed shares: each team owns whole nodes in proportion to the GPU-hours of its jobs, and lends none.
 
-Rule: FIFO within each team, on its own nodes. Every team has at least the nodes that its widest job needs; if that
-is more than its share, the teams with the largest shares get fewer. A team without a job has no node. A job that its
-team's nodes can't hold, because of their type, may use any node.
-Source: common practice on today's clusters; the baseline of Flatout's targets.
-When wrong: whenever one team waits while another's nodes are free. The proportions come from the whole history,
-which no operator knows beforehand, so real shares are worse than these.
+Rule: FIFO within each team, on its own nodes. Every team has at least the nodes that its widest job needs; if that is
+more than its share, the teams with the largest shares get fewer. A team without jobs has no nodes. A job that its
+team's nodes can't hold, because of their type, may use any node. Source: common practice on today's clusters; the
+baseline of Flatout's targets. When wrong: whenever one team waits while another's nodes are free. The proportions come
+from the whole history, which no operator knows beforehand, so real shares are worse than these.
 """
 
 from __future__ import annotations

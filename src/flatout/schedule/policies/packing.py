@@ -1,11 +1,10 @@
 """Packing: two one-GPU jobs share a GPU if each uses at most half of it.
 
-Rule: in order of submission, others can pass; a one-GPU job with a known utilization of at most a half gets half a
-GPU next to another such job, and runs `INTERFERENCE` times as long, whether or not it has a neighbour.
-Source: Hu et al., Lucid, ASPLOS'23; Xiao et al., AntMan, OSDI'20. A measured profile or the user's history gives the
-utilization; jobs without one are never packed.
-When wrong: memory is not modelled, so two jobs might not fit together; jobs that use the same resource slow each other
-down more than assumed.
+Rule: in order of submission, but others can pass; a one-GPU job with a known utilization of at most a half gets half a
+GPU next to another such job, and runs `INTERFERENCE` times as long, whether or not it has a neighbour. Source: Hu et
+al., Lucid, ASPLOS'23; Xiao et al., AntMan, OSDI'20. A measured profile or the user's history gives the utilization;
+jobs without one are never packed. When wrong: memory is not modelled, so two jobs might not fit together; jobs that use
+the same resource slow each other down more than assumed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Rule: a team's jobs count against its quota in order of submission, and jobs within it are served first. Others borrow
 free GPUs, in order, and are stopped when an owner's job within its quota needs them. Quotas are those of the cluster
 file's `[quotas]`, or else proportional to the GPU-hours of the teams' jobs. Quotas are counts of GPUs, not nodes.
-Source: Kueue's cohorts (borrowing and reclaim), KAI's over-quota, Volcano's reclaim.
-When wrong: enough GPUs can be free without room for a job of that shape (kueue#5243); borrowers are stopped however
-little time they still need; and a job wider than its team's quota always borrows.
+Source: Kueue's cohorts (borrowing and reclaim), KAI's over-quota, Volcano's reclaim. When wrong: enough GPUs can be
+free although a job of that shape does not fit (kueue#5243); borrowers are stopped however little time they still need;
+and a job wider than its team's quota always borrows.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Quota(MultilevelPolicy):
             self._own(job, team)
 
     def _own(self, job: int, team: str) -> None:
-        """Count a job against its team's quota from now on."""
+        """Count a job against its team's quota."""
         self._is_owned[job] = True
         self.owned[team] += self._requested(job)
         if job in self.sim.running:
