@@ -1,4 +1,4 @@
-"""Values of the hosts of a log: the distinct ones, and all of them with their hosts' names."""
+"""Values of the hosts in a log: the distinct values, and all values with their hosts' names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Define a check: its declaration, and a function from Machine to its outcome.
 
-A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). A text that the check does
-not expect gives `unknown` too, so that damaged input never ends a run and never counts as good.
+A check returns a CheckOutcome, or raises NotReadError (`unknown`) or NotHereError (`info`). Unexpected text also
+results in `unknown`, so that damaged input never ends a run and never counts as good.
 
 The reason of an outcome that fails or warns is the title of its result, so it names the fault and the device.
 """
@@ -18,7 +18,7 @@ from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.doctor import CheckResult, Family, JobTimes, Traffic
 
-MOST_NAMED = 6  # devices named in a reason
+MOST_NAMED = 6  # maximum number of devices named in a reason
 
 
 Judge = Callable[[Machine], CheckOutcome]
@@ -72,7 +72,10 @@ def check(
 
 
 def run_check(one: Check, machine: Machine, job: JobTimes | None = None) -> CheckResult:
-    """Judge the machine; with the times of a job, also say what fixing a defect of a path or link would gain it."""
+    """Judge the machine.
+
+    Given the times of a job, also say what the job would gain if a defect of a path or link were fixed.
+    """
     try:
         outcome = one.judge(machine)
     except NotReadError as error:

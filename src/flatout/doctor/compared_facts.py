@@ -1,7 +1,7 @@
 """The facts in which hosts are compared: versions, and every setting that a capture holds.
 
-A fact of a text is the same on all hosts, or some differ. Where a host names its devices in its own way, the names are
-shown and only the values are compared. A fact of a number is a range, in which only outliers are reported.
+A text fact is the same on all hosts, or differs on some. Where a host names its devices in its own way, the names are
+shown and only the values are compared. A numeric fact is a range, in which only outliers are reported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TextFact(NamedTuple):
     has_names: bool = False  # names of devices in brackets, which are not compared
 
     def key(self, text: str) -> str:
-        """Return what is compared of the text."""
+        """Return the part of the text that is compared."""
         return _NAMES_IN_BRACKETS.sub("", text) if self.has_names else text
 
 
@@ -209,7 +209,7 @@ def _huge_pages(machine: Machine) -> str:
 
 
 def _chosen(path: str) -> Callable[[Machine], str]:
-    """Return a reader of the word in brackets: `always [madvise] never`."""
+    """Return a function that reads the word in brackets: `always [madvise] never`."""
 
     def read(machine: Machine) -> str:
         text = machine.file(path)

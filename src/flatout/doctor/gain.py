@@ -1,4 +1,4 @@
-"""Say what fixing a defect of a path or link would gain a job per step, from the exposed time of its traffic.
+"""Estimate a job's gain per step if a defect of a path or link is fixed, from the exposed time of its traffic.
 
 In: a check that failed or warned, and the times of the job. Out: a `Gain`: an upper bound, or why there is none. The
 bound is the exposed time of the traffic on that path, times the share of the bandwidth that the defect takes; where
@@ -12,7 +12,7 @@ from flatout.records.doctor import Gain, JobTimes, Traffic
 
 
 def gain_of(traffic: Traffic | None, outcome: CheckOutcome, job: JobTimes, host: str | None) -> Gain | None:
-    """Return what the fix would gain; None for a check that is not of a path or link, or finds no defect."""
+    """Return the gain from the fix; None if the check does not concern a path or link, or does not find a defect."""
     if traffic is None or outcome.status not in ("fail", "warn"):
         return None
     if job.step_s is None:
@@ -38,6 +38,6 @@ def _exposed_s(traffic: Traffic, job: JobTimes) -> float:
 
 
 def _is_of_job(host: str, hosts: tuple[str, ...]) -> bool:
-    """Whether the host is one of the job's; one of the two names may lack the domain."""
+    """Whether the host belongs to the job; one of the two names may lack the domain."""
     short = host.partition(".")[0]
     return any(short == other.partition(".")[0] for other in hosts)

@@ -175,7 +175,7 @@ class _GpuLinks:
                 self._to_switches[link.gpu] += link.count
 
     def relation(self, a: str, b: str) -> str | None:
-        """Return the direct link, else the number of NVLinks to the NVSwitches that both GPUs have."""
+        """Return the direct link, or else the number of NVLinks to the NVSwitches that both GPUs have."""
         direct = self.direct.get(frozenset((a, b)), "NV0")
         if direct != "NV0":
             return direct
@@ -298,7 +298,7 @@ def _speed_gt_per_s(text: str) -> float | None:
 
 
 def _width(text: str) -> int | None:
-    """Return the number of lanes; None for 0 or 255, which a link that is down reports."""
+    """Return the number of lanes; None for 0 or 255, which are reported by a link that is down."""
     lanes = count_in(text)
     return lanes if lanes in range(1, 33) else None
 

@@ -46,7 +46,7 @@ VERSION = 1
 _MAX_BYTES = 256 << 20
 _MAX_FILES_OF_A_FOLDER = 200_000
 _MAX_BYTES_OF_A_SYSFS_FILE = 1 << 20
-_HEAD = 1 << 20  # characters in which a text's kind is recognised
+_HEAD = 1 << 20  # number of characters from which a text's kind is recognised
 _MISSING_BEFORE = re.compile(r"there is no `[^`]+` here")  # in bundles without `is_missing`
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
@@ -54,7 +54,7 @@ KINDS = (
     "a bundle of `flatout doctor --capture`, an output of nvidia-smi, lspci or ibstat, a topology XML of NCCL, an NCCL "
     "log, a kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
 )
-# Outputs that cannot be read, and alternatives to give.
+# Outputs that cannot be read, and the alternatives that a user can give.
 _INSTEAD = (
     (
         re.compile(r"^\| NVIDIA-SMI ", re.MULTILINE),

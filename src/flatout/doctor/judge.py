@@ -11,7 +11,7 @@ from flatout.records.snapshot import Snapshot
 
 
 def judge_machine(snapshot: Snapshot, job: JobTimes | None = None) -> DoctorReport:
-    """Run every check, and say what fixes would gain the job, if one is given.
+    """Run every check and, if a job is given, estimate its gain from each fix.
 
     The results are in the order of families; within a family, the most urgent come first.
     """

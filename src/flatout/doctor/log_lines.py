@@ -1,4 +1,4 @@
-"""Use lines of the kernel log as evidence: what they report, how many there are, and the last of them."""
+"""Use lines of the kernel log as evidence: their report, their number, and the last line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flatout.doctor.machine import Machine
 from flatout.doctor.outcome import CheckOutcome
 
 _LONGEST = 140  # characters of a line that a reason quotes
-# Of these the first line is the cause, and later ones are its consequences.
+# For these kinds, the first line is the cause, and later lines are its consequences.
 _BEGIN_WITH_THE_CAUSE = frozenset({"gpu_init", "lockup", "cpu_stall", "nic_health", "crash"})
 _REPORTED = {
     "aer_fatal": "fatal PCIe error",

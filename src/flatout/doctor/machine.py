@@ -101,7 +101,7 @@ class Machine:
 
     @cached_property
     def smi(self) -> SmiQuery:
-        """Return the values of `nvidia-smi -q`, else those from NVML, under the same names."""
+        """Return the values of `nvidia-smi -q`, or else those from NVML, under the same names."""
         if self.has_nvml and not self._has_output(SMI_QUERY):
             return self._parsed(NVML, parse_nvml)
         return self._parsed(SMI_QUERY, parse_query)
@@ -300,7 +300,7 @@ class Machine:
 
     @cached_property
     def num_ranks_here(self) -> int:
-        """Return the number of a job's processes on this host: LOCAL_WORLD_SIZE, else one per GPU, at least one."""
+        """Return the number of a job's processes on this host: LOCAL_WORLD_SIZE, or else one per GPU, at least one."""
         environment = self.snapshot.environment or {}
         num_ranks = count_in(environment.get("LOCAL_WORLD_SIZE"))
         return num_ranks or max(1, self.num_gpus)

@@ -2,7 +2,8 @@
 
 A number is an outlier if it differs from the median by more than `NUM_SPREADS` robust spreads, and by more than a given
 share of the median. The spread is the median absolute deviation, scaled to a normal distribution's standard deviation
-and corrected for the number of values, because it is too small for few. Fewer than `MIN_PEERS` values are not judged.
+and corrected for the number of values, because it is too small for few values. Fewer than `MIN_PEERS` values are not
+judged.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def without_secrets(content: str) -> str: ...
 @overload
 def without_secrets(content: Snapshot) -> Snapshot: ...
 def without_secrets(content: str | Snapshot) -> str | Snapshot:
-    """Mask the secrets in a text or in a whole Snapshot before it is written to a bundle or quoted by checks."""
+    """Mask the secrets in a text or an entire Snapshot before it is written to a bundle or quoted by checks."""
     if isinstance(content, str):
         return _masked_text(content)
     return msgspec.structs.replace(

@@ -1,8 +1,9 @@
 """The code that runs inside the user's training process. It uses only the standard library and torch, and never
 makes the job fail.
 
-It is loaded from outside: `startup/` comes first on PYTHONPATH, and its `sitecustomize` installs the hooks of
-`failure.pre_torch_hooks` and, after `import torch`, calls `install.install`, which hooks torch as the environment asks.
+It is loaded from outside: `startup/` comes first on PYTHONPATH. Its `sitecustomize` installs the hooks in
+`failure.pre_torch_hooks` and, after `import torch`, calls `install.install`, which hooks torch as requested by
+environment variables.
 
     protocol        the names that both sides use; the only module that the rest of Flatout imports
     recording/      what happens in each step, and the file of steps
@@ -14,6 +15,6 @@ It is loaded from outside: `startup/` comes first on PYTHONPATH, and its `sitecu
     checks/         whether a trial still computes the right numbers
     patches/        the changes that a tuning tries inside the process
 
-Every call from torch is guarded: an error of ours is written to `inside-<host>.log` (`log`), and the recorder steps
-aside. Nothing else of Flatout is imported here.
+Every call from torch is guarded: an error in Flatout's code is written to `inside-<host>.log` (`log`), and the recorder
+does nothing. No other Flatout module is imported here.
 """

@@ -1,4 +1,4 @@
-"""Call a function once a module has been imported: at once if it is already imported."""
+"""Call a function once a module has been imported, or at once if it is already imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def after_import(name: str, callback: Callable[[Any], object]) -> None:
 
 
 class _Wait:
-    """A finder that finds nothing itself and wraps the loader of one module, as in `startup/sitecustomize.py`."""
+    """A finder that only wraps the loader of one module, as in `startup/sitecustomize.py`."""
 
     def __init__(self, name: str, callback: Callable[[Any], object]) -> None:
         self._name, self._callback = name, callback

@@ -1,4 +1,4 @@
-"""Callbacks that write what is still buffered when the process ends, whichever way it ends.
+"""Callbacks that write buffered data when the process ends, whichever way it ends.
 
 They run at exit, both in the main process and in children of `multiprocessing`, which end without `atexit`, or when
 `phases.end_rank` ends the process at a step boundary. Each callback runs once, the newest first; its errors are logged.

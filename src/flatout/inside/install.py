@@ -1,4 +1,4 @@
-"""Install everything that the environment asks for, and the recorder's hooks in torch.
+"""Install everything requested by environment variables, and the recorder's hooks in torch.
 
 In: the environment. Out: torch with hooks on optimizer steps, backward passes, DataLoader batches, GradScaler and
 checkpoints. `install` is called once per process, right after `import torch`. Nothing is recorded before the first
@@ -104,7 +104,7 @@ _LATE_HOOKS = LateHooks(_active)
 
 
 def _look() -> None:
-    """Hook what the script has imported since the last call."""
+    """Hook modules that the script has imported since the last call."""
     _CHECKPOINTS.look()
     _LATE_HOOKS.look()
 
@@ -125,7 +125,7 @@ def _after_fork() -> None:
 
 
 def install() -> list[Callable[[], None]]:
-    """Install everything that the environment asks for; return functions that remove the hooks."""
+    """Install everything requested by environment variables; return functions that remove the hooks."""
     settings = read_settings()
     if settings is not None:
         LOG.folder = settings.recording
@@ -133,7 +133,7 @@ def install() -> list[Callable[[], None]]:
     guarded(save_safely)()
     undos: list[Callable[[], None] | None] = []
     if settings is not None and settings.has_gradients:
-        # Before the patches, so that what they do to gradients before clipping runs first.
+        # Before the patches, so that their changes to gradients before clipping run first.
         undos.append(guarded(_hook_clipping)())
     guarded(apply_patches)(LOG.folder)
     if heartbeat := os.environ.get(Variable.HEARTBEAT):
@@ -170,7 +170,7 @@ def _hook_optimizers() -> Callable[[], None]:
 
 
 def _hook_gradients() -> Callable[[], None]:
-    """Measure gradients before a step. Installed after the patches, so that what they do to gradients runs first."""
+    """Measure gradients before a step. Installed after the patches, so that their changes to gradients run first."""
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
         if _is_compiling():

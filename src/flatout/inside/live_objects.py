@@ -20,7 +20,7 @@ def live_objects(*kinds: type) -> list[Any]:
 
 def root_modules(modules: Iterable[Any], parameter_ids: set[int]) -> list[Any]:
     """Return the outermost of the modules that hold one of the parameters with these `id` values."""
-    modules = [module for module in modules if "_modules" in module.__dict__]  # else it is still being created
+    modules = [module for module in modules if "_modules" in module.__dict__]  # otherwise it is still being created
     inner = {id(child) for module in modules for child in module._modules.values()}
     roots = (module for module in modules if id(module) not in inner)
     return [root for root in roots if any(id(parameter) in parameter_ids for parameter in root.parameters())]

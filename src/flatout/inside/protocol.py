@@ -10,9 +10,9 @@ have an older Python than Flatout.
 
 
 class Variable:
-    """Flatout's environment variables. This is the only place where their names are written out."""
+    """Flatout's environment variables. Their names are written out only here."""
 
-    # Settings of the recorder. `flatout profile` and `flatout tune` set them; a user may set them too.
+    # Settings of the recorder. `flatout profile` and `flatout tune` set them; a user can set them too.
     RECORDING = "FLATOUT_RECORDING"  # folder to record to; without it nothing is recorded
     STEPS = "FLATOUT_STEPS"  # number of steps to trace, DEFAULT_NUM_STEPS if unset
     WARMUP = "FLATOUT_WARMUP"  # number of steps before the trace; unset: until step times are stable
@@ -35,7 +35,7 @@ class Variable:
 
     # Settings that Flatout's own processes read.
     JOB = "FLATOUT_JOB"  # name of the job, the same each time its scheduler starts it
-    TUNING = "FLATOUT_TUNING"  # marks the processes of one tuning, to end those that outlive it
+    TUNING = "FLATOUT_TUNING"  # marks the processes of one tuning run, to end those that outlive it
     DEBUG = "FLATOUT_DEBUG"  # show the traceback of an internal error
 
 
@@ -165,18 +165,18 @@ STEP_COLUMNS = (
     # another one belongs to the outer one.
     "loader_start_ns",  # making a loader's iterator, waiting for its first batch, and its end
     "evaluation_ns",
-    "collection_ns",  # Python's garbage collector, where a collection took long enough to be noted
+    "collection_ns",  # Python's garbage collector, if a collection took long enough to be recorded
     "num_full_collections",
     "compilation_ns",  # torch.compile
     "logging_ns",  # TensorBoard, Weights & Biases, MLflow
-    "num_loader_ends",  # how often a loader ran out of batches
+    "num_loader_ends",  # number of times that a loader ran out of batches
 )
 NOT_RECORDED = "this process is not recorded"  # the end of a line in LOG that begins with the reason
-STEP_FILE_DELAY_S = 1.0  # how long rows are buffered, and so the most that a killed process loses
+STEP_FILE_DELAY_S = 1.0  # how long rows are buffered, which limits the data that a killed process loses
 
 
 class StepKind:
-    """What the recorder did in a step."""
+    """The recorder's activity in a step."""
 
     ORDINARY = ""  # nothing
     FIRST = "first"
@@ -211,7 +211,7 @@ REFUSED = "SystemExit"  # the exception in FAILURE if argparse refused the argum
 
 
 class OutputKind:
-    """What became of a file that a trial's script wrote or removed, in files of kind `DIVERTED`."""
+    """The fate of a file that a trial's script wrote or removed, in files of kind `DIVERTED`."""
 
     DIVERTED = "diverted"  # redirected, because the user had a file of this name
     KEPT = "kept"  # a file of the user's that the script has removed: it still exists
@@ -221,9 +221,9 @@ class OutputKind:
 
 
 class Phase:
-    """What the thread that trains is doing, in a heartbeat file."""
+    """The current activity of the training thread, in a heartbeat file."""
 
-    COMPUTE = "compute"  # anything that is in none of the other phases
+    COMPUTE = "compute"  # anything outside the other phases
     DATA = "data"  # waiting for a batch
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"

@@ -27,7 +27,10 @@ class RecorderSettings:
 
     @property
     def is_trial(self) -> bool:
-        """Whether a tuning compares the steps; if so, nothing is done between steps that can be done at the end."""
+        """Whether a tuning run compares the steps.
+
+        If so, work that can wait until the end is not done between steps.
+        """
         return self.is_light and self.stop_after is not None
 
     @property

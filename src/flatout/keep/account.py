@@ -1,7 +1,7 @@
 """Assign the time of each device to exactly one class: heartbeats -> nanoseconds, for the ledger.
 
 A device's time is reported up to the end of its rank's last step; later time is reported once its class is known. The
-reported classes therefore sum to the devices' time up to that step, to the nanosecond. The parts of a step that
+reported classes therefore sum to the devices' time up to that step, to the nanosecond. Parts of a step that
 `StepBreakdown` does not know are included in `productive` and `recomputed`.
 """
 
@@ -15,7 +15,7 @@ from flatout.keep.step_breakdown import PARTED, StepBreakdown
 
 CLASSES = (
     "productive",  # steps made for the first time
-    "recomputed",  # steps that an earlier attempt had already made, and lost
+    "recomputed",  # steps that an earlier attempt had already made and lost
     "data",
     *PARTED,  # parts of steps, if known
     "checkpoint",
@@ -127,7 +127,7 @@ class Account:
             self._cursors = [self.start_ns] * num_devices
 
     def _grow(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """Add devices. The first ranks seen count since the start of the run; later ranks since their own start."""
+        """Add devices. The first ranks seen count from the start of the run, and later ranks from their own start."""
         begun_ns = self._attempt_ns if self._cursors and not self._is_first else self.start_ns
         self._cursors += [begun_ns] * (len(ranks) - len(self._cursors))
 
@@ -206,7 +206,10 @@ class Account:
         found: Seconds,
         of_steps: tuple[HeartbeatSample, int] | None = None,
     ) -> None:
-        """Assign the device's time up to `end_ns` to phases and known parts of steps; split the rest as in `rest`."""
+        """Assign the device's time up to `end_ns` to phases and known parts of steps.
+
+        Split the remainder as in `rest`.
+        """
         begin_ns = self._cursors[place]
         left = end_ns - begin_ns
         if left <= 0:

@@ -77,7 +77,7 @@ class AttemptRunner:
     ) -> AttemptResult:
         """Run the command once. `folder` is this attempt's empty folder; `reached` returns a rank's training step."""
         attempt = _Attempt(self, folder)
-        self._read_xids()  # those of before are not this attempt's
+        self._read_xids()  # earlier Xids do not belong to this attempt
         ended = run_local(
             words,
             {**environment, Variable.HEARTBEAT: str(folder)},
@@ -91,7 +91,7 @@ class AttemptRunner:
         self.was_asked_to_end = self.was_asked_to_end or number in _ENDS
 
     def new_watch(self, folder: Path) -> HangWatch:
-        """Return what detects the hangs of one attempt."""
+        """Return the hang detector for one attempt."""
         return HangWatch(
             HangTimeout(self._hang_after_s),
             lambda pulses: ask_stacks(folder, pulses),
@@ -128,7 +128,7 @@ class AttemptRunner:
 
 
 class _Attempt:
-    """What is seen of one attempt while it runs."""
+    """Observations of one attempt while it runs."""
 
     def __init__(self, runner: AttemptRunner, folder: Path) -> None:
         self.pass_on = PassOn(folder)
@@ -167,7 +167,7 @@ class _Attempt:
         self._xids.extend(self._runner.read_xids())
         is_given_up = self._runner.report_look(ranks, self._watch)
         if is_given_up and not any(pulse.is_alive for pulse in ranks):
-            end_attempt(self._folder)  # its agent waits for a node that will not come
+            end_attempt(self._folder)  # its agent waits for a node that will not join
         if self._hang is None:
             is_failing = bool(failures_of(self._folder, pulses))
             self._hang = self._runner.find_hang(self._watch, now, ranks, is_failing=is_failing)
@@ -177,7 +177,7 @@ class _Attempt:
     def result(
         self, ended: ExitStatus, environment: Mapping[str, str], reached: Callable[[HeartbeatSample], int | None]
     ) -> AttemptResult:
-        """Return how the attempt ended, once its first process has; end what is left of it."""
+        """Return how the attempt ended once its first process has ended; end its remaining processes."""
         was_asked_to_end = self._runner.was_asked_to_end
         pulses = self._beats.read()
         self._deaths.follow(pulses)

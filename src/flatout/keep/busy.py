@@ -36,7 +36,8 @@ def work_of(pid: int) -> ProcessUsage:
                 cpu_s += times.user + times.system
             with suppress(psutil.Error, AttributeError):
                 counters = one.io_counters()
-                # Bytes of system calls, and bytes of disk I/O: reads of a memory-mapped file are in the second only.
+                # Bytes of system calls, and bytes of disk I/O: reads of a memory-mapped file are included only in disk
+                # I/O.
                 moved += int(sum(getattr(counters, name) for name in _COUNTERS))
                 is_told = True
     return ProcessUsage(cpu_s=cpu_s, moved_bytes=moved if is_told else None)

@@ -1,7 +1,7 @@
-"""Classify a failure by its words: exceptions and lines of logs -> the entry of `failures.toml` that explains them.
+"""Classify a failure by its text: exceptions and lines of logs -> the entry of `failures.toml` that explains them.
 
 In: the chain of a failure, the original cause first, and whether a step was made before it. Out: a `Classification`.
-What only the outside shows (exit codes, kills, hangs, counters) is judged by `rules`.
+Evidence from outside the process (exit codes, kills, hangs, counters) is judged by `rules`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _SAYS_LITTLE = {"exception", "launcher", "files", "communication", "own-exit-tex
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):
-    """What the words of a failure say."""
+    """The classification of a failure by its text."""
 
     known: KnownFailure
     failure_class: FailureClass
     restart: Restart
-    error: RaisedError  # the one that decides
-    words: str  # that fit; empty if only the type does
+    error: RaisedError  # the error that decides
+    words: str  # the words that match; empty if only the type matches
 
     @property
     def says_little(self) -> bool:
-        """Whether the words are of no known failure, so that everything else that is known comes first."""
+        """Whether the text does not match any known failure, so that all other evidence takes precedence."""
         return self.known.name in _SAYS_LITTLE
 
     @property

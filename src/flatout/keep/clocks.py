@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 _EVERY_NS, _MOST_APART_NS = 1_000_000_000, 5_000_000_000
-_MOST_SAMPLES = 100_000  # more than a day's
+_MOST_SAMPLES = 100_000  # more than a day's samples
 _COUNTED = {"software_thermal", "hardware_thermal", "hardware_slowdown", "power_brake"}
 
 

@@ -1,8 +1,8 @@
-"""Take the text of a failure apart: a traceback, a log, or one message -> `RaisedError`s, the original cause first.
+"""Parse the text of a failure: a traceback, a log, or one message -> `RaisedError`s, the original cause first.
 
 Texts of several ranks are separated by the prefixes that launchers write. Before a text is compared with the table of
-known failures, `without_names` takes out what the job calls its data: quoted strings, URLs and paths. Nothing here
-judges.
+known failures, `without_names` removes the names of the job's data: quoted strings, URLs and paths. This module does
+not judge.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 
 from flatout.catalog.failures import Phase
 
-_MAX_LINES = 5_000  # of a log, from its end
+_MAX_LINES = 5_000  # length of the part of a log, from its end, that is parsed
 _MAX_MESSAGE_LINES = 60
 
-# What launchers write before each line of a rank: torchrun, srun -l, Horovod, Ray.
+# Prefixes that launchers write before each line of a rank: torchrun, srun -l, Horovod, Ray.
 _RANK_PREFIX = re.compile(
     r"^(?:\[(?:rank|default)\d+\]:\s?|\d{1,5}:\s|\[\d+(?:,\d+)?\]<std(?:err|out)>:\s?"
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\)\s)+"
@@ -42,7 +42,7 @@ _WRITTEN_OUT = ("\\n", "\n"), ("\\t", "\t")
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
-_KEPT = r"(?!/dev/)"  # a device's path says something in quotes too
+_KEPT = r"(?!/dev/)"  # the path of a device is informative even in quotes
 _QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n]*`")
 _CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?) '([^'\n]*)'")
 _NATIVE_SOURCE = re.compile(r"(?:[^\s\[\](]*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)(?::\d+)?)(?![\w/])")
@@ -160,7 +160,7 @@ def _continues(line: str, message: list[str]) -> bool:
 
 
 def _short_source(match: re.Match[str]) -> str:
-    """Keep the file and line of native code: they say which library speaks."""
+    """Keep the file and line of native code: they show which library wrote the message."""
     library = "gloo " if "gloo" in match[0] else ""
     return f"<{library}{match[1]}>"
 

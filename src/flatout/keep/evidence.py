@@ -27,7 +27,7 @@ _CODE_2 = (REFUSED, "FileNotFoundError")  # Python exits with code 2 for these; 
 
 
 class FreeSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """How much space was left when a write failed."""
+    """The free space when a write failed."""
 
     folder: str
     free_bytes: int | None
@@ -53,12 +53,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def errors(self) -> tuple[RaisedError, ...]:
-        """The whole chain, this exception last."""
+        """Return the whole chain, this exception last."""
         return (*self.chain, RaisedError(exception=self.exception, message=self.message))
 
     @property
     def words(self) -> Classification | None:
-        """What its words say; at which phase it was raised plays no part in who is blamed."""
+        """Return the classification by its text; the phase in which it was raised does not affect who is blamed."""
         return classify(self.errors, None)
 
     @property
@@ -67,7 +67,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_peers(self) -> bool:
-        """Whether it only says that a peer is gone: never the cause if there is another error."""
+        """Whether the failure only reports that a peer is gone; it is never the cause if there is another error."""
         words = self.words
         return words is not None and words.known.of_peers
 
@@ -173,7 +173,7 @@ def evidence_of(
         exits = rank_exits(folder, pulses, deaths, noted)
     left = left_first(exits, _first_complaint_s(failures))
     blamed = _blamed_ranks(failures, hang, killed, left)
-    # Use the failing rank's own step: the others may have come a step further, or not.
+    # Use the failing rank's own step: the other ranks may or may not be one step ahead.
     steps = [step_of(pulse) for pulse in pulses if not blamed or pulse.rank in blamed]
     return Evidence(
         code=ended.code,
@@ -209,7 +209,7 @@ def _first_complaint_s(failures: Sequence[Failure]) -> float | None:
 def _blamed_ranks(
     failures: Sequence[Failure], hang: Hang | None, killed: Sequence[int], left: RankExit | None
 ) -> set[int]:
-    """Return the ranks that the end of the attempt is due to; empty if none is known."""
+    """Return the ranks that caused the end of the attempt; empty if unknown."""
     has_own_error = bool(failures) and not failures[0].is_of_peers
     if left is not None and not has_own_error:
         return {left.rank}
@@ -221,7 +221,7 @@ def _blamed_ranks(
 def _host(
     blamed: set[int], failures: Sequence[Failure], pulses: Sequence[HeartbeatSample], xids: Sequence[int]
 ) -> str | None:
-    if xids:  # they are this host's
+    if xids:  # they belong to this host
         return os.uname().nodename
     if failures and failures[0].rank in blamed:
         return failures[0].hostname

@@ -1,8 +1,8 @@
-"""How each rank of an attempt ended, by time -> which rank left first: heartbeats, observed deaths, launchers' reports.
+"""Determine how each rank of an attempt ended, and which rank left first.
 
-In: the heartbeats, when each process was first seen to have ended, what the launcher says of its ranks, and what a rank
-left behind (the stacks of a crash, the end of its standard error). Out: `RankExit`s. Ranks that reported an error have
-their `Failure`; these are those that ended silently.
+In: the heartbeats, the time at which each process was first seen to have ended, the launcher's report about its ranks,
+and data that a rank left behind (the stacks of a crash, the end of its standard error). Out: `RankExit`s, for ranks
+that ended silently; ranks that reported an error have a `Failure` instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flatout.keep.stacks import Stack, parse
 
 _TAKES_DOWN = signal.SIGTERM  # launchers send it to the remaining ranks
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_SAME_TIME_S = 0.5  # a death is seen up to a poll later, and longer on a busy host
+_SAME_TIME_S = 0.5  # a death is noticed up to one polling interval later, or more on a busy host
 _LAST_LINES = 20
 _MAX_CHARACTERS = 300  # of a line
 _FILE_TAIL_BYTES = 65536
@@ -65,7 +65,7 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_by_launcher(self) -> bool:
-        """Whether it may be the launcher that ended it, because another rank had failed."""
+        """Whether the launcher may have ended the rank because another rank had failed."""
         return self.signal == _TAKES_DOWN
 
 
@@ -88,8 +88,8 @@ def rank_exits(
 def left_first(exits: Sequence[RankExit], first_complaint_s: float | None) -> RankExit | None:
     """Return the rank that left first, if it ended itself or crashed; None if none did.
 
-    `first_complaint_s`: when a rank first reported that a peer is gone. A rank that leaves after that may only follow;
-    before it, one that ends with code 0 is a reason to complain.
+    `first_complaint_s`: when a rank first reported that a peer is gone. A rank that leaves later may only be a
+    consequence; a rank that ends earlier with code 0 can be the reason for the report.
     """
     for one in exits:
         if one.is_by_launcher or (one.signal is None and one.code is None and not one.is_orderly):
@@ -127,7 +127,7 @@ def killed_ranks(
 
 
 class StderrFile:
-    """Our standard error, if it is a file: what an attempt adds to it can be read back, native code's lines too."""
+    """Flatout's standard error, if it is a file: lines added by an attempt can be read back, even from native code."""
 
     def __init__(self, descriptor: int = 2) -> None:
         self._path = Path(f"/proc/self/fd/{descriptor}")

@@ -1,4 +1,4 @@
-"""A hang of a job: which ranks wait, in which collective, which rank is missing, and where it is instead.
+"""A hang of a job: which ranks wait, in which collective, which rank is missing, and and where that rank is instead.
 
 In: the state of each rank, from `hang_judge`. Out: a `Hang`, and its description in one sentence.
 """
@@ -36,7 +36,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     is_busy: bool = False  # it computes, reads or writes, or its stack changes
 
     def where(self) -> str:
-        """Say where the rank is."""
+        """Describe where the rank is."""
         if self.phase in _GONE:
             return _GONE[self.phase]
         places = [place for place in (self.call, self.frame or self.innermost) if place]

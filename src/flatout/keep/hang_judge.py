@@ -1,7 +1,7 @@
-"""Judge whether a silent job hangs, and who is missing: three looks at its ranks -> a `Hang`, or None.
+"""Judge whether a silent job hangs, and which rank is missing: three polls of its ranks -> a `Hang`, or None.
 
 A rank whose stack changes, that computes, or that reads or writes is slow, not stuck, and so are the ranks that wait
-for it, up to a ceiling; a limit that the user has set binds whatever a rank does. A rank that has begun fewer
+for it, up to a ceiling; a limit set by the user applies regardless of a rank's activity. A rank that has begun fewer
 collectives than the others of its group is late: the others wait for it.
 """
 
@@ -26,7 +26,7 @@ Progress = Literal["none", "busy", "moving"]  # busy: it works in one place; mov
 
 
 class Look(NamedTuple):
-    """What one look has found, by process name."""
+    """The findings of one poll, by process name."""
 
     at_s: float
     stacks: Mapping[str, Stack]
@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The ranks that others wait for, and the collective that they have not come to."""
+    """The ranks that others wait for, and the collective that they have not reached."""
 
     names: frozenset[str]
     group: str | None
@@ -42,7 +42,7 @@ class Missing(NamedTuple):
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """Several looks at the ranks of a silent job, within seconds. `elsewhere` are the ranks of other nodes."""
+    """Several polls of the ranks of a silent job, within seconds. `elsewhere` are the ranks on other nodes."""
 
     looks: Sequence[Look]
     ranks: tuple[HeartbeatSample, ...]
@@ -105,7 +105,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
         *,
         is_elsewhere: bool,
     ) -> list[float] | None:
-        """Return for how long each blamed rank may be silent; None if one gets on and nobody waits for it."""
+        """Return how long each blamed rank may be silent; None if a rank makes progress and nobody waits for it."""
         num_known = len(ranks) + len(self.elsewhere)
         # A timeout learned from steps does not apply to a rank on which no node reports.
         is_unknown = is_elsewhere and max(pulse.world_size for pulse in ranks) > num_known
@@ -125,7 +125,10 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
         return limits_s
 
     def _progress(self, pulse: HeartbeatSample, missing: Missing) -> Progress:
-        """Return what the rank did between the looks. A wait for others, which can keep a core busy, does not count."""
+        """Return the rank's activity between the polls.
+
+        A wait for others, which can keep a core busy, does not count.
+        """
         if not pulse.is_alive or pulse.is_stopped:
             return "none"
         stacks = [look.stacks[pulse.name] for look in self.looks if pulse.name in look.stacks]
@@ -190,7 +193,7 @@ def late_by_count(
     """Return the ranks that began fewer collectives of a group than others, the group, and the pending number.
 
     `elsewhere`: the same counts for ranks on other nodes; these nodes report their own late ranks. A rank without a
-    process is late, whatever it had begun.
+    process is late, regardless of what it had begun.
     """
     dead = {pulse.name for pulse in ranks if not pulse.is_alive}
     first_pending: tuple[str | None, int | None] = (None, None)  # of a group without a late rank

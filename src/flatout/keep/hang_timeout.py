@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from flatout.keep.heartbeats import HeartbeatSample
 
 AT_LEAST_S = 10.0
-_LOOKS_S = 2.0  # between the first and the last look at a silent job
-_UNWITNESSED_S = 60.0  # if no other rank waits, or no stack is available: the rank may only pause
+_LOOKS_S = 2.0  # time between the first and the last poll of a silent job
+_UNWITNESSED_S = 60.0  # if no other rank waits, or no stack is available: the rank may only be pausing
 _TIMES_MEDIAN, _TIMES_LONGEST = 10.0, 3.0
 _MOST_FROM_LONGEST_S = 60.0  # one long stall must not delay the detection of the next hang by an hour
 _FIRST_STEP_S = 300.0  # loading, rendezvous, first compilation: no step time is known yet
-# Of phases that are expected to be long. The first one: as nobody knows how long it takes.
+# For phases that are expected to be long. The first value applies to the first such phase, whose duration is unknown.
 _FIRST_LONG_PHASE_S, _LATER_LONG_PHASE_S, _COMPILING_S = 600.0, 60.0, 1800.0
 # For a rank that works while others wait for it: in one place, or with a stack that changes. A collective of torch
 # gives up after 10 minutes with NCCL and 30 with gloo.
@@ -40,17 +40,17 @@ class HangTimeout:
         return self._fixed_s is not None
 
     def is_just_before(self, silence_s: float) -> bool:
-        """Whether a limit that the user has set is not quite reached."""
+        """Whether a limit set by the user is almost reached."""
         return self._fixed_s is not None and silence_s < self._fixed_s
 
     def forgive(self, gap_s: float) -> None:
-        """Do not count this time as silence: nobody could see what the ranks did."""
+        """Do not count this time as silence, because the ranks could not be observed."""
         self._changed = {
             name: (events, at_s + gap_s, phase, steps) for name, (events, at_s, phase, steps) in self._changed.items()
         }
 
     def ceiling_s(self, phase: str, *, is_moving: bool) -> float:
-        """Return for how long others may wait for a rank that works without any event."""
+        """Return how long others may wait for a rank that works without any event."""
         if is_moving:
             return _MOVING_CEILING_S
         return _LONG_BUSY_CEILING_S if phase in (*LONG_PHASES, "compilation") else _BUSY_CEILING_S

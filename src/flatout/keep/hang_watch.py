@@ -19,7 +19,7 @@ from flatout.keep.rank_place import waits_for_others
 from flatout.keep.stacks import Stack
 
 _NUM_LOOKS, _BETWEEN_LOOKS_S = 3, 1.0
-_SUSPENDED_S = 10.0  # without a call, which comes a few times per second
+_SUSPENDED_S = 10.0  # time without a call; calls come a few times per second
 
 
 class HangWatch:
@@ -49,7 +49,7 @@ class HangWatch:
     def look(self, now: float, ranks: Sequence[HeartbeatSample], *, is_failing: bool = False) -> Hang | None:
         """Return a hang, once. Call this a few times per second. `is_failing`: a rank has reported an error."""
         if self._last_s is not None and now - self._last_s > _SUSPENDED_S:
-            self._patience.forgive(now - self._last_s)  # we were suspended, and the job probably too
+            self._patience.forgive(now - self._last_s)  # this process was suspended, and probably the job too
             self._looks.clear()
         self._last_s = now
         silences = {pulse.name: self._patience.silence_s(now, pulse) for pulse in ranks}
@@ -85,7 +85,7 @@ class HangWatch:
         return hang
 
     def told(self, ranks: Sequence[HeartbeatSample]) -> list[PeerRank]:
-        """Return the status of this node's ranks for the other nodes."""
+        """Return the status of this node's ranks, for the other nodes."""
         return [
             PeerRank(
                 rank=pulse.rank or 0,

@@ -1,6 +1,6 @@
 """Read the heartbeats that `inside/liveness/beat.py` writes in a job's processes -> one `HeartbeatSample` per rank.
 
-Reading needs no answer from the process, so a stuck process can be read too. Files of another format are skipped.
+Reading needs no answer from the process, so a stuck process can be read too. Files with any other format are skipped.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     rank: int | None  # None: unknown whether it is a rank
     world_size: int
-    is_local: bool  # its PID is valid on this host and in this PID namespace
+    is_local: bool  # whether its PID is valid on this host and in this PID namespace
     is_alive: bool  # unknown, and therefore assumed, for processes that are not local
-    has_ended: bool  # on its own, not killed
+    has_ended: bool  # whether it ended by itself, rather than being killed
     num_events: int
     num_steps: int
     base_step: int | None  # steps made before this process, by the optimizer's count

@@ -1,4 +1,4 @@
-"""Exclude a failed host by means of the user's launcher: command and environment -> the next command.
+"""Exclude a failed host through the user's launcher: command and environment -> the next command.
 
 torchrun's elastic agents (`--nnodes=2:4`) continue without a host that does not come back. In a Slurm allocation with
 more nodes than `srun` requests, `srun --exclude` starts the job on the others. Nothing else is tried: Flatout does not
@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 
 def goes_on_without_host(nnodes: str | None) -> bool:
-    """Whether torchrun was given a range of nodes: the other hosts' agents continue when this one's leaves."""
+    """Whether torchrun was given a range of nodes, so that the agents on other hosts continue without this host's."""
     low, _, high = (nnodes or "").partition(":")
     return low.isdigit() and high.isdigit() and int(low) < int(high)
 

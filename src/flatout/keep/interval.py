@@ -1,4 +1,4 @@
-"""Find how often to save, and what to improve first, from measured costs and the distribution of the failure rate.
+"""Find the checkpoint interval and the most useful improvement, from measured costs and the failure rate distribution.
 
 In: `Costs` in seconds, the number of nodes, and a `FailureRate`, a Gamma distribution: a published rate at first, which
 the job's own failures and node-days soon outweigh. Out: the interval with the highest expected goodput over that
@@ -198,7 +198,7 @@ def best_interval(costs: Costs, rate: FailureRate, num_nodes: int) -> Interval:
     )
 
 
-# What to improve first.
+# The most useful improvements.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

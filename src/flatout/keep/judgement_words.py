@@ -23,7 +23,7 @@ _SHELL_CODES = {
     126: "a program in it is not executable",
     127: "a program in it was not found",
 }
-# What stands before the error; a class without words needs none.
+# Text that precedes the error; classes that are not listed need none.
 _TITLES: dict[FailureClass, str] = {
     "device-oom": "out of GPU memory",
     "disk-full": "the disk is full",
@@ -49,14 +49,14 @@ OBVIOUS = (*_OF_SCRIPTS, "own-exit-text", "files", "unwritable", "permission", "
 
 
 def is_refused_checkpoint(failure: Failure) -> bool:
-    """Whether `flatout.checkpoint` refuses to resume, for another reason than a disk or a right."""
+    """Whether `flatout.checkpoint` refuses to resume, for a reason other than a disk error or missing permission."""
     is_of_checkpoints = failure.exception in ("CheckpointError", "DamagedError")
     words = failure.words
     return is_of_checkpoints and (words is None or words.says_little or words.failure_class == "mistake")
 
 
 def says_known(by_words: Classification, evidence: Evidence) -> str:
-    """Say what a failure is whose words are known, with NCCL's last error and the space that was left."""
+    """Describe a known failure, with NCCL's last error and the free space."""
     title = _TITLES_OF.get(by_words.known.name) or _TITLES.get(by_words.failure_class)
     if by_words.error.exception == "" and evidence.left is not None:
         text = says_left(evidence)
@@ -76,7 +76,7 @@ def says_known(by_words: Classification, evidence: Evidence) -> str:
 
 
 def says_failure(evidence: Evidence) -> str:
-    """Say which rank raised what, and where."""
+    """Say which rank raised which error, and where."""
     root = evidence.root
     assert root is not None
     if root.kind == FailureKind.EXIT:
@@ -86,7 +86,7 @@ def says_failure(evidence: Evidence) -> str:
 
 
 def first_line(evidence: Evidence) -> str:
-    """Return the first line of the failure's message, with what NCCL says of its last error."""
+    """Return the first line of the failure's message, with NCCL's last error."""
     assert evidence.root is not None
     raised = evidence.root.message.strip()  # of torch and NCCL, not ours
     first, _, _ = raised.partition("\n")
@@ -110,7 +110,7 @@ def says_left(evidence: Evidence) -> str:
 
 
 def says_left_early(evidence: Evidence) -> str:
-    """Say that a rank's script came to its end while the others needed it."""
+    """Say that a rank's script ended while the other ranks needed it."""
     left = evidence.left
     assert left is not None
     return (
@@ -130,7 +130,7 @@ def says_mismatch(evidence: Evidence) -> str:
 
 
 def says_killed(evidence: Evidence) -> str:
-    """Say which ranks ended without an error, or by which signal the command ended."""
+    """Say which ranks ended without an error, or which signal ended the command."""
     if evidence.killed:
         ranks = ", ".join(str(rank) for rank in evidence.killed)
         plural = "s" * (len(evidence.killed) > 1)
@@ -139,7 +139,7 @@ def says_killed(evidence: Evidence) -> str:
 
 
 def says_usage(evidence: Evidence) -> str:
-    """Say what a shell's code for a command that cannot run means."""
+    """Explain a shell's exit code for a command that cannot run."""
     return f"the command ended with code {evidence.code} before the first step: {_SHELL_CODES[evidence.code or 2]}"
 
 
@@ -157,7 +157,7 @@ def _at_step(left: RankExit) -> str:
 
 
 def _says_cause(by_words: Classification, evidence: Evidence) -> str:
-    """Name the exception that decides, if it is another one than the last of the chain."""
+    """Name the exception that decides, if it is not the last exception of the chain."""
     root = evidence.root
     if root is None or by_words.error == root.errors[-1]:
         return ""

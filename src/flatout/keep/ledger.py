@@ -40,7 +40,7 @@ _HEAD_BYTES = 4096
 _HINT = "pass a ledger that `flatout run --ledger FILE` wrote"
 _IMPOSSIBLE = 1 << 63  # ns; three centuries, more than one line can cover
 _NO_STEPS = "No step was seen in which it could be"
-_NOT_YET = "Unknown before DDP's first timed exchange"  # the reason for lines that have no reason themselves
+_NOT_YET = "Unknown before DDP's first timed exchange"  # the reason for lines that do not state a reason
 
 
 class HeldError(OutputError):

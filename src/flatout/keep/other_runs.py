@@ -34,7 +34,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     ticks: int  # start time; together with the PID it identifies the process uniquely
-    pid_namespace: str  # in another namespace, such as a container's, the PID means another process
+    pid_namespace: str  # in a different namespace, such as a container's, the PID refers to a different process
     command: str
     folder: str
     checkpoints: tuple[str, ...] = ()  # files and folders
@@ -48,7 +48,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
     state: Path
     pid: int  # the first process of the job
     is_watched: bool
-    shared: str  # what both runs share
+    shared: str  # resources that both runs use
     is_in_the_way: bool  # it runs the same job, or writes to the same checkpoints
 
     def describe(self) -> str:

@@ -1,9 +1,9 @@
-"""Pass SIGUSR1 and SIGUSR2 on to the processes of a job that handle them, as Slurm means them.
+"""Pass SIGUSR1 and SIGUSR2 on to the processes of a job that handle them, as Slurm intends.
 
-Slurm's `--signal` announces the end of a job by a signal to each of its tasks. `flatout run` gets it in place of the
-ranks if it is the task: its own child is then a launcher, which a signal without a handler would end, and ranks that
-the launcher started in other sessions get no signal of the group. So a process of the job that has a handler
-gets the signal; only where none has one, the first process gets it, as without Flatout.
+Slurm's `--signal` sends an advance-warning signal to each task of a job. If `flatout run` is the task, it gets the
+signal instead of the ranks: its child is then a launcher, which a signal without a handler would end, and ranks that
+the launcher started in other sessions do not get signals of the group. So the processes of the job that have a handler
+get the signal; only if there are none, the first process gets it, as without Flatout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.inside.protocol import Variable
 from flatout.launch import with_environment
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-_SOON_S = 600.0  # an end within this time of a warning follows from it
+_SOON_S = 600.0  # an end within this time after a warning is attributed to it
 
 
 class PassOn:
@@ -32,9 +32,10 @@ class PassOn:
         self._at_s: float | None = None
 
     def __call__(self, number: int, *, group_has_it: bool) -> bool:
-        """Send the signal to the processes that handle it; return False if none does, so that it is not passed on.
+        """Send the signal to the processes that handle it.
 
-        `group_has_it`: our process group got the signal, and its processes must not get it again.
+        Return False if no process handles it, so that it is not sent. `group_has_it`: our process group got the signal,
+        and its processes must not get it again.
         """
         self._at_s = time.monotonic()
         own_group = os.getpgrp()

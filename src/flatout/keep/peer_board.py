@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 _REPORT_EVERY_S = 1.0
-LOST_AFTER_S = 15.0  # without a new status; torchrun's agents wait as long
+LOST_AFTER_S = 15.0  # time without a new status; torchrun's agents wait equally long
 _HEAR_S = 4.0  # the wait for the reason, on a node whose ranks only lost their peers
 _RECENT_S = 60.0
 
@@ -49,7 +49,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class _Heard(msgspec.Struct, kw_only=True):
     status: PeerStatus
     at_s: float  # when the status last changed, by this node's clock
-    is_new: bool  # the status changed after this node started, so it is of the current job
+    is_new: bool  # the status changed after this node started, so it belongs to the current job
     failed_at_s: float | None = None
 
 
@@ -57,8 +57,8 @@ class PeerBoard:
     """Writes the status of this node, and reads the status of the others.
 
     All nodes see `folder`; without it nothing is written or read. `clean` masks secrets. Statuses of other jobs than
-    `job` in the same folder are ignored. With `others_go_on` the launcher is elastic: the job continues without a node
-    that gives up.
+    `job` in the same folder are ignored. If `others_go_on` is set, the launcher is elastic: the job continues without a
+    node that gives up.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PeerBoard:
             partial.replace(path)
 
     def _is_of_job(self, status: PeerStatus) -> bool:
-        """Whether a status belongs to this job. Without names, it does unless it is of the same host."""
+        """Whether a status belongs to this job. Without job names, it does unless it is from the same host."""
         if status.job != self._own.job:
             return False
         if status.job is not None:
@@ -191,7 +191,8 @@ class PeerBoard:
     def _note(self, status: PeerStatus, now: float) -> None:
         heard = self._heard.get(status.node)
         if heard is None:
-            # A status that exists at the start may be of an earlier job; one that appears later is of this job.
+            # A status that exists at the start may belong to an earlier job; a status that appears later belongs to
+            # this job.
             self._heard[status.node] = _Heard(status=status, at_s=now, is_new=bool(self._next_s))
         elif heard.status != status:
             has_failed = status.failure is not None and status.num_failures > heard.status.num_failures

@@ -1,4 +1,4 @@
-"""Read from the ledger what previous runs of the same job left, so that a job restarted by its scheduler resumes.
+"""Read from the ledger the state left by previous runs of the same job, so that a job restarted by a scheduler resumes.
 
 In: the environment, the ID of torchrun's rendezvous, and the ledger's lines. Out: `JobStart`, which identifies the job,
 and `PreviousRuns`, with the restarts that they used and the step that they reached; None if this run is the first. The

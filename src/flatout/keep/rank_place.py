@@ -1,4 +1,4 @@
-"""Where a rank is, by its heartbeat and its stack: in which phase, in which collective, whether it waits for others."""
+"""Find a rank's phase and collective, and whether it waits for others, from its heartbeat and its stack."""
 
 from __future__ import annotations
 

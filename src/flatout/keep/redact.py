@@ -28,7 +28,7 @@ def _masked(found: re.Match[str]) -> str:
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:
-    """Return a function that replaces by numbers the names of this host and of those that Slurm and torchrun name."""
+    """Return a function that replaces the names of this host and of hosts named by Slurm or torchrun with numbers."""
     numbers: dict[str, str] = {}
     for names in _hosts(environment):
         label = f"host-{len(set(numbers.values())) + 1}"

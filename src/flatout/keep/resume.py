@@ -1,4 +1,4 @@
-"""Decide whether a script that saves to its own file can resume from it, and say what to report.
+"""Decide whether a script that saves to its own file can resume from that file, and what to report.
 
 `flatout.checkpoint` verifies and keeps scripts' checkpoints; the caller passes its function. Without that function, any
 existing file that is not empty counts as complete.

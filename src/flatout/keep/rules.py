@@ -1,9 +1,9 @@
 """Classify a failure, its fault and whether to restart: `Evidence` -> `Judgement`, by two tables.
 
 The first rule that fits decides. What is observed from outside comes first (signals, the kernel's counters, the driver,
-hangs), then the words of the first error (`catalog/failures.toml`), then how the first rank ended, then what the
-type of the error alone says. `restart` is what the failure alone calls for; the budget, and the same failure at the
-same step for the second time, which is the user's bug whatever it is, are the supervisor's.
+hangs), then the text of the first error (`catalog/failures.toml`), then how the first rank ended, then the type of the
+error alone. `restart` depends only on the failure. The supervisor handles the budget, and repeated failures at the same
+step, which it always treats as the user's bug.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flatout.keep.evidence import Evidence, Failure
 from flatout.keep.exits import RankExit
 
 Fault = Literal["nobody", "user", "machine", "network", "unknown"]
-START_UP_S = 30.0  # a launcher with its ranks has come to `import torch` by then, or the job has none of it
+START_UP_S = 30.0  # by then, a launcher and its ranks have reached `import torch`, or the job does not use torch
 ASKED = words.ASKED
 
 _FAULTS: dict[FailureClass, Fault] = {
@@ -45,9 +45,9 @@ _FAULTS: dict[FailureClass, Fault] = {
 }
 _LOADER_WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: Killed|exited unexpectedly)")
 _PLAIN_MISTAKES = {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
-_ROOM_IN_SHM_BYTES = 64 * 2**20  # with more than this left, a bus error has another cause than a full /dev/shm
+_ROOM_IN_SHM_BYTES = 64 * 2**20  # if more than this is free, a bus error is not caused by a full /dev/shm
 _SIGBUS, _SIGABRT, _SIGKILL = 7, 6, 9
-# What a line that a rank has written can prove. (That it was asked to end follows from other ranks.)
+# Failures that can be proved by a line from a rank. (Being asked to end is concluded from other ranks.)
 _CLASSES_OF_LINES = ("gpu", "host", "host-oom", "device-oom", "shm-full", "disk-full", "job")
 _RANK_PREFIX = re.compile(r"\[(?:rank|default)(\d+)\]:")
 _OF_TORCHRUN = re.compile(r"\s*(?:time|host|rank|exitcode|error_file|traceback)\s+: |[EWI]\d{4} |.*Sending process \d+")
@@ -63,8 +63,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     failure_class: FailureClass = "unknown"
     way_out: str | None = None
     is_of_peers: bool = False  # its ranks lost those of other nodes: the cause, if there is another, is reported there
-    awaits_peers: bool = False  # the launcher's agents on other nodes are not there yet, or not gone yet
-    key: str = ""  # the same for the same failure
+    awaits_peers: bool = False  # the launcher's agents on other nodes have not started yet, or have not ended yet
+    key: str = ""  # key that is equal for equal failures
 
     @property
     def restarts(self) -> bool:
@@ -112,7 +112,7 @@ def phase_of(evidence: Evidence, failure: Failure) -> Phase | None:
 
 
 def _words_of(evidence: Evidence) -> Classification | None:
-    """Return what the words of the first error say; of a rank that ended without one, what its last lines say."""
+    """Return the classification of the first error's text or, for a rank without an error, of its last lines."""
     root = evidence.root
     from_error = classify(root.errors, phase_of(evidence, root)) if root is not None else None
     if from_error is not None and not from_error.known.of_peers:
@@ -122,7 +122,7 @@ def _words_of(evidence: Evidence) -> Classification | None:
 
 
 def _words_of_lines(evidence: Evidence) -> Classification | None:
-    """Return what the last lines of a rank that crashed or ended itself say, where they are of a known failure."""
+    """Return the classification of a crashed or self-ended rank's last lines, if they match a known failure."""
     left = evidence.left
     is_silent = left is not None and (left.is_crash or bool(left.code))
     if left is None or not is_silent:
@@ -136,7 +136,7 @@ def _words_of_lines(evidence: Evidence) -> Classification | None:
 
 
 def _may_be_of(rank: int, line: str) -> bool:
-    """Whether a line of the whole command may be the rank's: another rank's has its prefix, and torchrun's its form."""
+    """Whether a line of the command's output may be the rank's: lines of other ranks and torchrun are recognisable."""
     prefix = _RANK_PREFIX.match(line)
     is_of_other = prefix is not None and int(prefix[1]) != rank
     return not is_of_other and _OF_TORCHRUN.match(line) is None
@@ -177,12 +177,12 @@ def _key(name: str, evidence: Evidence) -> str:
     parts: list[object] = [name, evidence.code, evidence.signal]
     if root is not None:
         parts += [root.exception, root.line, re.sub(r"0x[0-9a-f]+|\d+", "#", root.message)]
-    if root is None or root.is_of_peers:  # else they may have been ended by the launcher, or not
+    if root is None or root.is_of_peers:  # otherwise the launcher may have ended them
         parts.append(evidence.killed)
         parts.append((left.rank, left.code, left.signal) if left is not None else None)
     if evidence.hang is not None:
         parts += [evidence.hang.late, [state.frame for state in evidence.hang.ranks]]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]  # the ledger has it, and no texts of the job
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]  # a hash, because the ledger contains no job texts
 
 
 def _machine_xids(evidence: Evidence) -> tuple[int, ...]:
@@ -221,7 +221,7 @@ def _is_shm_bus_error(evidence: Evidence) -> bool:
 
 
 def _is_aborted_collective(evidence: Evidence) -> bool:
-    """Whether a rank was aborted in a collective while another was in one at another line: gloo refuses the data."""
+    """Whether a rank was aborted in a collective while another was in one at a different line: gloo refuses this."""
     left = evidence.left
     if left is None or left.signal != _SIGABRT or left.stack is None:
         return False
@@ -276,7 +276,7 @@ OBSERVED: tuple[Rule, ...] = (
     ),
     Rule(
         name="refused-checkpoint",
-        # At the first step too: it is then seen that others are there, and `resume` was not called.
+        # The first step is included: only then is it found that checkpoints exist although `resume` was not called.
         fits=lambda e: e.num_steps <= 1 and _root(e, words.is_refused_checkpoint),
         failure_class="mistake",
         restart="no",
@@ -290,7 +290,7 @@ OBSERVED: tuple[Rule, ...] = (
         says=lambda e: f"the script refuses its arguments: {words.first_line(e)}",
     ),
 )
-# How ranks ended, where the words of no error are known, or only complain about peers.
+# How ranks ended, if no error has a known text, or errors only report lost peers.
 ENDS: tuple[Rule, ...] = (
     Rule(
         name="gpu-out-of-memory",
@@ -352,7 +352,7 @@ ENDS: tuple[Rule, ...] = (
         says=words.says_killed,
     ),
 )
-# What is left where no rank reported an error.
+# The remaining evidence if no rank reported an error.
 LAST: tuple[Rule, ...] = (
     Rule(
         name="usage",

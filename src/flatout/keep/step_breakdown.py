@@ -1,11 +1,11 @@
 """Split a step's time outside compute into three classes, in ns, from DDP's timing, a recording or NVML.
 
-If DDP timed the exchange of gradients on all ranks in the same iteration (`inside/liveness/exchange.py`), that gives
-`late_rank_wait` and `exposed_communication`: the exchange ends on all ranks together, so the rank with the shortest one
-is the late rank. Its time is the transfer, and the additional time of the others is their wait for it. The steps since
-then get the median of the last five such iterations. Without DDP, the two classes are shares of the step in a
-recording, if there is one. `throttled` comes from NVML's clocks. What none of the sources reports stays unknown, in the
-class of the steps.
+If DDP timed the exchange of gradients on all ranks in the same iteration (`inside/liveness/exchange.py`),
+`late_rank_wait` and `exposed_communication` follow from it: the exchange ends on all ranks together, so the rank with
+the shortest exchange is the late rank. Its time is the transfer, and the additional time of the others is their wait
+for it. The steps since then get the median of the last five such iterations. Without DDP, the two classes are shares of
+the step in a recording, if there is one. `throttled` comes from NVML's clocks. Time that none of the sources reports
+stays unknown, in the class of the steps.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from flatout.keep.rules import START_UP_S, Judgement, judge
 from flatout.launch import ExitStatus, pause
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-# the wait for the launcher's agents on other nodes; torchrun waits as long
+# the wait for the launcher's agents on other nodes; torchrun waits equally long
 _PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0
-_FAILS_AGAIN = 3  # times in a row, on a host that the job can do without
-_HOST_FAILS_AGAIN = 2  # times in a row, if another host can take its place
+_FAILS_AGAIN = 3  # number of consecutive failures, on a host that the job does not need
+_HOST_FAILS_AGAIN = 2  # number of consecutive failures, if another host can replace this host
 _FAULTS = {
     "user": " (a fault of the job itself)",
     "machine": " (a fault of the machine)",
@@ -66,8 +66,8 @@ class Restarts:
         """Allow `most` restarts.
 
         With `others_go_on` the launcher is elastic, and the job can continue without this host. `earlier` are the same
-        job's previous runs, with which it shares the budget. `machine_code` is the exit code that a scheduler takes for
-        a fault of the machine, so that it starts the job on another one.
+        job's previous runs, with which it shares the budget. `machine_code` is the exit code that a scheduler
+        interprets as a machine fault, so that it starts the job on another machine.
         """
         self._most = most
         self.machine_code = machine_code
@@ -109,7 +109,7 @@ class Restarts:
         return self._restart(step)
 
     def _restart(self, step: int | None) -> Decision:
-        """Use up one restart, after a pause that grows while no attempt gets farther than those before."""
+        """Use one restart, after a pause that grows while attempts do not get further than earlier attempts."""
         gets_farther = step is not None and step > self._farthest
         self._num_in_vain = 0 if gets_farther else self._num_in_vain + 1
         self._farthest = max(self._farthest, -1 if step is None else step)
@@ -168,7 +168,7 @@ def _why_in_vain(judgement: Judgement) -> str | None:
 
 
 def _may_be_the_hosts(judgement: Judgement) -> bool:
-    """Whether the host can be at fault: a mistake of the user's says nothing about it, nor does a lost peer."""
+    """Whether the host can be at fault: a user's mistake or a lost peer is not evidence against the host."""
     return not judgement.is_of_peers and judgement.fault in ("machine", "unknown")
 
 
@@ -290,7 +290,7 @@ def _is_failure(judgement: Judgement) -> bool:
 
 
 def _with_reason(judgement: Judgement, nodes: PeerBoard) -> Judgement:
-    """Add what failed on another node, where the ranks of this one only lost their peers."""
+    """Add the failure on another node, if the ranks of this node only lost their peers."""
     if not _is_failure(judgement) or not judgement.is_of_peers:
         return judgement
     reason = nodes.reason()
@@ -322,7 +322,7 @@ def _report(attempt: int, judgement: Judgement, decision: Decision) -> Iterator[
 
 
 def _remark(attempt: int, done: AttemptResult, judgement: Judgement, progress: StepProgress) -> str | None:
-    """Return a remark about a restarted job that ends in order without a step, though it had made some."""
+    """Return a remark about a restarted job that ended normally without a step, although it had made steps before."""
     is_restarted = attempt > 0 and progress.farthest > 0
     has_step = any(pulse.num_steps for pulse in done.ranks)
     if judgement.rule != "done" or not is_restarted or not done.ranks or has_step:

@@ -1,7 +1,7 @@
-"""Notice when ranks are suspended: their state, and the moments at which we look -> suspended time by rank.
+"""Detect when ranks are suspended: their state and the polling times -> suspended time by rank.
 
-A rank is suspended while its process is stopped (state T), as by SIGSTOP. If nobody has looked for long, we were
-suspended ourselves, as Slurm's `scontrol suspend` does with all processes of a job, and the ranks with us.
+A rank is suspended while its process is stopped (state T), as by SIGSTOP. If the last poll was long ago, this process
+was itself suspended, together with the ranks: Slurm's `scontrol suspend` suspends all processes of a job.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from flatout.keep.heartbeats import HeartbeatSample
 
-_UNSEEN_NS = 10_000_000_000  # we look four times per second, and a look at a hang takes seconds
+_UNSEEN_NS = 10_000_000_000  # polls occur four times per second, and examining a hang takes seconds
 
 
 class Suspensions:
@@ -21,7 +21,7 @@ class Suspensions:
         self._were_stopped: set[str] = set()
 
     def look(self, now_ns: int, ranks: Sequence[HeartbeatSample]) -> dict[int, int]:
-        """Return the nanoseconds that ranks were suspended since the last look, by their place in `ranks`."""
+        """Return the nanoseconds for which ranks were suspended since the last poll, by their index in `ranks`."""
         since_ns = 0 if self._last_ns is None else now_ns - self._last_ns
         self._last_ns = now_ns
         are_stopped = {pulse.name for pulse in ranks if pulse.is_stopped}

@@ -34,7 +34,7 @@ _DISTINGUISHING = {
     "model": ("layers", "hidden", "heads", "experts"),
     "software": ("is_low", "matmul_peak", "eager", "fused", "overlaps_dp", "overlaps_tp", "overlaps_ep", "gathers"),
 }
-NOISE_SD = 0.06  # within a source: repeats and software versions differ by 6 % in the median, sometimes by 20 %
+NOISE_SD = 0.06  # within a source: the median difference between repeats or software versions is 6 %, sometimes 20 %
 NOISE_FREEDOM = 10.0
 # A source counts as at most this many independent runs, because its rows share the same unmodelled errors.
 MOST_EFFECTIVE_ROWS = 20.0
@@ -243,7 +243,7 @@ def _most_probable(
 
 
 def _jacobian(inputs: CostModelInputs, logs: Array, mean: Array) -> Array:
-    """Return the derivative of each row's logarithm by each constant's, from forward differences in one pass."""
+    """Return the derivatives of the rows' logarithms with respect to the constants', by forward differences."""
     moved = np.exp(logs[None, :] + _STEP * np.eye(len(logs)))
     columns: dict[str, Any] = {name: moved[:, number, None] for number, name in enumerate(NAMES)}
     logarithms = np.log(step_time(inputs, Constants(**columns)).total_s)

@@ -1,4 +1,4 @@
-"""Use the rates that `flatout bench` measured in place of the vendor's: matmul, memory copies, collectives.
+"""Use the rates measured by `flatout bench` instead of the vendor's: matmul, memory copies, collectives.
 
 A measured collective rate is divided by the share of the link's rate that the constants assume, so that the model
 reproduces the measurement.
@@ -56,7 +56,7 @@ class _Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_ceilings(path: Path) -> bool:
-    """Whether a file begins like one written by `flatout bench`."""
+    """Whether a file begins like a file written by `flatout bench`."""
     try:
         with path.open("rb") as file:
             return SCHEMA.encode() in file.read(200)

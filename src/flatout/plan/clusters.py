@@ -166,7 +166,7 @@ def _read_toml(path: Path) -> _ClusterFile:
 
 
 def _matmul_shares(path: Path, typed: _ClusterFile, base: Cluster) -> dict[str, float]:
-    """Return the ceilings that the user typed as shares of the peaks."""
+    """Return the ceilings that the user gave as shares of the peaks."""
     shares: dict[str, float] = {}
     for dtype, tflops in typed.matmul_tflops.items():
         peak = base.peak_flops_per_s.get(dtype)

@@ -38,7 +38,7 @@ def qkv_parameters(workload: Workload) -> int:
 
 
 def out_width(workload: Workload) -> int:
-    """Return the elements of all heads' values, which are the input of the output projection."""
+    """Return the number of elements in all heads' values, which are the input of the output projection."""
     return workload.num_heads * value_dim(workload)
 
 

@@ -1,4 +1,4 @@
-"""Estimate how a plan can reach a goal: with which number of GPUs, in how many days, with how many interruptions.
+"""Estimate how a plan can reach a goal: the number of GPUs, days and interruptions.
 
 In: a goal and a search context. Out: candidates, whose numbers have intervals. Money, energy and carbon are counted in
 `cost`.

@@ -49,7 +49,7 @@ class MeasuredRun:
 def read_runs(path: Path) -> tuple[list[MeasuredRun], int]:
     """Return the runs that can be replayed, and the number of rows in the file.
 
-    Raise InputError if the file is unreadable or has another format.
+    Raise InputError if the file is unreadable or is not a table of measured runs.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,4 +1,4 @@
-"""Search all valid layouts, and report the best with intervals and why each neighbour of the best layout is worse."""
+"""Search all valid layouts; report the best ones with intervals, and why each neighbour of the best layout is worse."""
 
 from __future__ import annotations
 

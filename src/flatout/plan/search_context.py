@@ -1,4 +1,4 @@
-"""Hold what all layouts of a search share, and evaluate the model for columns of layouts.
+"""Hold the data that all layouts in a search share, and evaluate the model for columns of layouts.
 
 Workload and machine are scalars. Layouts are columns, in chunks that fit into a core's cache, so that the same model is
 evaluated without a loop over layouts.

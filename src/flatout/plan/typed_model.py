@@ -1,4 +1,4 @@
-"""A model typed by its widths, `layers=32,hidden=4096,...` -> a workload."""
+"""Parse a model given by its widths, `layers=32,hidden=4096,...`, into a workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ VOCAB = 128256  # Llama 3's, used if the user gives none
 
 
 def typed_model(text: str) -> Workload:
-    """Return the typed shape. UsageError: the text is not `NAME=N,...` with the words gelu, tied or bidirectional."""
+    """Return the given shape.
+
+    Raise UsageError if the text is not `NAME=N,...` with the words gelu, tied or bidirectional.
+    """
     widths, words = _parsed(text)
     layers, hidden, heads = (widths[name] for name in _NEEDED)
     is_gated = "gelu" not in words
@@ -65,7 +68,7 @@ def _parsed(text: str) -> tuple[dict[str, int], set[str]]:
 
 
 def _problem(values: dict[str, str], words: set[str]) -> str | None:
-    """Say what is missing or wrong; None: nothing is."""
+    """Say what is missing or wrong; None if nothing is."""
     missing = [name for name in _NEEDED if not values.get(name, "").strip("0")]
     if missing:
         return f"lacks {', '.join(missing)}"

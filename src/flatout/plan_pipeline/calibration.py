@@ -26,7 +26,7 @@ def calibrated(
 ) -> SearchContext:
     """Return the context corrected by the measurements in the file.
 
-    Raises InputError for a file of another kind, and for a recording whose layout is not given by `fixed`.
+    Raises InputError for any other kind of file, and for a recording whose layout is not given by `fixed`.
     """
     if path.is_dir():
         run = _recorded_run(context, path, fixed)

@@ -195,7 +195,7 @@ class _GoalSearch:
         return tuple(notes)
 
     def _nearest(self, chosen: GoalCandidate) -> str:
-        """Return a sentence on which part of the goal would have to change."""
+        """Return a sentence that says which part of the goal would have to change."""
         goal = self._goal
         cost_usd = self._typical_usd(chosen)
         alone = f"{counted(chosen.num_gpus, 'GPU')} take {calendar(chosen.days.value)}"

@@ -151,7 +151,7 @@ def _without_trace(rank: RankRecording, runs: Sequence[HostRecording], has_trace
     is_light = bool(runs) and all(run.is_light for run in runs)
     if rank.settled_step is None:
         num_steps = len(rank.steps.number)
-        # The number of steps that a killed rank lost is unknown.
+        # A killed rank may have made more steps than it recorded.
         what = "its record ends" if rank.ended_by is None else "the job ended"
         problem = f"{what} after {num_steps} step{'s' * (num_steps != 1)}, before step times had settled"
         missing = "no settled step time" if is_light else "no trace and no settled step time"

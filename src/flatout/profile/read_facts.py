@@ -116,7 +116,7 @@ def _agreed_environment(contents: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _passes(recording: Recording) -> int | None:
-    """Return the backward passes per ordinary step; None if steps other than the last steps of epochs differ."""
+    """Return the number of backward passes per ordinary step; None unless at least 80 % of the steps agree."""
     counts: Counter[float] = Counter()
     for rank in recording.ranks:
         counts.update(rank.steps.num_backward[rank.steps.is_ordinary].tolist())

@@ -41,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     ended: ExitStatus
-    is_first: bool  # rank among the processes that record this run; only the first process reports on it
+    is_first: bool  # whether this is the first process that records this run; only that process reports on the run
 
 
 def record(

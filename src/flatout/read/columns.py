@@ -73,7 +73,7 @@ class BlockDecoder:
             if columns is None:
                 columns = self._columns(self._exact.decode(text), ExactEvent)
         except UNREADABLE:
-            from flatout.read import lenient  # compiling its patterns takes milliseconds, and most files are undamaged
+            from flatout.read import lenient  # slow to import, and rarely needed
 
             columns = self._columns(lenient.decode(text[1:-1], self.damage), ExactEvent)
         assert columns is not None

@@ -1,10 +1,10 @@
 """Repair impossible durations.
 
 In: the columns of a table, sorted by time. Out: durations that are neither negative nor absurd, and the number of
-changes. Repaired are durations out of proportion to everything around them, such as those that overflowing counters
-cause (ROCm: TraceLens issue 669), and GPU work that outlasts later work of its stream, which runs in order. Not
-repaired is what may overlap on one stream: the kernels of one CUDA graph, and a kernel that starts before its
-predecessor has ended (programmatic dependent launch).
+changes. Two kinds of durations are repaired: those that are out of proportion to everything around them, e.g. because a
+counter overflowed (ROCm: TraceLens issue 669), and GPU work that ends after later work on its stream, which runs in
+order. Work that can overlap on one stream is not repaired: the kernels of one CUDA graph, and a kernel that starts
+before its predecessor has ended (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MIN_HOST_NS = 24 * 3600 * NS_PER_S
 _MIN_MARK_OVERLAP_NS = 1_000_000
 # The last mark can outlast the recording, but not by more than ten steps.
 _MIN_MARK_MEDIANS = 10
-# Dependent launches overlap by microseconds: by at most 3.7 us in public traces, none of which has a kernel that
-# outlasts a later one of its stream.
+# Dependent launches overlap by microseconds (at most 3.7 us in public traces). None of these traces has a kernel that
+# outlasts a later kernel on its stream.
 _MIN_OUTLASTING_NS = 10_000
 
 
@@ -42,7 +42,7 @@ class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     clipped_ns: int = 0  # total time removed by clipping
     num_marks: int = 0  # number of step marks that were cut
     marks_ns: int = 0  # total time removed from step marks
-    num_outlasting: int = 0  # number of pieces of GPU work that outlast later work of their stream
+    num_outlasting: int = 0  # number of pieces of GPU work that outlast later work on their stream
     outlasting_ns: int = 0  # total time removed from them
     span_ns: int = 0  # from the first to the last start of the trace
 
@@ -93,7 +93,7 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
 def _cut_outlasting(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -> tuple[int, int]:
     """End GPU work that outlasts later work of its stream where that begins; return the number and the time removed.
 
-    A copy or memory set must also not run into the next work of its stream: only kernels can overlap their successor.
+    A copy or memory set must not overlap the next work on its stream: only kernels can overlap their successor.
     """
     device, stream = columns["device"][work], columns["stream"][work]
     order = np.lexsort((columns["start_ns"][work], stream, device))
@@ -110,7 +110,7 @@ def _cut_outlasting(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -
 
 
 def _excess_on_stream(columns: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the time by which each piece of work of one stream, in the order of start, lasts impossibly long."""
+    """Return the impossible part of the duration of each piece of work on one stream, in the order of start."""
     start_ns, correlation = columns["start_ns"][rows], columns["correlation"][rows]
     end_ns = start_ns + columns["duration_ns"][rows]
     # The work that one call launched (a graph) may overlap: each piece is compared with what follows all of it.

@@ -31,7 +31,7 @@ _OTHER_ARCHIVES = (b"PK\x03\x04", b"BZh", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"
 _EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
 # Two top-level lists, one after the other; valid JSON has a comma between such brackets.
 _SECOND_LIST = re.compile(rb"\}\s*\]\s*\[\s*\{")
-_MAX_MARK_BYTES = 64  # of the text that shows the begin of a second trace
+_MAX_MARK_BYTES = 64  # length of the text that is quoted as the beginning of a second trace
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
 EXPORT_HINT = "pass a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
 _SEVERAL_HINT = "give one file per rank: split it where each trace begins"
@@ -76,7 +76,7 @@ class EventText:
             yield last
 
     def _refuse_second_trace(self, text: bytes) -> None:
-        """Raise InputError if another trace begins in `text`, which follows the begin of the events."""
+        """Raise InputError if another trace begins in `text`, which follows the first events."""
         is_second = _TRACE_EVENTS.search(text) or (not self.head and _SECOND_LIST.search(text))
         if is_second:
             raise InputError(

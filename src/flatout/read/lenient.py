@@ -123,7 +123,7 @@ def _mended(piece: bytes) -> Any:
 
 
 def _is_open(piece: bytes) -> bool:
-    """Whether more braces open than close, not counting those in strings (if quotes are damaged, all are counted)."""
+    """Whether more braces open than close, ignoring those in strings (if quotes are damaged, all are counted)."""
     bare = _TEXT.sub(b"", piece)
     if b'"' in bare:
         bare = piece

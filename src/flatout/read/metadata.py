@@ -1,8 +1,8 @@
 """Parse a trace's metadata, which is before and after its events.
 
 In: the text around the events. Out: `FileMetadata` (rank, process groups, devices, base time) and the losses that the
-profiler's own log reports. Damaged metadata never costs the events: metadata that cannot be parsed is looked up key by
-key.
+profiler's own log reports. Damaged metadata never causes events to be lost: if it cannot be parsed, each key is
+searched for separately.
 """
 
 from __future__ import annotations

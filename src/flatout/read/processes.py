@@ -1,8 +1,8 @@
 """Find the process and the host of a trace, and refuse a file with the events of several ranks.
 
-In: the columns of a table, its threads and its name. Out: the process id and the host, or InputError. A file of several
-ranks arises when traces are merged for a viewer. The correlations that join launches with kernels are then no longer
-unique, so it cannot be split again.
+In: the columns of a table, its threads and its name. Out: the process id and the host, or InputError. A file with
+several ranks results from merging traces for a viewer. The correlation IDs that join launches with kernels are then no
+longer unique, so the file cannot be split again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MAX_SHOWN = 4
 def process_of(
     columns: dict[str, NDArray[Any]], threads: Sequence[tuple[int | str, int | str]], path: str
 ) -> str | None:
-    """Return the process whose operators (without any: runtime calls) the file has; None without both.
+    """Return the process that made the operators in the file (or, if there are none, the runtime calls).
 
-    Raises InputError if at least two processes have a large share of them.
+    Return None without both. Raises InputError if at least two processes have a large share of them.
     """
     is_operator = is_kind(columns["kind"], Kind.CPU_OP)
     if not is_operator.any():

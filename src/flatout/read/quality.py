@@ -1,4 +1,4 @@
-"""Describe what was lost, repaired or uncertain in a file.
+"""Describe data that was lost, repaired or uncertain in a file.
 
 In: the counts that the other modules kept. Out: `Quality` notes with the numbers and their effect on the result.
 """
@@ -12,7 +12,7 @@ from flatout import units
 from flatout.read.durations import Repairs
 from flatout.records.events import Quality
 
-_MUCH_OF_SPAN = 0.01  # repaired time above this share of the trace makes its findings less sure
+_MUCH_OF_SPAN = 0.01  # repaired time above this share of the trace makes its findings less certain
 _TIME_IS_IDLE = "their time shows as idle or unattributed"
 
 # for each damage counted while decoding: the problem ({} is the number) and its effect

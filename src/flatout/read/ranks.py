@@ -18,7 +18,7 @@ from flatout.units import NS_PER_S, seconds
 
 # rank-3, rank3_, rank_3, worker3_step, Rank 3
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.IGNORECASE)
-# trace_3.json: such a number is only used if it distinguishes all files of a job
+# trace_3.json: such a number is used only if it distinguishes all files of a job
 _NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _MAX_RANK = 1 << 20
 _SESSION_HINT = "diagnose one session at a time: give only its traces"

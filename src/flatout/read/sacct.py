@@ -3,8 +3,8 @@ r"""Read Slurm's accounting, as `sacct --parsable2` (or `squeue` with `|` betwee
     sacct -a -D -P -S 2026-01-01 --format=JobID,State,AllocTRES,ElapsedRaw,Account,User,Submit,Start,End > jobs.txt
 
 In: text with a header that names the columns, in any order and with any other columns between them; output of `-p` and
-`--delimiter` is accepted too; plain or gzip. Required are JobID, State, AllocTRES (or AllocGRES with AllocNodes), and
-ElapsedRaw, Elapsed, or Start with End. With -D, Slurm prints a row for each attempt of a requeued job.
+`--delimiter` is accepted too; plain or gzip. The required columns are JobID, State, AllocTRES (or AllocGRES with
+AllocNodes), and ElapsedRaw, Elapsed, or Start with End. With -D, Slurm prints a row for each attempt of a requeued job.
 
 Out: an attempt for each row of a job. The steps of a job repeat the job's own time, so they are counted and excluded.
 Names and comments can contain line breaks and bytes that are not UTF-8. A row that cannot be read completely is
@@ -92,7 +92,7 @@ def parse_sacct(data: bytes, *, name: str, project: str = "wckey", progress: Pro
 
 
 def merged(files: Sequence[Attempts]) -> Attempts:
-    """Merge several exports; an attempt that is in two of them counts once, as the later export describes it."""
+    """Merge several exports; an attempt in two exports counts once, with the values from the later export."""
     kept: dict[object, JobAttempt] = {}
     repeated = 0
     for number, attempt in enumerate(attempt for file in files for attempt in file.attempts):
@@ -287,7 +287,7 @@ class _Table:
             submit_s=self._value(fields, "submit", time_s),
             eligible_s=self._value(fields, "eligible", time_s),
             start_s=start_s,
-            end_s=end_s if is_over else None,  # for a running job, squeue shows when it must end
+            end_s=end_s if is_over else None,  # for a running job, squeue shows the time at which it must end
             time_limit_s=self._time_limit_s(fields),
             exit_code=exit_code,
             signal=signal,

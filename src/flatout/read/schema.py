@@ -48,7 +48,7 @@ class Arguments(
         "sequence": "Seq",
     },
 ):
-    """`args` of an event. Fields are `Any` if a profiler may write a number as text, which must not cost the event."""
+    """`args` of an event. Fields are `Any` if a profiler may write a number as text, so that the event is not lost."""
 
     external_id: Any = NULL
     external_id_2021: Any = NULL
@@ -99,7 +99,7 @@ class ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 
 
 # The other phases of the Trace Event Format: flows, instants, metadata, counters, ... No analysis needs them, so their
-# structs have no fields and decoding them costs next to nothing.
+# structs have no fields and decoding them takes almost no time.
 _OTHER_PHASES = tuple(
     msgspec.defstruct(f"Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "sftiIMCBEbenNODPR"
 )

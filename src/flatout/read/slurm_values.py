@@ -1,7 +1,7 @@
 """Parse the values in Slurm's tables: times, durations, trackable resources (TRES), states and exit codes.
 
-Each function takes the text of a field and returns its value; None if Slurm states that there is none. A ValueError of
-one line says what was expected; the reader of the table adds the position.
+Each function takes the text of a field and returns its value; None if Slurm states that there is none. A one-line
+ValueError states the expected format; the table reader adds the position.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def time_s(text: str) -> float | None:
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        if _TIME.fullmatch(text) is None:  # fromisoformat accepts other forms too
+        if _TIME.fullmatch(text) is None:  # fromisoformat also accepts other formats
             raise ValueError
         found = datetime.fromisoformat(text)
     except ValueError:

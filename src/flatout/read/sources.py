@@ -139,7 +139,7 @@ def _source(path: Path, name: str) -> TraceSource:
 def _may_be_trace(path: Path, limits: Limits) -> bool:
     """Whether to read a file that the user did not name: not if it is complete and has no events.
 
-    A file that is empty, damaged or unreadable is kept, so that the reader says what is wrong with it.
+    An empty, damaged or unreadable file is kept, so that the reader reports the problem.
     """
     try:
         with ByteStream(path, str(path), limits) as stream:

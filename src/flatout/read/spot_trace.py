@@ -29,7 +29,7 @@ class _Availability(msgspec.Struct):
 
 
 def read_spot_trace(path: Path) -> SpotTrace:
-    """Read the file. Raises InputError (one line) if its format is unknown or it covers no time."""
+    """Read the file. Raises InputError (one line) if its format is unknown or it does not cover any time."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

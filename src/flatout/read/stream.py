@@ -1,4 +1,4 @@
-"""Read the bytes of a trace file, decompressed, in order, and up to a limit.
+"""Read the decompressed bytes of a trace file in order, up to a limit.
 
 In: a path. Out: `ByteStream.read(n)`. From a gzip or xz file that is truncated or damaged, the readable part is
 returned, and `problem` describes the damage. Whether a file is compressed is decided by its first bytes, not by its

@@ -110,7 +110,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def input_errors(name: str) -> Iterator[None]:
-    """Convert a file's OSError into an InputError of one line."""
+    """Convert a file's OSError into a one-line InputError."""
     try:
         yield
     except FileNotFoundError as error:

@@ -5,8 +5,8 @@
     4712_3,0.00,,
 
 `busy_share` is the mean share of the time in which the job's GPUs were busy, from 0 to 1, e.g. the mean of
-DCGM_FI_DEV_GPU_UTIL / 100 during the job. `power_w` is the mean power per GPU. A cell is empty if the value is unknown.
-All columns except `job` are optional, and other columns are ignored.
+DCGM_FI_DEV_GPU_UTIL / 100 during the job. `power_w` is the mean power per GPU. An empty cell means that the value is
+unknown. All columns except `job` are optional, and other columns are ignored.
 """
 
 from __future__ import annotations

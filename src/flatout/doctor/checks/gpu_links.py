@@ -78,7 +78,7 @@ def pcie_speed(machine: Machine) -> CheckOutcome:
             speeds[gpu.address] = generations
     slow = [f"{gpu}: generation {now} of {most}" for gpu, (now, most) in speeds.items() if now < most]
     if slow:
-        share = min(2.0 ** (now - most) for now, most in speeds.values())  # each generation has twice the rate
+        share = min(2.0 ** (now - most) for now, most in speeds.values())  # each generation doubles the rate
         return fail(f"PCIe links of GPUs are slow under load: {named(slow)}", bandwidth_share=share)
     if num_idle:
         raise NotReadError(

@@ -1,4 +1,4 @@
-"""Checks of the GPUs' modes, of their number, and of the faults that the driver has logged."""
+"""Checks of GPU modes, the number of GPUs, and faults logged by the driver."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def _named_xids(events: Iterable[GpuEvent]) -> str:
 
 
 def _xid_fixes(events: Iterable[GpuEvent]) -> str:
-    """Return the way out of each code; the codes are named if there are several."""
+    """Return the fix for each code; the codes are named if there are several."""
     codes = sorted({event.code for event in events})
     if len(codes) == 1:
         return xid_fix(codes[0])

@@ -1,4 +1,4 @@
-"""Checks of a log of NCCL_DEBUG=INFO: transports, GPUDirect, interfaces, paths. What failed: `nccl_log_errors`."""
+"""Checks of an NCCL_DEBUG=INFO log: transports, GPUDirect, interfaces, paths. See `nccl_log_errors` for failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def network(machine: Machine) -> CheckOutcome:
 
 
 def _networks(log: NcclLog) -> dict[str, set[str]]:
-    """Return the networks of each host: from its `Using network` lines, else from its channels."""
+    """Return the networks of each host: from its `Using network` lines, or else from its channels."""
     if log.networks:
         return {host: set(names) for host, names in log.networks.items()}
     networks: defaultdict[str, set[str]] = defaultdict(set)
@@ -250,7 +250,7 @@ def paths(machine: Machine) -> CheckOutcome:
 
 
 def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
-    """Return the patterns of the log, else those of a graph XML, and whether they use a network."""
+    """Return the patterns in the log, or else those in a graph XML, and whether they use a network."""
     try:
         log = machine.nccl_log
     except NotReadError:

@@ -1,4 +1,4 @@
-"""Checks of a log of NCCL_DEBUG=INFO for what failed: completion errors, and warnings with their known causes."""
+"""Checks of an NCCL_DEBUG=INFO log for failures: completion errors, and warnings with known causes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_CONNECTION_FIX = (
     "set NCCL_SOCKET_IFNAME to an interface that reaches the other hosts; open the ephemeral ports between hosts in "
     "their firewalls (net-port-range); check MASTER_ADDR, and whether a rank ended before it listened"
 )
-_LONGEST = 160  # characters of a warning that a reason quotes
+_LONGEST = 160  # maximum number of characters of a warning that a reason quotes
 # ibv_wc_status of libibverbs.
 _STATUS = {
     1: "local length error",
@@ -87,7 +87,7 @@ def warnings(machine: Machine) -> CheckOutcome:
 
 
 def _warnings_with_known_cause(log: NcclLog) -> CheckOutcome | None:
-    """Judge the warnings by the table of known ones; None if it has none of them."""
+    """Judge the warnings by the table of known warnings; None if the table has none of them."""
     if log.no_connection:
         return fail(_no_connection(log), fix=_NO_CONNECTION_FIX)
     by_cause: dict[str, tuple[NcclMessage, LoggedWarning]] = {}

@@ -62,7 +62,10 @@ def _file_settings(machine: Machine) -> dict[str, Setting] | None:
 
 
 def _unset(machine: Machine, outcome: CheckOutcome) -> CheckOutcome:
-    """Return the outcome if every source was read; a log or file without a variable does not prove that it is unset."""
+    """Return the outcome if every source was read.
+
+    A log or file without a variable does not prove that the variable is unset.
+    """
     if machine.snapshot.environment is None:
         raise NotReadError("not found, but the environment is not in the input")
     for path, problem in machine.snapshot.problems.items():
@@ -255,7 +258,7 @@ def named_interface(machine: Machine) -> CheckOutcome:
 
 
 def _chosen(names: Iterable[str], wanted: Iterable[str], *, is_exact: bool) -> list[str]:
-    """Return the names that NCCL takes: those that equal, or begin with, a wanted name without its port."""
+    """Return the names that NCCL selects: those that equal, or begin with, a wanted name without its port."""
     prefixes = tuple(entry.split(":")[0] for entry in wanted)
     if is_exact:
         return [name for name in names if name in prefixes]

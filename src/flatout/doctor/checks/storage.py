@@ -1,4 +1,4 @@
-"""Checks of where data is read and checkpoints are written."""
+"""Checks of the storage from which data is read and to which checkpoints are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of where devices are: shared links, distances, and the CPUs near each GPU."""
+"""Checks of device placement: shared links, distances, and the CPUs near each GPU."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ def numa_known(machine: Machine) -> CheckOutcome:
 
 
 def _numa_node_list(gpu: TopologyNode) -> str | None:
-    """Return the list of NUMA nodes of a GPU that is on several: `0,3-9`; else None."""
+    """Return the list of NUMA nodes of a GPU that is on several nodes, e.g. `0,3-9`, or else None."""
     parent = str(gpu.parent)
     if "NUMA " not in parent:
         return None

@@ -1,4 +1,4 @@
-"""Count the lines of a kernel log at error level that are of no known kind, so that none of them passes as health.
+"""Count error-level lines of a kernel log that do not belong to any known kind, so that they do not count as healthy.
 
 The level is the log's own (`dmesg -x`, `dmesg -r`, `/dev/kmsg`); a log that does not give it is judged by words.
 """
@@ -13,7 +13,7 @@ _LEVELS = {"emerg": 0, "alert": 1, "crit": 2, "err": 3}
 _ERROR_LEVEL, _CRITICAL_LEVEL = 3, 2
 # `kern  :err   : [...]`, `<3>[...]`, `3,1234,5678,-;...`
 _LEVEL = re.compile(r"(?:[a-z0-9]+ *:(?P<name>[a-z]+) *:|<(?P<number>\d+)>|(?P<kmsg>\d+),\d+,\d+,)")
-# What stands before the message: the level, then the time, then the host and the program of a syslog.
+# The prefix of a message: the level, then the time, then the host and the program of a syslog.
 _BEFORE = re.compile(
     r"^(?:[a-z0-9]+ *:[a-z]+ *: *|<\d+>|\d+,\d+,\d+,[^;]*;)?"
     r"(?:\[ *\+?[\d.]+\] ?|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] ?|[^\W\d]{3} +\d+ [\d:.]+ \S+ \S+: |"
@@ -71,7 +71,7 @@ class OtherErrors:
         self._has_levels = False
 
     def read(self, line: str) -> None:
-        """Read a line that is of no known kind."""
+        """Read a line that does not belong to any known kind."""
         level = _level(line)
         text = _BEFORE.sub("", line, count=1).strip()
         has_words = _WORDS.search(text) is not None
@@ -103,7 +103,7 @@ def _is_harmless(text: str, *, has_words: bool) -> bool:
 
 
 def _level(line: str) -> int | None:
-    """Return the level that the line's prefix gives; None without one."""
+    """Return the level in the line's prefix; None if there is no level."""
     match = _LEVEL.match(line)
     if match is None:
         return None

@@ -61,7 +61,7 @@ class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
     link_losses: dict[str, int]  # interface -> how often it lost its carrier
     lines: dict[str, tuple[str, ...]]  # kind of event -> its lines
     off_bus: tuple[str, ...]  # addresses of GPUs that have fallen off the bus, also without an Xid
-    other_errors: tuple[OtherError, ...]  # lines at error level that are of no kind, the gravest first
+    other_errors: tuple[OtherError, ...]  # lines at error level that do not belong to any kind, the gravest first
     num_lines: int  # lines of the log; text around it does not count
     num_missed: int  # messages that the journal reports as lost
     has_start: bool  # the kernel's first line is present
@@ -116,7 +116,7 @@ class _Events:
         self._read_firmware_error(line)
 
     def _is_of_a_kind(self, line: str) -> bool:
-        """Read a line of a known kind; return whether it is one."""
+        """Read the line if it belongs to a known kind; return whether it does."""
         xid, sxid = _XID.search(line), _SXID.search(line)
         if xid:
             self.xids.append(_gpu_event(xid))

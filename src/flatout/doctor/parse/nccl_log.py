@@ -1,7 +1,7 @@
-"""Parse a log of `NCCL_DEBUG=INFO` into NCCL's choices and failures, for any number of ranks, hosts and versions.
+"""Parse an `NCCL_DEBUG=INFO` log into NCCL's choices and failures, for any number of ranks, hosts and versions.
 
 In: the text, perhaps prefixed by a launcher, perhaps incomplete. Out: only facts stated in its lines. An empty field
-means that no line states it, never that NCCL did not do it.
+means that no line states its value, never that NCCL did not do it.
 """
 
 from __future__ import annotations

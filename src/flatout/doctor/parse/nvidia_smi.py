@@ -90,7 +90,7 @@ def _parse_query_xml(text: str) -> SmiQuery:
 
 
 def _certain_lines(text: str) -> list[str]:
-    """Return the lines without a last one whose value may be truncated."""
+    """Return the lines without a last line whose value may be truncated."""
     lines = text.splitlines()
     if lines and lines[-1].startswith(" ") and not text.endswith("\n"):
         lines.pop()
@@ -136,7 +136,7 @@ def parse_nvlink_status(text: str) -> dict[int, dict[int, float | None]]:
 
 
 def _whole_link_lines(text: str) -> list[str]:
-    """Return the lines without a last one that ends within a link's speed."""
+    """Return the lines without a last line that ends within a link's speed."""
     lines = text.splitlines()
     if not lines or text.endswith("\n"):
         return lines

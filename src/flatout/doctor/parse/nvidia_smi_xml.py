@@ -1,7 +1,7 @@
 """Parse `nvidia-smi -q -x` into the facts of `nvidia-smi -q`, under the same names, so that every check reads both.
 
-The tags are read one after the other and no entity is expanded: a damaged or hostile text costs no more than its
-length, and a truncated one gives what is complete.
+The tags are read one after the other and no entity is expanded: parsing a damaged or hostile text takes time in
+proportion to its length, and the complete part of a truncated text is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _TOKEN = re.compile(r"<(/?)(\w+)([^<>]*)>([^<]*)")
 _GPU_ADDRESS = re.compile(r"\bid=[\"']([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])[\"']")
 _DEEPEST = 16
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
-# Tags of sections, then tags of values, and what `nvidia-smi -q` calls them.
+# Tags of sections, then tags of values, and their names in `nvidia-smi -q`.
 _NAMES = {
     "pci": "PCI",
     "pci_gpu_link_info": "GPU Link Info",

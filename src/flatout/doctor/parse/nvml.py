@@ -1,4 +1,4 @@
-"""Parse what `probe.gpu_values` reads from NVML into the record of `nvidia-smi -q`, under the same names."""
+"""Parse the values that `probe.gpu_values` reads from NVML into the record of `nvidia-smi -q`, under the same names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Printed(msgspec.Struct):
 
 
 def parse_nvml(text: str) -> SmiQuery:
-    """Parse the text. Raises ValueError if it has another format."""
+    """Parse the text. Raises ValueError if it does not have the format of `probe.gpu_values`."""
     printed = msgspec.json.decode(text.encode(), type=_Printed)
     return SmiQuery(
         driver=printed.driver,

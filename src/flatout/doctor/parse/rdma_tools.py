@@ -1,7 +1,7 @@
-"""Parse `ibstat`, `ibv_devinfo` and `ibstatus` into the files of /sys/class/infiniband that say the same.
+"""Parse `ibstat`, `ibv_devinfo` and `ibstatus` into the equivalent files of /sys/class/infiniband.
 
-The text may be a part of a longer one, such as a post, with quotation marks or without indentation. A device that comes
-again is another host's and keeps its values under a separate name, so that no fault of it is hidden.
+The text may be a part of a longer one, such as a post, with quotation marks or without indentation. A device that
+appears again belongs to another host and keeps its values under a separate name, so that its faults are not hidden.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rdma_files(text: str) -> dict[str, str]:
 
 
 class _Reader:
-    """The files so far, and the device and port that the next lines are of."""
+    """The files so far, and the device and port to which the next lines belong."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -72,7 +72,7 @@ class _Reader:
         return not any(path.startswith(f"{_BASE}/{device}/ports/{port}/") for path in self.files)
 
     def _new_name(self, device: str) -> str:
-        """Return the device's name, with a number if it came before: of another host, or from the second tool."""
+        """Return the device's name, with a number if the name was used before, by another host or a second tool."""
         known = {path.split("/")[4] for path in self.files}
         name, number = device, 2
         while name in known:

@@ -180,7 +180,7 @@ class _Collected:
         self._add_affinity(row, is_truncated=is_affinity_truncated)
 
     def _certain_cells(self, row: _Row, *, is_truncated: bool) -> list[str]:
-        """Return the cells without a last one that may be the beginning of a longer one: NV1 of NV18."""
+        """Return the cells without a last cell that may be truncated, e.g. NV1 from NV18."""
         may_be_cut = self.is_wrapped or (is_truncated and len(row.cells) < len(self.columns))
         if may_be_cut and not row.affinity and row.cells[-1].startswith("NV"):
             return row.cells[:-1]

@@ -1,1 +1,1 @@
-"""Checkpoints of the script: note when the script writes one, and leave a complete file behind whatever happens."""
+"""Checkpoints of the script: note when the script writes one, and always leave a complete file behind."""

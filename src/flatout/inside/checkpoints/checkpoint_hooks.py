@@ -1,8 +1,8 @@
 """Detect when the script writes a checkpoint: by torch.save, torch.distributed.checkpoint or Flatout itself.
 
 In: calls of these functions. Out: calls to the recorder and the heartbeat when a checkpoint begins and ends on the
-calling thread. They mark it in a trace as `flatout:checkpoint` and add up its time. What is saved, how it is saved, and
-what is raised stay the same.
+calling thread. They mark it in a trace as `flatout:checkpoint` and add up its time. The saved data, the way they are
+saved, and raised errors stay the same.
 
 torch.distributed.checkpoint is not imported for this; it is hooked once the script has imported it. If a script holds
 `save` under another name, its calls are still seen, because `save` calls another hooked function. This does not hold
@@ -25,7 +25,7 @@ _FUNCTIONS = ("save", "async_save", "_save_state_dict")
 
 
 class CheckpointHooks:
-    """Hooks that call `begins`, and then `ends` with what it returned; None means that the call is not to be noted."""
+    """Hooks that call `begins`, and then `ends` with its return value; None means that the call is not recorded."""
 
     def __init__(self, begins: Callable[[], Any], ends: Callable[[Any], object]) -> None:
         self._begins = begins

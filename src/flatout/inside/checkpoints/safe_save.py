@@ -2,7 +2,7 @@
 
 In: FLATOUT_SAFE_SAVE=1, and the script's calls of torch.save with a path. Out: `NAME`, `NAME.previous` (the previous
 checkpoint) and `NAME.checksums`, the possible sizes and CRC-32s of the two files, from which
-`checkpoint.scripted.latest_good` finds the checkpoint to resume from. What is saved and what is raised stay the same.
+`checkpoint.scripted.latest_good` finds the checkpoint to resume from. The saved data and raised errors stay the same.
 After an error, e.g. on a full disk, the previous file still exists, whereas torch.save alone leaves a torn file. Writes
 of the script to an open file are not changed.
 """
@@ -31,7 +31,7 @@ _BLOCK = 8 << 20
 
 
 def save_safely(environment: Mapping[str, str] = os.environ) -> Callable[[], None] | None:
-    """Hook torch.save if the environment asks for it; return a function that removes the hook."""
+    """Hook torch.save if FLATOUT_SAFE_SAVE is set; return a function that removes the hook."""
     if environment.get(Variable.SAFE_SAVE) != "1":
         return None
     original = torch.serialization.save
@@ -105,7 +105,8 @@ def _keep_previous(path: Path, checksum: dict[str, int]) -> None:
         files = [checksum]
         if path.exists():
             with suppress(OSError, ValueError, KeyError, TypeError):
-                # The old file can be either of two: a save can be interrupted before the newer file gets its name.
+                # The old file can be either of two files, because a save can be interrupted before the newer file gets
+                # its name.
                 files += json.loads(checksums.read_text())["files"][:2]
         partial = checksums.with_name(f"{checksums.name}.{os.getpid()}.tmp")
         with partial.open("w") as file:
@@ -120,7 +121,7 @@ def _keep_previous(path: Path, checksum: dict[str, int]) -> None:
 
 
 def _remove_interrupted(path: Path) -> None:
-    """Remove files that killed processes of this host have left behind."""
+    """Remove files that killed processes on this host have left behind."""
     start = f".{path.name}.{os.uname().nodename}."
     for folder in path.parent.glob(f"{glob.escape(start)}*.tmp"):
         pid = folder.name.removeprefix(start).split(".")[0]

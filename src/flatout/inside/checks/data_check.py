@@ -1,4 +1,4 @@
-"""A known-answer test of the collectives, if a trial asks for it, because some NCCL settings are fast but wrong.
+"""A known-answer test of the collectives, run if a trial requests it, because some NCCL settings are fast but wrong.
 
 In: FLATOUT_DATA_CHECK=1, when the job is stopped at a step boundary. All ranks reduce and gather numbers whose result
 is known exactly, at sizes for which NCCL or gloo takes different code paths. Out: `data-check-rank<R>.json`.
@@ -22,7 +22,7 @@ _PERIOD = 97  # period of the pattern; its sums are exact in 32-bit floats for u
 
 
 def check_data(recording: Path, identity: Identity) -> None:
-    """Check the collectives if the environment asks for it. All ranks must be at the same step."""
+    """Check the collectives if FLATOUT_DATA_CHECK is set. All ranks must be at the same step."""
     has_ranks = dist.is_available() and dist.is_initialized()
     if not has_ranks or os.environ.get(Variable.DATA_CHECK) != "1":
         return

@@ -1,10 +1,10 @@
-"""Measure the norms of the first steps' gradients, as each optimizer is about to use them, if a trial asks for them.
+"""Measure the norms of the first steps' gradients, just before each optimizer uses them, if a trial requests them.
 
 In: FLATOUT_GRADIENTS=1, and optimizers before each step. Out: `gradients-rank<R>.json`, the L2 norm of each parameter's
-gradient in the first `NUM_STEPS` steps of each optimizer, before the warm-up is over. Wrong gradients show in the norms
-at once, even if the learning rate is still near 0 and the loss shows nothing. Norms stay on their device until the
-process ends; nothing waits for them, and no random number is drawn. A parameter without a gradient has the norm 0, just
-like a parameter whose gradient is zero.
+gradient in the first `NUM_STEPS` steps of each optimizer, before the warm-up is over. Wrong gradients affect the norms
+at once, even if the learning rate is still near 0 and the loss is unaffected. Norms stay on their device until the
+process ends; nothing waits for them, and no random numbers are drawn. A parameter without a gradient has the norm 0,
+just like a parameter whose gradient is zero.
 
 The norms of a step are unknown (null) if a GradScaler skipped the step, if a gradient is sparse, not reduced yet
 (DTensor's Partial) or of a tensor class that only a library knows, and during the capture of a CUDA graph. If a fused
@@ -218,7 +218,7 @@ class GradientRecorder:
 
 
 def _norms(optimizer: Any, clipping: ClippedGradients) -> _StepNorms | None:
-    """Return the norms of the current gradients, without a synchronization; None if a norm is unknown."""
+    """Return the norms of the current gradients without synchronizing; None if a norm is unknown."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return None
     scale = getattr(optimizer, "grad_scale", None)

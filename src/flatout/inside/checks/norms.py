@@ -1,4 +1,4 @@
-"""Measure the L2 norm of a gradient, on its device and without a synchronization; if sharded, of the local part."""
+"""Measure the L2 norm of a gradient (or of its local part, if sharded) on its device and without synchronizing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 def norm_of(gradient: Any) -> torch.Tensor | None:
     """Return the norm, such that the squared norms of all ranks' parts sum to the square of the complete norm.
 
-    This also holds if each part exists more than once. None if the norm cannot be determined: for a sparse gradient,
-    a gradient that is not reduced yet (DTensor's Partial), or a tensor class that only a library knows.
+    This also holds if each part exists more than once. Return None if the norm cannot be determined: for a sparse
+    gradient, a gradient that is not reduced yet (DTensor's Partial), or a tensor class that only a library knows.
     """
     num_replicas = 1
     if hasattr(gradient, "placements"):

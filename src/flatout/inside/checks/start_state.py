@@ -1,9 +1,9 @@
-"""Describe the state in which an optimizer begins: how many steps it has made, and its weights.
+"""Describe an optimizer's initial state: the number of steps that it has made, and its weights.
 
 In: an optimizer before the first step that this process makes with it. Out: the number of steps in its state, whether
-it has any state, and a digest of its weights. A training that resumes from a checkpoint has other values than one that
-begins afresh. The digest is of at most `MAX_ELEMENTS` values of each parameter, in their logical order, so that it does
-not depend on the memory format.
+it has any state, and a digest of its weights. A training run that resumes from a checkpoint has different values from a
+run that starts from scratch. The digest is of at most `MAX_ELEMENTS` values of each parameter, in their logical order,
+so that it does not depend on the memory format.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from flatout.inside.checks.norms import local_part
 from flatout.inside.live_objects import parameters_of
 
 MAX_ELEMENTS = 256
-_MAX_PARAMETERS = 2000  # a model with more is described by the first of them
-_MAX_STATES = 16  # parameters whose state is looked at for the number of steps
+_MAX_PARAMETERS = 2000  # a model with more values is described by the first of them
+_MAX_STATES = 16  # number of parameters whose state is examined for the number of steps
 
 
 def start_state(optimizer: Any) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """The hooks that report a failure to `failure_notes` once torch is imported.
 
 In: an exception that the script did not catch, in its main thread, in another thread or in a rank started by
-torch.multiprocessing; arguments that argparse refuses; and the text that a script ends with. The script's own hooks
+torch.multiprocessing; arguments that argparse refuses; and the text with which a script exits. The script's own hooks
 still run, after ours.
 """
 
@@ -43,7 +43,7 @@ def _chain_hooks(notes: FailureNotes) -> None:
         own(kind, error, trace)
 
     def excepthook_in_threads(args: Any) -> None:
-        if out_of_memory_where(args.exc_value) is not None:  # no other error: the process can outlive a thread
+        if out_of_memory_where(args.exc_value) is not None:  # the process can survive other errors
             notes.note(args.exc_value)
         own_in_threads(args)
 
@@ -51,7 +51,7 @@ def _chain_hooks(notes: FailureNotes) -> None:
 
 
 def _wrap_arguments(notes: FailureNotes) -> None:
-    """Note what argparse refuses: it ends the process regularly, and a launcher reports code 1 without a reason."""
+    """Note arguments that argparse refuses: it exits normally, and a launcher reports code 1 without a reason."""
     original = argparse.ArgumentParser.error
 
     @wraps(original)
@@ -63,7 +63,7 @@ def _wrap_arguments(notes: FailureNotes) -> None:
 
 
 def _wrap_processes(notes: FailureNotes) -> None:
-    """Note what ranks of `torch.multiprocessing.spawn` and `multiprocessing` processes raise, as they catch it."""
+    """Note exceptions in `torch.multiprocessing.spawn` ranks and in `multiprocessing` processes, which catch them."""
     spawn: Any = import_module("torch.multiprocessing.spawn")  # attribute access would return the function
     original_wrap, original_run = spawn._wrap, BaseProcess.run
 

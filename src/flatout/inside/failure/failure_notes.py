@@ -1,4 +1,4 @@
-"""Write how a rank failed to `failure-<host>-<pid>.json` in the recording, with out-of-memory told apart from the rest.
+"""Write to `failure-<host>-<pid>.json` in the recording how a rank failed, with a separate kind for out of memory.
 
 In: an exception, from `pre_torch_hooks` before torch is imported, or from `failure_hooks`. Out: one file, for the first
 exception with those that led to it; a launcher writes how its ranks ended. A process that the kernel kills leaves no
@@ -31,11 +31,12 @@ _DEVICE_PHRASES = (
     "Failed to CUDA calloc",
     "Cuda failure 2 'out of memory'",
 )
-_OF_WORKER = "Original Traceback (most recent call last):"  # as torch._utils.ExceptionWrapper words it
+_OF_WORKER = "Original Traceback (most recent call last):"  # the wording of torch._utils.ExceptionWrapper
 _OURS = str(Path(__file__).resolve().parents[2])
 _WRITERS = ("torch/serialization.py", "safetensors/torch.py", "safetensors/numpy.py")  # name their file in a variable
 _NAMES_OF_FILES = ("f", "name", "name_or_buffer", "filename", "file", "path")
-# Words after which the space on the disk and in /dev/shm is measured: elsewhere a dead file server would block.
+# Words that cause free space on the disk and in /dev/shm to be measured. It is not measured for other errors, because a
+# dead file server would block.
 _ABOUT_SPACE = ("space", "quota", "write", "inline_container", "shared memory", "/dev/shm", "unexpected pos", "mmap")
 _HOST_PHRASES = ("can't allocate memory", "Cannot allocate memory", "unable to mmap", "CUDA error: unable to pin")
 
@@ -99,7 +100,10 @@ class FailureNotes:
 
     @guarded
     def note_refused(self, message: str) -> None:
-        """Note what argparse refused. A later exception replaces this, as a script can continue after a refusal."""
+        """Note the arguments that argparse refused.
+
+        A later exception replaces this, because a script can continue after that.
+        """
         if self._noted_by != os.getpid() and not is_loader_worker():
             self._write(SystemExit(message))
 
@@ -199,7 +203,7 @@ def _children(error: BaseException) -> list[dict[str, int]]:
 
 
 def _space(chain: list[BaseException]) -> dict[str, Any] | None:
-    """Return how much space is left where a write failed, and in /dev/shm; None if no error is about space."""
+    """Return the free space where a write failed and in /dev/shm; None if no error concerns space."""
     texts = " ".join(str(error).lower() for error in chain)
     if not any(word in texts for word in _ABOUT_SPACE):
         return None
@@ -210,7 +214,7 @@ def _space(chain: list[BaseException]) -> dict[str, Any] | None:
 
 
 def _file_of(error: BaseException) -> str | None:
-    """Return the file that an error is about: as it says, or as the function that writes calls it."""
+    """Return the file that an error concerns, from the error itself or from the variables of the writing function."""
     if isinstance(error, OSError) and isinstance(error.filename, str):
         return os.path.abspath(error.filename)
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -1,6 +1,6 @@
 """Hooks for failures before `import torch`, or in a script without torch. They are as light as possible.
 
-In: an exception that the script did not catch, arguments that argparse refuses, a text that the script ends with, a
+In: an exception that the script did not catch, arguments that argparse refuses, a text with which the script exits, a
 script or module that does not exist. Out: see `failure_notes`, which is imported only after such a failure. Nothing is
 noted in a Python program that the script starts, because the script may not depend on its success.
 """
@@ -50,7 +50,10 @@ class PreTorchHooks:
         after_import("argparse", self._wrap_arguments)
 
     def remove(self) -> None:
-        """Make way for `failure_hooks`. The script has handled any refusal noted so far, as it now imports torch."""
+        """Remove the hooks, because `failure_hooks` replaces them.
+
+        The script has handled any refusal so far, as it imports torch.
+        """
         self._is_over = True
         if self._notes is not None:
             self._notes.withdraw()
@@ -119,7 +122,7 @@ class PreTorchHooks:
 
 
 def _missing_script() -> str | None:
-    """Return the file that Python was asked to run, if this file does not exist; else None."""
+    """Return the file that Python was asked to run if that file does not exist, or else None."""
     name = sys.argv[0] if sys.argv else ""
     is_file = name in sys.orig_argv and not name.startswith("-")  # a `multiprocessing` child has its parent's
     if not name or not is_file or os.path.exists(name):

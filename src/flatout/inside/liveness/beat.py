@@ -1,9 +1,9 @@
-"""A rank's heartbeat: a small memory-mapped file that shows other processes the progress of this process.
+"""A rank's heartbeat: a small memory-mapped file that shows the progress of this process to other processes.
 
 In: what the hooks report. Out: `beat-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT: a line of JSON that names the
 fields, then the fields, each of 8 bytes. Reading the file needs no answer from this process, so it works while the
-process is stuck. All times are in nanoseconds of CLOCK_MONOTONIC, which all processes of a host share. Phases are those
-of the thread that trains; `compute` is everything outside the other phases.
+process is stuck. All times are in nanoseconds of CLOCK_MONOTONIC, which all processes of a host share. Phases refer to
+the training thread; `compute` is everything outside the other phases.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Beat:
 
 
 def _pid_namespace() -> str:
-    """Return the PID namespace; this process has another PID in another namespace, such as a container's."""
+    """Return the PID namespace; a process has a different PID in each namespace, such as a container's."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

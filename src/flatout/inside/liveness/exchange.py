@@ -21,7 +21,7 @@ from flatout.inside.liveness.beat import Beat
 from flatout.inside.log import guarded
 
 EVERY, FIRST = 97, 12  # steps at which to read: each step up to FIRST, then one in EVERY
-_NUM_ALL_TIMED = 10  # DDP measures each of its first iterations, this many
+_NUM_ALL_TIMED = 10  # number of first iterations, each of which DDP measures
 
 
 class DdpExchanges:
@@ -29,7 +29,7 @@ class DdpExchanges:
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[DistributedDataParallel]] = []
-        self._per_step: int | None = None  # number of DDP iterations in an optimizer step
+        self._per_step: int | None = None  # number of DDP iterations per optimizer step
 
     def made(self, module: DistributedDataParallel) -> None:
         self._modules.append(weakref.ref(module))
@@ -38,7 +38,7 @@ class DdpExchanges:
     def stepped(self, beat: Beat, step: int) -> None:
         """Read DDP's measurements. Call this at each step of this process up to FIRST, and at multiples of EVERY."""
         modules = [module for reference in self._modules if (module := reference()) is not None]
-        if len(modules) != 1 or modules[0].logger is None:  # with several, their exchanges cannot be told apart in time
+        if len(modules) != 1 or modules[0].logger is None:  # the exchanges of several modules cannot be told apart
             return
         logged = modules[0].logger._get_ddp_logging_data().ints_map
         iteration = logged.get("iteration", 0)

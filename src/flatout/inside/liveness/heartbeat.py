@@ -39,7 +39,7 @@ from flatout.inside.protocol import File, Variable, partial_name
 
 _COUNT_EVERY_S = 0.5
 _LOOK_EVERY_NS = 1_000_000_000
-_OTHERS_BEFORE_CHANGE = 64  # after this many steps of other optimizers, the steps of the latest are counted
+_OTHERS_BEFORE_CHANGE = 64  # after this many steps of other optimizers, the latest optimizer is counted
 
 _is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 _ident = threading.get_ident
@@ -203,7 +203,7 @@ _CHECKPOINTS = CheckpointHooks(_checkpoint_begins, _checkpoint_ends)
 
 
 def start_heartbeat() -> list[Callable[[], None]]:
-    """Hook torch if the environment asks for it; return functions that remove the hooks."""
+    """Hook torch if FLATOUT_HEARTBEAT is set; return functions that remove the hooks."""
     global HEART
     folder = os.environ.get(Variable.HEARTBEAT)
     if not folder:

@@ -1,4 +1,4 @@
-"""Write the Python stacks of all threads on a signal: whatever call the process is stuck in, and when it crashes.
+"""Write the Python stacks of all threads on a signal, even if the process is stuck in a call, and when it crashes.
 
 In: SIGRTMIN + 8. Out: the stacks, appended to `stacks-<host>-<pid>` in the folder of FLATOUT_HEARTBEAT. The handler is
 `faulthandler`'s, written in C: it does not need the GIL and runs even if the main thread is in a call that does not
@@ -33,7 +33,7 @@ def give_stacks(folder: Path) -> bool:
 def write_crashes(folder: Path) -> None:
     """Let faulthandler write the stacks to a file if a signal such as SIGSEGV or SIGABRT ends this process.
 
-    A script that has enabled faulthandler itself keeps its own output; one that does so later takes it back.
+    If a script has enabled faulthandler itself, its own output stays; if it does so later, it replaces ours.
     """
     if faulthandler.is_enabled() and not _CRASH_FILES:
         return
@@ -43,5 +43,5 @@ def write_crashes(folder: Path) -> None:
 
 
 def is_ours() -> bool:
-    """Whether the handler is still ours; `signal` knows nothing of a handler that faulthandler has set."""
+    """Whether the handler is still ours; `signal` does not know about handlers set by faulthandler."""
     return signal.getsignal(NUMBER) is signal.SIG_DFL

@@ -1,6 +1,6 @@
 """Decide where each file of a trial is: in its own place, or redirected to FLATOUT_DIVERT/<the absolute path>.
 
-A file is the user's if its last change, of content or of name, is older than the trial. Such a file is never changed:
+A file belongs to the user if its last change of content or name is older than the trial. Such a file is never changed:
 writes to it go to the folder, and once the script has removed it, it is hidden from the script. The state is a journal
 in that folder, shared by all processes of the trial, so that rank 1 finds the files that rank 0 saves. Out: a line in
 `diverted-<host>-<pid>.jsonl` for each redirected path, each hidden file of the user, and each new file.
@@ -101,7 +101,7 @@ class FileOverlay:
         return self._followed(absolute) if is_followed else absolute
 
     def where_wanted(self, path: Any) -> Any:
-        """Return `path` as it is: the script's own place, not redirected."""
+        """Return `path` unchanged: the place that the script chose, not redirected."""
         return self._where(path, self.name_of(path)) if self._has_links else path
 
     def _where(self, path: Any, absolute: str) -> Any:
@@ -206,7 +206,7 @@ class FileOverlay:
             self.report(absolute, OutputKind.DIVERTED, existed=existed)
 
     def for_writing(self, path: Any, *, is_fresh: bool, is_new: bool = False, must_exist: bool = False) -> Any:
-        """Return where `open` must write: elsewhere if the file is the user's, else where the script wants it.
+        """Return where `open` must write: below the trial's folder for a user's file, else where the script wants it.
 
         `is_fresh`: its old content is not needed. `is_new`: it is an error if the file exists.
         """
@@ -254,7 +254,7 @@ class FileOverlay:
             self.write_journal("forget", [absolute])
             return
         is_trials = not stat.S_ISDIR(status.st_mode) and status.st_ctime_ns >= self.began_ns
-        if is_trials:  # the script has replaced it before, by other means
+        if is_trials:  # the script has replaced the file before, by other means
             with suppress(OSError):
                 _real_unlink(absolute)
         self.write_journal("forget" if is_trials else "hide", [absolute])

@@ -1,6 +1,6 @@
 """Patch `open`, and the functions of `os` that read files and folders, for a script with redirected files.
 
-In: the names that the script uses. Out: the same calls, on the files where they are. Calls on files that are neither
+In: the names that the script uses. Out: the same calls, on the files' actual paths. Calls on files that are neither
 redirected, hidden nor the user's are passed on unchanged, as are names relative to an open folder (`dir_fd`). See
 `patch_names` for renaming and removing.
 """
@@ -162,7 +162,7 @@ def _patch_listing(overlay: FileOverlay) -> None:
     original_list, original_scan = os.listdir, os.scandir
 
     def changed_folder(path: Any) -> str | None:
-        """Return the folder's absolute name if the script sees other files in it than those on disk; else None."""
+        """Return the folder's absolute name if the script sees files that differ from those on disk, or else None."""
         if not is_path(path) or not overlay.sync():
             return None
         folder = overlay.name_of(path, is_followed=True)

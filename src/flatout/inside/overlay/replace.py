@@ -1,4 +1,4 @@
-"""Replace functions of Python's modules by ours."""
+"""Replace functions in Python's modules with ours."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 def replace(module: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a function by what `make` returns for it, if the module has it."""
+    """Replace a function with the result of `make` for it, if the module has the function."""
     original = getattr(module, name, None)
     if original is not None:
         put(module, name, original, wraps(original)(make(original)))
 
 
 def put(module: Any, name: str, original: Any, ours: Any) -> None:
-    """Replace `original` by `ours`.
+    """Replace `original` with `ours`.
 
-    `os` lists in sets which of its functions support what, so `ours` is added there. Pickle stores a function by module
-    and name, and the original's module would be `posix`, which does not contain ours.
+    `os` has sets of the functions that support certain arguments, so `ours` is added to these sets. Pickle stores a
+    function by module and name, and the original's module would be `posix`, which does not contain ours.
     """
     ours.__module__ = module.__name__
     setattr(module, name, ours)

@@ -82,7 +82,10 @@ def _contexts(module: Any) -> tuple[AbstractContextManager[None], AbstractContex
 
 @contextmanager
 def _without_running_statistics(module: Any) -> Iterator[None]:
-    """Keep running statistics by a momentum of 0; without them, forward would save fewer tensors, which is refused."""
+    """Preserve running statistics with a momentum of 0.
+
+    Without them, forward would save fewer tensors, which torch refuses.
+    """
     norms = [one for one in module.modules() if isinstance(one, _BatchNorm) and one.training]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:

@@ -60,7 +60,7 @@ class _Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether this thread can have to wait; the threads that write never wait."""
+        """Whether this thread might have to wait; the threads that write never wait."""
         if self._thread is not None and self._thread is not threading.current_thread():
             return True
         return self._future is not None and self._owner == threading.get_ident()
@@ -159,7 +159,7 @@ def background_checkpoint(report: Report) -> None:
 
 
 class _Held:
-    """Takes the records that `torch.save` writes, in place of its file."""
+    """Receives the records that `torch.save` writes, instead of its file."""
 
     def __init__(self, background: _Background, original: Any, path: str) -> None:
         self._background, self._original, self._path = background, original, path

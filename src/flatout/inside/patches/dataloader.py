@@ -1,9 +1,9 @@
 """Change DataLoaders: the number of worker processes, prefetching, pinned memory, workers kept between epochs.
 
-All loaders that the process creates, of any subclass, get the values at their creation. What they load and its order
-stay the same: the base seed is drawn at each epoch as it is without kept workers. An iterable dataset gives every
-worker all of its samples unless it splits them itself, so it gets one worker at most. If the first batch of an iterator
-fails with our settings, the script's own settings are used from the same random state.
+All loaders that the process creates, of any subclass, get the values at their creation. The loaded samples and their
+order stay the same: the base seed is drawn in each epoch, as it is without kept workers. An iterable dataset gives
+every worker all of its samples unless it splits them itself, so it gets one worker at most. If the first batch of an
+iterator fails with our settings, the script's own settings are used from the same random state.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 script has not registered a hook.
 
 bf16 and PowerSGD are torch's own hooks. Top-K is ours: each rank sends the largest entries of gradient plus error, all
-ranks add up these entries in the same order, and what was not sent is the error of the next step. The first step is
-reduced without compression, because the buckets are rebuilt after it.
+ranks add up these entries in the same order, and the rest is the error that is added in the next step. The first step
+is reduced without compression, because the buckets are rebuilt after it.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def keep_cache(report: Report) -> None:
 
     @wraps(original)
     def empty_cache(*args: Any, **kwargs: Any) -> None:
-        if out_of_memory_where(sys.exc_info()[1]) is not None:  # the script frees memory to try again
+        if out_of_memory_where(sys.exc_info()[1]) is not None:  # the script frees memory in order to try again
             original(*args, **kwargs)
         else:
             report.did("calls")

@@ -1,7 +1,7 @@
 """Find the models that a process trains, when they are wrapped or when an optimizer gets their parameters.
 
 Patches change a model's class and affect only instances that carry a mark. So a model is copied and pickled as usual,
-with the same parameter names, and without anything of ours in its hooks.
+with the same parameter names, and its hooks contain nothing from Flatout.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ def _patch_class(report: Report, kind: Any, keyword: str) -> None:
 
     @report.guarded
     def keep(self: Any) -> None:
-        """Keep the setting in `load_state_dict`, as checkpoints have the script's; not if gradients are sparse."""
+        """Keep the setting in `load_state_dict`, because checkpoints contain the script's setting.
+
+        Not if gradients are sparse.
+        """
 
         def before_load(_: Any, state: Any) -> Any:
             groups = [

@@ -1,8 +1,8 @@
-"""Report what a patch did, in lines of `patches-<host>-<pid>.jsonl` in the recording; the last line of a patch in a
-process counts.
+"""Report the effects of patches, in lines of `patches-<host>-<pid>.jsonl` in the recording.
 
-    {"schema": "flatout/patches", "version": 1, "patch": "dataloader", "parameters": {..}, "applied": true, "reason":
-     null, "details": {"loaders": 2}, "notes": [..], "rank": 0, "world_size": 2, "pid": 4711}
+The last line for a patch in a process counts. {"schema": "flatout/patches", "version": 1, "patch": "dataloader",
+"parameters": {..}, "applied": true, "reason": null, "details": {"loaders": 2}, "notes": [..], "rank": 0, "world_size":
+2, "pid": 4711}
 
 `applied`: the patch took effect at least once. `reason`: why it did not. `details` holds counts, and `notes` describes
 places where the patch did not fit. Lines are written when a patch first takes effect, whenever a count has doubled, at
@@ -44,11 +44,11 @@ class Report:
         self._reports = reports
 
     def waits(self, reason: str) -> None:
-        """Note that the patch is installed; `reason` holds until it takes effect."""
+        """Note that the patch is installed; `reason` applies until it takes effect."""
         self.reason = reason
 
     def did(self, what: str, number: int = 1, *, is_process_wide: bool = False) -> None:
-        """Count `number` more of `what` as changed; process-wide: even in a process that may train nothing."""
+        """Count `number` more of `what` as changed; process-wide changes count even in a process that may not train."""
         before = self.details.get(what, 0)
         total = (before if isinstance(before, int) else 0) + number
         self.details[what] = total
@@ -57,14 +57,14 @@ class Report:
             self._reports.write(self, is_sure=not is_process_wide)
 
     def note(self, text: str) -> None:
-        """Note a place where the patch did not fit and the script's own behavior stays."""
+        """Note a place where the patch did not fit and the script's own behavior is unchanged."""
         if text not in self.notes and len(self.notes) < _MAX_NOTES:
             self.notes.append(text)
         if not self.is_applied:
             self.reason = text
 
     def failed(self, where: str) -> None:
-        """Report an error of ours, the exception that is being handled."""
+        """Report an error in Flatout's code: the exception that is being handled."""
         LOG.error(f"patch {self.name}, {where}")
         self.note(f"failed: {where}, see the log")
 

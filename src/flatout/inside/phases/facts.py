@@ -1,10 +1,10 @@
-"""Write the facts of the job that only its process knows to `facts-rank<R>.json` in the recording.
+"""Write the facts about the job that only its own process knows to `facts-rank<R>.json` in the recording.
 
 In: the objects of the script. They are inspected once, in steps that the recorder disturbs anyway: from the FLOPs step
 to the end of the trace window, the first `zero_grad` and the first `autocast` are noted; then the model, its wrapper,
 the optimizers and the loaders are searched for among all live objects. Other steps cost nothing. A tuning compares the
 steps of its trials, so in a trial everything happens at the end. Only the loaders are noted after the first step,
-because a job that ends before its trial is stopped no longer has any. Unknown values are null.
+because a job that ends before its trial is stopped no longer has loaders. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FactsCollector:
         self._watch_autocast()
 
     def look_at_loaders(self) -> None:
-        """Note the facts of the loaders once, for `write` to use if they are gone by then."""
+        """Note the facts of the loaders once; `write` uses them if the loaders no longer exist."""
         if self._loaders is None:
             self._loaders = _loader_facts(live_objects(loaders._BaseDataLoaderIter))
 

@@ -32,7 +32,7 @@ def _cpu_attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_:
     return int(flop_counter.sdpa_backward_flop_count(*shapes))
 
 
-# The registry knows only the fused attention for GPUs; the CPU version has the same matrix multiplications.
+# The registry contains only fused attention for GPUs; the CPU version has the same matrix multiplications.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_counter.flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
@@ -108,7 +108,7 @@ class FlopsStep:
             return None
         if _python_dispatch._get_current_dispatch_mode() is counter:
             counter.__exit__(None, None, None)
-        else:  # a mode of the script is above ours, so ours stays and only passes operators on
+        else:  # a mode of the script is above ours, so ours stays but only passes operators on
             self.reason = "another dispatch mode was active at the end of the step"
             _LEFT.append(counter)
         was_on, counter.is_on = counter.is_on, False

@@ -91,7 +91,7 @@ class Phases:
             self._warmup.add(step_s)
 
     def advance(self, step: int, source: StepSource, *, is_training: bool) -> str:
-        """Do what is due now that step number `step` has ended, and return the kind of the next step."""
+        """Do the work that is due after step number `step`, and return the kind of the next step."""
         if self._stop_condition.is_asked:
             self._stop_condition.look(step + 1, self._warmup.step_s)
             if self._stop_condition.is_due(step + 1):
@@ -147,7 +147,7 @@ class Phases:
         return self._plan_file.look(time.perf_counter_ns())
 
     def _follow(self, plan: TracePlan, ended: int) -> str:
-        """Do what the plan schedules after step `ended`, and return the kind of the next step."""
+        """Do the work that the plan schedules after step `ended`, and return the kind of the next step."""
         following = ended + 1
         if self._window is not None:
             return self._advance_window(self._window, plan, following)

@@ -85,7 +85,7 @@ class StopCondition:
         return self.step is not None and following >= self.step
 
     def _num_notice_steps(self, step_s: float) -> int:
-        """Return how many steps the other ranks, which look twice a second if nothing else is due, need to read it."""
+        """Return how many steps the other ranks need to read the file; they poll at least twice per second."""
         if self._identity.world_size == 1 or step_s <= 0:
             return 0
         is_one_node = self._identity.num_nodes in (None, 1)

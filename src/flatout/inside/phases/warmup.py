@@ -1,8 +1,8 @@
 """Decide when the warm-up is over, by a rule on the step times so far. This module does not use torch.
 
-In: the time of each step. Out: whether steps may be measured now. They may after eleven steps and one second (or fifty
-steps) if the median of the last five step times is within 10 % of the median of the five before. If step times
-never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes.
+In: the time of each step. Out: whether steps may be measured now. They can be measured after eleven steps and one
+second (or fifty steps) if the median of the last five step times is within 10 % of the median of the previous five. If
+step times never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class _Peer:
 
     since_ns: int  # when its first step was recorded
     script: str
-    is_over: bool  # it has ended; always False for a killed process on another host, whose end is not visible
+    is_over: bool  # the process has ended; always False for a killed process on another host, whose end is not visible
     has_failed: bool
 
 

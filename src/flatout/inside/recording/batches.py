@@ -2,7 +2,7 @@
 
 In: what a DataLoader yields. Out: the number of samples, i.e. the length of the first dimension of the first tensor,
 and the number of tokens, i.e. the number of elements of a two-dimensional integer tensor (or of a mapping's
-`input_ids`). A number that the batch does not show is None.
+`input_ids`). A number that cannot be determined from the batch is None.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Watch how a DataLoader's first batches are made: by computing or by waiting, with random draws, with state.
+"""Observe how a DataLoader makes its first batches: by computing or waiting, with random draws, with state.
 
 In: each call of a fetcher, in the training process or in a loader's worker. Out: a `LoaderReport` per data set and
 process; a worker writes its report to a file in the state folder, which the training process reads. After a few batches
@@ -33,12 +33,12 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 @dataclass(slots=True, kw_only=True)
 class LoaderReport:
-    """What the batches of one data set showed in one process."""
+    """Observations of one data set's batches in one process."""
 
     num_batches: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0  # of the thread that made the batches
-    queued_s: float = 0.0  # in which that thread could have run, and other threads had the cores
+    queued_s: float = 0.0  # time in which that thread could have run, but other threads used the cores
     draws: bool = False  # random numbers of the process were drawn: torch, random or numpy
     keeps_state: bool = False  # the data set was changed by making a batch, or names an epoch
 
@@ -52,7 +52,7 @@ class LoaderWatch:
         self._reports: dict[int, LoaderReport] = {}
 
     def report_of(self, dataset: Any) -> LoaderReport | None:
-        """Return what this process measured of a data set."""
+        """Return this process's report for a data set."""
         return self._reports.get(id(dataset)) if self._pid == os.getpid() else None
 
     def fetch(self, original: Callable[[Any, Any], Any], fetcher: Any, index: Any) -> Any:

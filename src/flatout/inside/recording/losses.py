@@ -1,4 +1,4 @@
-"""Record the loss of each step without a synchronization: scalars stay on the device until reading them costs nothing.
+"""Record the loss of each step without synchronizing: scalars stay on the device until they can be read for free.
 
 A step's loss is the sum of the scalars that `backward` was called on, before a GradScaler scaled them: the value whose
 gradient the step applied. It is None if `backward` was called on anything else, or if a kept scalar was changed in

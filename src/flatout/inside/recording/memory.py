@@ -1,4 +1,4 @@
-"""Read the counters of the CUDA caching allocator as the script would read them, and never reset them.
+"""Read the counters of the CUDA caching allocator, as the script would read them, without ever resetting them.
 
 A reading takes about 20 us, so the counters are read at most twice per second; steps in between have None.
 """

@@ -4,10 +4,10 @@ It exists from the first event of a process until the process ends. Steps are nu
 between two step ends that `StepDetector` finds on the thread that trains. The recorder does its own heavy work
 (counting FLOPs, tracing, writing the trace) between steps and in steps that it marks.
 
-A hook only notes what happened. The training evicts the recorder's code and data from the CPU caches, so processing
-an event in its hook would cost several times as much as in a separate loop. The notes of half a second are processed
-together, at an event that can end a step. While something has to be done between two particular steps, notes are
-processed after each event.
+A hook only records an event. Training evicts the recorder's code and data from the CPU caches, so processing an event
+in its hook would cost several times as much as in a separate loop. The notes of half a second are processed together,
+at an event that can end a step. While something has to be done between two particular steps, notes are processed after
+each event.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Recorder:
     def __init__(
         self, settings: RecorderSettings, leave: Callable[[], None], *, between_steps: Callable[[], None] = lambda: None
     ) -> None:
-        """Set callbacks: `leave` is called once no more events are needed, `between_steps` now and then."""
+        """Set callbacks: `leave` is called once no more events are needed, `between_steps` from time to time."""
         self.settings = settings
         self.is_stopped = False
         self._leave = leave
@@ -209,7 +209,10 @@ class Recorder:
             mark.__exit__(None, None, None)
 
     def spell(self, kind: int, began: int, ended: int, *, is_full: bool = False) -> None:
-        """Note a spell of a kind in `spells`, on the thread that trains; a collection counts on any thread."""
+        """Record a period of one of the kinds in `spells`, on the training thread.
+
+        A garbage collection counts on any thread.
+        """
         if kind == COLLECTION or _thread() == self._thread:
             self._note((Recorder._on_spell, kind, began, ended, is_full))
 

@@ -1,8 +1,8 @@
 """Start the sampler on a node without a `flatout profile` process, e.g. if `srun` has started the ranks.
 
-In: this rank. Out: a separate process that writes `host-<hostname>.samples.jsonl` and ends when this rank ends, however
-it ends. The sampler is not a child of the job and holds none of its streams. It runs with the job's Python. If that
-Python lacks psutil, there is no file, and the recording says that the node was not sampled.
+In: this rank. Out: a separate process that writes `host-<hostname>.samples.jsonl` and ends when this rank ends, in
+whatever way. The sampler is not a child of the job and holds none of its streams. It runs with the job's Python. If
+that Python lacks psutil, there is no file, and the recording says that the node was not sampled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hooks for the rare things that lengthen a step: garbage collection, loader starts, evaluation, compilation, logging.
+"""Hooks for rare events that lengthen a step: garbage collection, loader starts, evaluation, compilation, logging.
 
 In: a function that returns the active recorder, or None. Out: notes of its `spell`, `evaluation_begins`, ... The hooks
-cost nothing in a step without such a thing: `Module.train` is hooked only while a module is in evaluation mode, and
+cost nothing in a step without such an event: `Module.train` is hooked only while a module is in evaluation mode, and
 short collections of young objects are not noted.
 """
 
@@ -64,7 +64,7 @@ def hook_collections(active: Active) -> Callable[[], None]:
 
 
 def hook_loader_starts(active: Active) -> Callable[[], None]:
-    """Note how long it takes to make a loader's iterator, and so to start its workers."""
+    """Record how long it takes to make a loader's iterator, which starts its workers."""
     loader = torch.utils.data.DataLoader
     original = loader.__iter__
 

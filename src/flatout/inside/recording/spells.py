@@ -1,12 +1,12 @@
-"""Keep the rare things that lengthen a step: loader starts, evaluations, checkpoints, collections, compilations.
+"""Record rare events that lengthen a step: loader starts, evaluations, checkpoints, collections, compilations.
 
 In: the times of these spells, and of the step's batches. Out: the nanoseconds of each kind in the step. They are
-exclusive: what happens within another spell, such as a collection within an evaluation, belongs to the outer one.
+exclusive: a spell within another spell, such as a collection within an evaluation, belongs to the outer spell.
 
 An evaluation is the time from `eval()` to `train()` of a module without a backward pass. Some frameworks restore the
 mode of their modules in another way; there it ends with the request for the first batch that is trained on. Without
 `eval()`, it is recognised by batches without a backward pass, if the script works between them. A loader that fetches
-ahead does not.
+ahead does not count as an evaluation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SpellTimes(NamedTuple):
     compilation_ns: int
     logging_ns: int
     num_full_collections: int
-    num_loader_ends: int  # how often a loader ran out of batches, outside evaluations
+    num_loader_ends: int  # number of times that a loader ran out of batches, outside evaluations
 
 
 NO_SPELLS = SpellTimes(0, 0, 0, 0, 0, 0, 0, 0)
@@ -127,7 +127,7 @@ class Spells:
 
 
 def _exclusive(spells: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Return the nanoseconds of each kind; what is within another spell belongs to the outer one."""
+    """Return the nanoseconds of each kind; a spell within another spell belongs to the outer spell."""
     by_kind = [0] * _NUM_KINDS
     covered_until = 0
     for began, ended, kind in sorted(spells, key=lambda spell: (spell[0], -spell[1])):

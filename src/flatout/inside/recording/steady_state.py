@@ -1,4 +1,4 @@
-"""Make the rows of ordinary steps in one pass: a training consists of them nearly all of the time.
+"""Make the rows of ordinary steps in one pass: nearly all steps of a training run are ordinary.
 
 In: the recorder's notes of half a second. Out: rows of the step file as text, or None if the notes hold anything but
 ordinary steps. An ordinary step has at most one batch, one backward pass and one step of the only optimizer. Processing

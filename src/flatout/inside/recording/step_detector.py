@@ -2,9 +2,9 @@
 
 In: optimizer steps, batches from loaders, backward passes. Out: whether the event ended a step.
 
-If an optimizer steps, steps are counted by optimizer. Several optimizers that step in turn (the two of a GAN, Muon and
-AdamW, one for each layer) make one step, which ends with the optimizer that appeared last. Without an optimizer, each
-batch is a step, and without batches, each backward pass.
+If an optimizer steps, steps are counted by optimizer. Several optimizers that step in turn (the two optimizers of a
+GAN, Muon and AdamW, one per layer) make one step, which ends with the optimizer that appeared last. Without an
+optimizer, each batch is a step, and without batches, each backward pass.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StepDetector:
         return ended
 
     def no_batch(self) -> None:
-        """Take the end of a loader's batches: what follows belongs to the step of the next batch."""
+        """Take the end of a loader's batches: later events belong to the step of the next batch."""
         self._has_batch = False
 
     def backward(self) -> bool:

@@ -1,4 +1,4 @@
-"""Write `rank{R}.steps.jsonl`, the record of one rank, line by line, so that a killed rank leaves what it had written.
+"""Write `rank{R}.steps.jsonl`, the record of one rank, line by line, so that the lines of a killed rank are not lost.
 
 The first line is an object with the key `schema`. It is followed by rows (arrays, in the order of `STEP_COLUMNS`) and
 objects with the key `event`. Creating the file claims the rank: a second process with the same rank finds the file.
@@ -50,7 +50,7 @@ class StepFile:
         self._held = [line for line in self._held if not line.startswith("[")]
 
     def flush(self, now_ns: int, *, is_forced: bool = False) -> None:
-        """Write the buffered lines, if it is time to or `is_forced`."""
+        """Write the buffered lines if it is time to do so or if `is_forced`."""
         is_time = is_forced or now_ns >= self._next_ns
         if not is_time or not self._held:
             return

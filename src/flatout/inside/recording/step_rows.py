@@ -1,6 +1,6 @@
 """Make the row of a step of any kind: the columns of the step file, from a `Step`, its loss and the memory counters.
 
-`steady_state` makes the rows of ordinary steps, the bulk of a training, instead.
+`steady_state` makes the rows of ordinary steps, which are most steps of a training run, instead.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def _note(recording: str, event: str) -> None:
 
 
 class _WaitForTorch:
-    """A finder that finds nothing itself: it lets `torch` be imported as usual, and starts the recorder afterwards."""
+    """A finder that lets `torch` be imported as usual, and starts the recorder afterwards."""
 
     def __init__(self, recording: str) -> None:
         self.recording = recording
@@ -155,7 +155,7 @@ def _read_protocol() -> "Any":
 
 
 def _is_asked() -> bool:
-    """Whether the environment asks for anything that is done in this process."""
+    """Whether the environment variables request anything that is done in this process."""
     if _protocol is None:
         return False
     variable = _protocol.Variable
