@@ -1,4 +1,4 @@
-"""Save checkpoints that delay the training little and are either complete or absent: `Checkpointer`.
+"""Save checkpoints that barely delay training and are either complete or absent: `Checkpointer`.
 
 This package runs in the user's training process and needs only the standard library, torch and `flatout.errors`.
 Tensors are saved as safetensors and everything else as JSON; nothing that is read is executed. `scripted` handles

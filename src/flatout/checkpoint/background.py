@@ -21,7 +21,7 @@ from flatout.checkpoint.notes import Event, SaveNotes
 from flatout.checkpoint.snapshot import Buffer
 from flatout.checkpoint.store import Store
 
-_LATE_S = 30.0  # how long the leader leaves a failed checkpoint to ranks that still write to it
+_LATE_S = 30.0  # how long the leader keeps a failed checkpoint for ranks that still write to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class PendingCheckpoint:
     buffer: Buffer
     files: list[str]  # one name for each part of the buffer; the first part is for the shared folder
     record: dict[str, Any]
-    stall_s: float  # time that the foreground was blocked
+    stall_s: float  # time for which the foreground was blocked
     stores: list[Store]
     began: float
 
@@ -93,7 +93,7 @@ class Background:
             self._note("resumed", store, step)
 
     def gives_up(self, step: int, token: str, stores: Sequence[Store], buffer: Buffer, problem: BaseException) -> None:
-        """Note a checkpoint for which this rank could not copy its state."""
+        """Record a checkpoint for which this rank could not copy its state."""
         self._free.put(buffer)
         for store in stores:
             self._note("failed", store, step, _line(problem))
@@ -105,9 +105,9 @@ class Background:
         self._jobs.join()
 
     def is_complete(self, token: str) -> bool:
-        """Whether the last checkpoint, after `wait`, is this one, and complete in every folder, as this rank knows.
+        """Whether, after `wait`, this is the last checkpoint and, to this rank's knowledge, complete in every folder.
 
-        The leader of a folder knows it of all its ranks, and any other rank of its part.
+        The leader of a folder knows this for all of its ranks, and every other rank for its own part.
         """
         return self._last_complete == token
 

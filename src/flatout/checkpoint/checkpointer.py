@@ -1,4 +1,4 @@
-"""`Checkpointer` saves the state of a training in the background, and resumes from the last good checkpoint.
+"""`Checkpointer` saves the state of a training run in the background, and resumes from the last good checkpoint.
 
     ckpt = Checkpointer("ckpt", model=model, optimizer=optimizer, scheduler=scheduler, every_s=600)
     start = ckpt.resume()
@@ -44,7 +44,7 @@ _METADATA = {"format": "pt", "written_by": "flatout.checkpoint"}
 
 
 class Checkpointer:
-    """Saves and resumes a training; the module's docstring has an example.
+    """Saves and resumes a training run; the module's docstring has an example.
 
     `optimizer` is one optimizer, or a mapping of several by name; `state` maps names to further objects that have
     state_dict and load_state_dict. `every` is in steps, `every_s` in seconds; without both, `step` saves every
@@ -235,7 +235,7 @@ class Checkpointer:
         """Restore the training from the last good checkpoint and return its step, or 0 if there is none.
 
         A damaged checkpoint is reported and the one before it is used. Raises CheckpointError if the checkpoint is from
-        a different training.
+        a different training run.
         """
         self.wait()
         refused: list[str] = []
@@ -331,7 +331,7 @@ class Checkpointer:
         self.last_saved = step or None
 
     def _begin(self) -> None:
-        """Refuse a folder that holds checkpoints of another training."""
+        """Refuse a folder that holds checkpoints of another training run."""
         if self._has_begun:
             return
         newest = self._peers.together(self._newest_steps)

@@ -1,6 +1,6 @@
-"""Gradients that are accumulated over micro-batches: whether there are any at a save, and how they are kept.
+"""Gradients accumulated over micro-batches: detect them at a save, and keep them in the checkpoint.
 
-A save between two micro-batches would lose them otherwise. After each step of an optimizer, some of its gradients are
+Otherwise a save between two micro-batches would lose them. After each step of an optimizer, some of its gradients are
 marked as used. Gradients that are not marked, or were changed since, are waiting for the next step, and a checkpoint
 holds them, for each rank. Gradients that FSDP2 keeps unsharded (`set_requires_gradient_sync(False)`) are not seen.
 """
@@ -17,7 +17,7 @@ _NUM_MARKED = 8  # parameters of an optimizer by which its gradients are judged
 
 
 def mark_used_gradients(optimizers: Iterable[Any]) -> None:
-    """From now on, mark the gradients that each step of these optimizers has used."""
+    """After each later step of these optimizers, mark the gradients that it has used."""
     for optimizer in optimizers:
         if hasattr(optimizer, "register_step_post_hook"):
             optimizer.register_step_post_hook(_mark)
@@ -60,7 +60,7 @@ def _is_waiting(optimizer: Any) -> bool:
         for parameter in _sample(optimizer)
         if parameter.grad is not None and getattr(parameter.grad, _MARK, None) != parameter.grad._version
     ]
-    return any(bool(_local(gradient).any()) for gradient in unmarked)  # else set to zero for the next step
+    return any(bool(_local(gradient).any()) for gradient in unmarked)  # otherwise set to zero for the next step
 
 
 def _sample(optimizer: Any) -> list[Any]:

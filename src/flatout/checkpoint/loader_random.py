@@ -1,9 +1,9 @@
 """The random state around a data loader: after its iterator is made on a resume, and in its worker processes.
 
-A loader draws from torch's random state when its iterator is made. A training that resumes in the middle of an epoch
-makes an iterator that the uninterrupted one did not make there, so the random state is restored once more after it.
-Workers draw for augmentation and dropout in the data set. torchdata's StatefulDataLoader saves the state of the data
-set in each worker; for a data set without a state, the worker's random state is made its state.
+A loader draws from torch's random state when its iterator is made. A training run that resumes in the middle of an
+epoch makes an iterator that the uninterrupted run did not make there, so the random state is restored once more after
+it. Workers draw for augmentation and dropout in the data set. torchdata's StatefulDataLoader saves the state of the
+data set in each worker; for a data set without a state, the worker's random state is used as its state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _WORDS = struct.Struct("<625I")  # of Python's generator: 624 words and a positi
 
 
 def restore_after_next_iterator(loader: Any, restore: Callable[[], object]) -> None:
-    """Call `restore` once, after the loader has made its next iterator; only torch's loaders and their kin do it."""
+    """Call `restore` once, after the loader has made its next iterator.
+
+    This works only for loaders derived from torch's.
+    """
     loader = getattr(loader, "base_dataloader", loader)  # of accelerate, which wraps the one that makes iterators
     if not hasattr(loader, "_get_iterator"):
         return
@@ -43,7 +46,7 @@ def restore_after_next_iterator(loader: Any, restore: Callable[[], object]) -> N
 def keep_worker_random(loader: Any) -> bool:
     """Let the loader save its workers' random state, as the state of its data set; return whether that was possible.
 
-    It is not for an IterableDataset, whose state is its position, and for a data set that has a state already.
+    It is not possible for an IterableDataset, whose state is its position, or for a data set that already has a state.
     """
     loader = getattr(loader, "base_dataloader", loader)
     dataset = getattr(loader, "dataset", None)
@@ -55,13 +58,13 @@ def keep_worker_random(loader: Any) -> bool:
     try:
         dataset.state_dict = worker_random_state
         dataset.load_state_dict = set_worker_random_state
-    except (AttributeError, TypeError):  # it takes no attributes
+    except (AttributeError, TypeError):  # it does not accept attributes
         return False
     return True
 
 
 def worker_random_state() -> dict[str, Any]:
-    """Return the random state of this process in few and small values, as it is sent with every batch."""
+    """Return the random state of this process in a few small values, because it is sent with every batch."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": _bytes(torch.get_rng_state()),

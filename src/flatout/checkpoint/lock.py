@@ -1,8 +1,8 @@
 """Let only one job at a time write to a folder: `lock.json` names the owner.
 
-An owner on this machine is alive if its process is. An owner on another machine is alive if it renews the file, which
-owners do every few seconds; the file is watched for long enough before the folder of a dead job is taken over. An owner
-that has lost the lock, e.g. because it was paused for an hour, notices before it commits anything.
+An owner on this machine is alive if its process is alive. An owner on another machine is alive if it renews the file,
+which owners do every few seconds; the file is watched for long enough before the folder of a dead job is taken over. An
+owner that has lost the lock, e.g. because it was paused for an hour, notices before it commits anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Note what became of each checkpoint for `flatout run`, which reports the newest and the failed ones at the end.
+"""Record the fate of each checkpoint for `flatout run`, which reports the newest one and all failures at the end.
 
 In: the folder that `flatout run` names in the environment; without it, nothing is noted. Out: a file for each process,
 with a line for each event: a checkpoint was resumed from, begun, committed, or has failed. A note that cannot be

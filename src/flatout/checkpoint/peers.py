@@ -1,7 +1,7 @@
 """The ranks of the job, and short messages between them: JSON, in a separate process group, never in the background.
 
-In: torch.distributed as the script has set it up, or nothing, which makes one rank. A separate group (gloo, on the
-CPU) keeps these messages from mixing with the training's collectives, whatever these are doing.
+In: torch.distributed as the script has set it up, or nothing, which makes one rank. A separate group (gloo, on the CPU)
+keeps these messages separate from the training's collectives at all times.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ which may be stuck in a collective, so a separate thread handles the signal. It 
 ended to the store with which torch set up the job. The last step of the training is the one after the highest of these:
 no rank has ended it yet, and every rank can reach it, because none waits for another before it.
 
-The signal may also reach a DataLoader's workers. If they ended, torch would raise an error in the middle of a step, so
+The signal can also reach a DataLoader's workers. If they ended, torch would raise an error in the middle of a step, so
 they stay alive.
 """
 
@@ -34,7 +34,7 @@ NUMBER = signal.SIGTERM
 _ALL_ASKED_S = 2.0  # if some rank has not been asked by then, it never will be
 _GRACE_S = 20.0  # for the rest of two steps and the checkpoint; launchers and schedulers leave 30 s
 _FLUSH_S = 5.0  # for writes that have already begun
-_ONE_BY_ONE_S = 0.3  # between the processes of a job, when all of them are sent a signal
+_ONE_BY_ONE_S = 0.3  # limit on the delay between the processes of a job when a signal is sent to all of them
 _POLL_S = 0.02
 
 
@@ -48,8 +48,8 @@ class PreemptionHandler:
     def __init__(self, rank: int, world_size: int, flush: Callable[[float], object]) -> None:
         self._rank, self._world_size, self._flush = rank, world_size, flush
         self._asked, self._settled = threading.Event(), threading.Event()
-        self._ended_step: int | None = None  # the last step that this rank has ended; None: it has ended none
-        self._last: int | None = None  # the step to save and end at; None: there is none
+        self._ended_step: int | None = None  # the last step that this rank has ended; None: it has not ended any
+        self._last: int | None = None  # the step at which to save and end; None: there is none
         self._store = _store() if world_size > 1 else None
         self._is_asked = mmap.mmap(-1, 1)  # `_asked` as a byte that forked children see
         self._undo: Callable[[], None] = lambda: None
@@ -93,7 +93,10 @@ class PreemptionHandler:
             self._forget()
 
     def _hear(self, number: int, _: object) -> None:
-        """Handle the signal on the main thread, possibly late. An event loop that took the descriptor would miss it."""
+        """Handle the signal on the main thread, possibly late.
+
+        If an event loop takes the descriptor, the thread misses it.
+        """
         ends = self._ends
         if ends is not None:
             with suppress(OSError):

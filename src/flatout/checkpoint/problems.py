@@ -1,8 +1,7 @@
 """The errors of checkpoints.
 
-CheckpointError       cannot be saved or resumed from; one line, with a hint
-├── DamagedError      what was read is not what was written
-└── LockedError       another job writes to the folder
+CheckpointError       a checkpoint cannot be saved or resumed from; one line, with a hint ├── DamagedError      the data
+read differ from the data written └── LockedError       another job writes to the folder
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Saved:
                         self.chunks[name] = self.chunks[other]
 
     def trained(self) -> dict[str, dict[str, Any]]:
-        """Return the tensors of the model and the optimizers, without the tensors in values."""
+        """Return the tensors of the model and the optimizers, excluding the tensors in values."""
         return {name: one for name, one in self.tensors.items() if one["kind"] != "value"}
 
     def own_parameter(self) -> str | None:

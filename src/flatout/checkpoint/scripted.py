@@ -21,7 +21,10 @@ _BLOCK = 8 << 20
 
 
 def latest_good(path: Path) -> tuple[Path | None, str]:
-    """Return the file to resume from, and why it is not the last one written ("" if it is); None if all are damaged."""
+    """Return the file to resume from, and why it is not the last file written ("" if it is).
+
+    Return None if all are damaged.
+    """
     previous = path.with_name(File.PREVIOUS.of(path.name))
     damage = damage_of(path)
     if damage is None:
@@ -40,7 +43,7 @@ def latest_good(path: Path) -> tuple[Path | None, str]:
 
 
 def damage_of(path: Path) -> str | None:
-    """Return what is wrong with a file that torch.save wrote, to be read after its name; None if it is complete."""
+    """Return the damage of a file written by torch.save, as text that follows its name; None if it is complete."""
     try:
         if path.stat().st_size == 0:
             return "is empty"
@@ -87,7 +90,7 @@ def _measure(path: Path) -> list[int]:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Give the file a second name. The first one stays, in case the new one is damaged again."""
+    """Give the file a second name. The first name stays, in case the new file is damaged again."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Decide which rank writes what: each byte is written once, spread over the ranks, whether sharded or replicated.
+"""Decide which rank writes which tensors: each byte is written once, spread over the ranks, sharded or replicated.
 
 In: this rank's tensors. Out: its `Item`s, and which of them it writes. A sharded tensor (DTensor) knows which part is
 local; one of its replicas writes it. A plain tensor that several ranks have is written by the least loaded of them, if
@@ -35,7 +35,7 @@ class Item:
     offsets: tuple[int, ...]  # offset of the part in the whole tensor
     device: str
     kind: str  # "parameter" (including its optimizer state), "buffer" or "value"
-    is_own: bool = False  # of this rank alone: never combined with those of other ranks
+    is_own: bool = False  # belongs to this rank alone: never combined with those of other ranks
     is_sharded: bool = False
     is_written_here: bool = True  # whether this replica of a sharded tensor is the one that writes
 
@@ -120,7 +120,7 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Sharing:
-    """The ranks' agreement on who writes what.
+    """The ranks' agreement on which rank writes which tensors.
 
     Each save checks it; the ranks compare again when any rank's tensors differ.
     """
@@ -138,7 +138,7 @@ class Sharing:
         return 0 if described == self._described else zlib.crc32(described.encode()) or 1
 
     def compare(self, items: Sequence[Item]) -> None:
-        """Agree on who writes what. Every rank calls this when any rank's fingerprint was not 0."""
+        """Agree on which rank writes which tensors. Every rank calls this when any rank's fingerprint was not 0."""
         self._described = _described(items)
         if self._peers.world_size == 1:
             return

@@ -80,7 +80,7 @@ class Buffer:
                 torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     def wait(self) -> float:
-        """Wait until the copy has arrived; return the seconds for which it kept a GPU from other work."""
+        """Wait until the copy is complete; return the seconds for which it kept a GPU from other work."""
         copying_s = 0.0
         for begun, ended in self._copies:
             with torch.cuda.device(ended.device):  # otherwise this thread would create a context on the first GPU

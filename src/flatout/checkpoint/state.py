@@ -1,8 +1,8 @@
-"""Collect and restore the state of a training: model, optimizers, scheduler, data position, random state, user objects.
+"""Collect and restore the training state: model, optimizers, scheduler, data position, random state, user objects.
 
 In: the live objects. Out: `Collected`, with tensors by name and everything else as JSON; and the way back, `restore`.
 Names are those of the model without its wrappers (DDP, torch.compile, activation checkpointing), so that a checkpoint
-fits the same model with other wrappers.
+fits the same model in different wrappers.
 
 Optimizers are read and set directly, by their parameters' names. torch's own `get_optimizer_state_dict` makes a step
 with zero gradients if there is no state yet: Adam's step count is then 1, which changes the training.
@@ -143,9 +143,10 @@ def restore(
     is_own: bool,
     has_gradients: bool,
 ) -> None:
-    """Restore what was not read in place. `is_own`: the values are this rank's, so its random state is restored too.
+    """Restore the state that was not read in place.
 
-    `tensors` has the tensors of `destinations` and those in the values.
+    `is_own`: the values are this rank's, so its random state is restored too. `tensors` has the tensors of
+    `destinations` and those in the values.
     """
     if values["model"]:
         training.model.load_state_dict(

@@ -63,7 +63,7 @@ class Store:
                     shutil.rmtree(path, ignore_errors=True)
                 elif path.name.startswith(".replaced-"):
                     self._put_back(path)
-                elif path.name.startswith(".trial-"):  # of a process that was killed
+                elif path.name.startswith(".trial-"):  # left by a process that was killed
                     with suppress(OSError):
                         path.unlink()
         self._try_to_write()
@@ -74,7 +74,7 @@ class Store:
             trial.write_bytes(b"flatout")
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            if self.is_leader or not is_full:  # the leader may be about to remove what fills the disk
+            if self.is_leader or not is_full:  # the leader may be about to remove the data that fill the disk
                 raise
         finally:
             with suppress(OSError):
@@ -111,7 +111,7 @@ class Store:
         return sum(one["bytes"] for one in written.values())
 
     def fail(self, step: int, token: str, reason: str) -> None:
-        """Notify the leader that this rank's part will not come, if that can be written."""
+        """Notify the leader that this rank's part will not be written, if the notice can be written."""
         folder = self.partial(step, token)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ class Store:
     def refuse_after(self, step: int, *, is_forgetting: bool) -> None:
         """Move aside checkpoints newer than the step that the training resumes from: they cannot or must not be used.
 
-        `is_forgetting`: remove those moved aside before, for a small and fast disk.
+        `is_forgetting`: remove checkpoints moved aside earlier, for a small and fast disk.
         """
         newer = [one for one in self.steps() if one > step]
         if newer and is_forgetting:
@@ -266,7 +266,7 @@ class Store:
             return False
 
     def _set_aside(self, path: Path) -> None:
-        """Remove a folder under another name, so that a half-removed one is never taken for a checkpoint."""
+        """Rename a folder and then remove it, so that a half-removed folder is never mistaken for a checkpoint."""
         removed = path.with_name(f".removed-{path.name}-{time.time_ns()}")
         with suppress(OSError):
             os.rename(path, removed)

@@ -3,8 +3,8 @@
 In: /proc. Out: cores, as the mean since the last call. The job's processes are the descendants of the process that
 started the sampler, and all processes whose environment says that they are recorded to its folder, with their
 descendants. Time in interrupts is excluded: most of it serves the job's own network and disks. Time that a hypervisor
-gave to other machines (steal) counts as others'. Other containers count too: their processes are invisible, but their
-cores are busy.
+gave to other machines (steal) counts as foreign load. Other containers count too: their processes are invisible, but
+their cores are busy.
 """
 
 from __future__ import annotations

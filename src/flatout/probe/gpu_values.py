@@ -1,4 +1,4 @@
-"""Read from NVML what `nvidia-smi -q` would print, under the same names, if that tool is missing; `-m` prints JSON.
+"""Read the values of `nvidia-smi -q` from NVML, under the same names, if that tool is missing; `-m` prints JSON.
 
 In: the driver through `nvidia-ml-py`. Out: `{"driver": .., "cuda": .., "gpus": [{"address": .., "values": {path:
 text}}]}`. A value that the driver does not give is absent. Nothing is changed on the GPUs.
@@ -102,7 +102,7 @@ def _remapped(nvml: Any, handle: Any) -> dict[str, str]:
 
 
 def _read(nvml: Any, read: Callable[[], Any]) -> Any:
-    """Return the value; None if the driver or an old `nvidia-ml-py` does not give it, or if it is not a known one."""
+    """Return the value; None if the driver or an old `nvidia-ml-py` does not provide it, or if the value is unknown."""
     try:
         return read()
     except (nvml.NVMLError, AttributeError, KeyError, UnicodeDecodeError):

@@ -18,7 +18,7 @@ _VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md")
 
 
 class HostCounters:
-    """Rates between two calls of `read`; the first call gives none."""
+    """Rates between two calls of `read`; the first call returns no rates."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}

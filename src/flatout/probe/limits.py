@@ -1,4 +1,4 @@
-"""Read what the job can use of this machine: cores and memory that affinity and control groups allow.
+"""Read the resources of this machine that the job can use: cores and memory allowed by affinity and control groups.
 
 In: /proc and /sys/fs/cgroup (versions 1 and 2). Out: numbers, or None if no limit is set or readable.
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 from flatout.probe.xids import Xids
 
-# NVML's bits for why clocks are lower than asked for (nvmlClocksEventReasons); "idle" is not throttling.
+# NVML's bits for the reasons why clocks are lower than requested (nvmlClocksEventReasons); "idle" is not throttling.
 THROTTLE_REASONS = {
     0x2: "application_clocks",
     0x4: "power_cap",

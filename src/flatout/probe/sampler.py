@@ -1,8 +1,8 @@
 """`python -m flatout.probe.sampler FILE`: writes samples of this host to FILE as JSON lines until asked to stop.
 
-It stops when its standard input ends, as it does however the parent ends; or, with `--watch PID`, when that process
-ends. The first line holds what does not change; each further line has `unix_s` and the counters that could be read.
-It ignores signals that are meant for the job (Ctrl-C in a terminal).
+It stops when its standard input ends, which happens however the parent ends; or, with `--watch PID`, when that process
+ends. The first line holds the constant facts; each further line has `unix_s` and the counters that could be read. It
+ignores signals that are meant for the job (Ctrl-C in a terminal).
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from flatout.probe.limits import control_groups
 from flatout.records.snapshot import Output, Snapshot
 
 _LIMIT_S = 20.0
-_MAX_BYTES = 64 << 10  # the most that is read of a file
-_MAX_LOG_BYTES = 1 << 20  # the most that is kept of an output: its end, as the end of a kernel log is the newest
+_MAX_BYTES = 64 << 10  # maximum number of bytes read from a file
+_MAX_LOG_BYTES = 1 << 20  # maximum size kept of an output: its end, because the end of a kernel log is the newest part
 _FILES = (
     "/proc/cmdline",
     "/proc/cpuinfo",

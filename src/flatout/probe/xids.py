@@ -44,7 +44,7 @@ class Xids:
             index = self._addresses.get(address)
             if index is not None:
                 found.append({"gpu": index, "address": address, "number": number})
-            elif not self._knows_all:  # otherwise the Xid is of a GPU that this container was not given
+            elif not self._knows_all:  # otherwise the Xid belongs to a GPU that is not visible in this container
                 found.append({"address": address, "number": number})
         return found if found or self.problem is None else None
 

@@ -1,1 +1,1 @@
-"""The nouns that the stages pass to each other. Frozen, typed; imports nothing of Flatout but errors and units."""
+"""The records that the stages pass to each other: frozen and typed. Imports only errors and units from Flatout."""

@@ -27,8 +27,8 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the accounting. Empty texts and unknown times are None."""
 
     job: str  # ID with the array task or the component of a heterogeneous job: `12`, `12_7`, `12+1`
-    state: str  # the state alone: `CANCELLED` of `CANCELLED by 1000`
-    elapsed_s: float  # on its machines; for a running job, until the query
+    state: str  # the state alone: `CANCELLED` for `CANCELLED by 1000`
+    elapsed_s: float  # time on its machines; for a running job, until the query
     num_gpus: float  # a MIG slice counts as its share of a GPU
     gpu_types: dict[str, float] = {}  # number of GPUs by type, for types that Slurm reports
     num_requested_gpus: float | None = None
@@ -49,7 +49,7 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float | None = None  # None: unlimited or unknown
     exit_code: int | None = None
     signal: int | None = None
-    energy_j: float | None = None  # of its nodes, from their counters
+    energy_j: float | None = None  # energy of its nodes, from their counters
     line: int  # line in the file, from 1
 
     @property

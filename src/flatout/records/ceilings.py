@@ -1,4 +1,4 @@
-"""The measurements of `flatout bench`: the rates that a machine delivers, and how reliable each of them is."""
+"""The measurements by `flatout bench`: the rates that a machine delivers, and how reliable each rate is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     unit: Unit
     spread: float  # interquartile range of the repetitions, in the same unit
     device: str  # the vendor's name
-    ranks: tuple[int, ...]  # ranks that ran it at the same time
+    ranks: tuple[int, ...]  # number of ranks that ran it at the same time
     n: int  # repetitions
     seconds: float  # median of one call, timed as `timed` says
     checked: str  # reference of the result's check
@@ -53,14 +53,14 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of a call's time: latency_s + wire bytes / bandwidth. The measured curve is in `measurements`."""
+    """A model of the time of a call: latency_s + wire bytes / bandwidth. The measured curve is in `measurements`."""
 
     name: str
     group: str
     ranks: tuple[int, ...]
     latency_s: float  # GPU latency if `timed` is queued_ahead; otherwise mostly the host's cost of starting a call
     bandwidth_bytes_per_s: float  # bus bandwidth
-    median_error: float  # of the fitted time, relative to the measured time, over the sizes
+    median_error: float  # error of the fitted time relative to the measured time, over the sizes
     num_sizes: int
     backend: str
     timed: Timed = "as_called"  # of the smallest size

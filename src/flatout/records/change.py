@@ -1,7 +1,7 @@
 """A setting that can be changed from outside a job, how it is set, and its effect on the training.
 
 A `Knob` is a setting; a `Change` is a knob with one value. `change/` has the catalogue, `inside/` applies the patches,
-`trial/` and `emit/` apply the rest. `JobFacts` is all that the catalogue needs to know about a job and its machine.
+`trial/` and `emit/` apply the rest. `JobFacts` has all facts about a job and its machine that the catalogue needs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 
 Safety = Literal["exact", "rounding", "semantic"]
-SAFETIES: tuple[Safety, ...] = ("exact", "rounding", "semantic")  # each allows those before it too
+SAFETIES: tuple[Safety, ...] = ("exact", "rounding", "semantic")  # each also allows those before it
 
-MAX_WAITING_SHARE = 0.5  # of CPU time in the time of making batches: below, a loader waits rather than computes
+MAX_WAITING_SHARE = 0.5  # CPU share of the time in which batches are made; below it, a loader mostly waits
 
 Gate = Literal["loss", "data", "memory"]
 Scalar = bool | int | float | str
@@ -78,7 +78,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     launch: dict[str, tuple[str, ...]] = {}  # by launcher, arguments to add to the launcher's own
     patch: Patch | None = None
     argument: Argument | None = None
-    predicted_speedup: float | None = None  # an upper bound; None if nothing was predicted
+    predicted_speedup: float | None = None  # upper bound; None if nothing was predicted
     predicted_from: tuple[str, ...] = ()  # the findings or parts that determine the bound
 
     @property
@@ -144,9 +144,9 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_pins_memory: bool | None = None
     loader_has_persistent_workers: bool | None = None
     loader_batches: int | None = None  # of one epoch, per rank
-    loader_is_iterable: bool | None = None  # an IterableDataset: each worker yields all samples unless it divides them
-    loader_cpu_share: float | None = None  # of the time in which batches are made: a small share means waiting
-    loader_draws: bool | None = None  # making a batch draws random numbers of its process
+    loader_is_iterable: bool | None = None  # an IterableDataset: by default, each worker yields all samples
+    loader_cpu_share: float | None = None  # CPU share of the time in which batches are made; low: waiting
+    loader_draws: bool | None = None  # making a batch draws random numbers from its process's generators
     loader_keeps_state: bool | None = None  # making a batch changes the data set, or the data set knows the epoch
     optimizer: str | None = None  # class name: AdamW
     optimizer_is_fused: bool | None = None
@@ -163,7 +163,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """The steps in which the loader yields all of its batches once; None if that is unknown."""
+        """Return the number of steps in which the loader yields all of its batches once; None if unknown."""
         if self.loader_batches is None:
             return None
         return max(self.loader_batches // (self.passes_per_step or 1), 1)
@@ -175,7 +175,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loader_is_stateless(self) -> bool:
-        """Whether workers that live on are known to make the same batches as new ones."""
+        """Whether persistent workers are known to make the same batches as new workers."""
         return self.loader_draws is False and self.loader_keeps_state is False
 
     @property

@@ -51,7 +51,7 @@ class DeviceDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
-    window_s: float  # the time before the first step, and all steps
+    window_s: float  # the interval covers the time before the first step and all steps
     num_steps: int
     parts_s: dict[str, float]  # of the whole window; the mean over `devices` if the rank drives several GPUs
     lead_in_s: float  # from the start of the window to the first step
@@ -92,10 +92,10 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     ranks_of_unknown_device: tuple[int, ...] = ()  # their traces have no GPU events, but they can have used GPUs
     untraced_step_s: float | None = None  # from a recording; None for a plain trace
     hosts: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # if known, and more than one
-    # For a recording only: null if missing, and `reasons` says why. A plain trace has none of these keys: all its
-    # numbers are of the traced window. Without `regular_`, rates and MFU are totals of the recording.
+    # For a recording only: null if missing, and `reasons` says why. A plain trace does not have these keys: all its
+    # numbers refer to the traced window. Without `regular_`, rates and MFU are totals of the recording.
     num_recorded_steps: int | msgspec.UnsetType = msgspec.UNSET
-    # The share of the job that its traces stand for: the regular steps, without the stalls that the step log shows.
+    # The share of the job that its traces represent: the regular steps, without the stalls that the step log shows.
     traced_share: float | msgspec.UnsetType | None = msgspec.UNSET
     mean_step_s: float | msgspec.UnsetType | None = (
         msgspec.UNSET

@@ -19,21 +19,21 @@ GainBasis = Literal["bandwidth", "unknown-bandwidth", "one-host", "other-host", 
 
 
 class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recording of a job says of its traffic: seconds per step on the rank that has the most of each."""
+    """A job's traffic according to its recording: seconds per step, each on the rank with the maximum."""
 
     hosts: tuple[str, ...]  # names of its hosts, if known
     num_hosts: int | None  # None: unknown
     has_gpu: bool
     step_s: float | None  # None: the recording has no complete step
     copies_s: float = 0.0  # exposed copies between host and GPU
-    transfer_s: float = 0.0  # exposed communication, without waiting for late ranks where the traces show that
+    transfer_s: float = 0.0  # exposed communication, excluding waits for late ranks if the traces show these
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """What fixing a defect of a path or link would gain a job."""
+    """The gain for a job from fixing a defect of a path or link."""
 
     traffic: Traffic  # which the path carries: over PCIe, between GPUs of a host, or between hosts
-    basis: GainBasis  # how the bound was found, or why there is none
+    basis: GainBasis  # how the bound was found, or why no bound is known
     at_most_s: float | None = None  # seconds per step; null: unknown
     step_share: float | None = None  # of the step
 

@@ -1,4 +1,4 @@
-"""What a failure's words mean: the record that `flatout explain --error` prints."""
+"""The meaning of a failure's text: the record that `flatout explain --error` prints."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class FailureExplanation(msgspec.Struct, frozen=True, kw_only=True, rename={"fai
 
     failure_class: str  # one of the classes of `flatout run`, such as disk-full
     restart: str  # yes, no, or elsewhere: on another host
-    name: str | None  # of the known failure; null: the words are of none
+    name: str | None  # name of the known failure; null: the text does not match any
     phase: Literal["start", "training"] | None  # before or after the first step; null: unknown
     means: str
     way_out: str
-    is_about_peers: bool  # a rank complains about others, which have the cause
-    exception: str | None  # type of the exception that decides; null: a line of a log does
+    is_about_peers: bool  # the rank reports a problem with other ranks, which have the cause
+    exception: str | None  # type of the exception that decides; null: a log line decides
     text: str  # of that exception or line
-    words: str | None  # part of the text that is known; null: only the exception's type is
+    words: str | None  # part of the text that is known; null: only the exception's type is known
     source: str | None

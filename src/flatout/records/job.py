@@ -28,7 +28,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """When each communication kernel of one rank stops waiting, and for which rank it waits."""
+    """The end of the wait of each communication kernel on one rank, and the rank that it waits for."""
 
     until_ns: NDArray[np.int64]  # end of the wait, within [start, end]
     is_known: NDArray[np.bool_]

@@ -48,11 +48,11 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: NDArray[np.int64]
     start_ns: NDArray[np.int64]  # unix time; 0: the rank has no such step
     duration_s: Matrix
-    spent_s: dict[StallCause, Matrix]  # the rank's own time, of causes that the recorder measures, beyond their usual
-    num_loader_ends: Matrix | None  # how often a loader ran out of batches; None: not recorded
+    spent_s: dict[StallCause, Matrix]  # the rank's own time in measured causes, in excess of the usual time
+    num_loader_ends: Matrix | None  # number of times that a loader ran out of batches; None: not recorded
     num_full_collections: int | None  # of Python's garbage collector, on all ranks; None: not recorded
-    kind: tuple[str, ...]  # of each step, see `StepKind`; that of any rank that has one
-    baseline_s: Matrix  # time of a step without a stall at that point of the job
+    kind: tuple[str, ...]  # kind of each step, see `StepKind`, from any rank that has the step
+    baseline_s: Matrix  # time of a step without a stall at that point in the job
     excess_s: Matrix  # time beyond the baseline, if it exceeds the noise or has a known cause
     regular_s: float  # median step without stalls, mean over ranks
     spread_s: float  # standard deviation of regular steps, without outliers, mean over ranks

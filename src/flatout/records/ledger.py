@@ -9,7 +9,8 @@ class LedgerClass(msgspec.Struct, frozen=True, kw_only=True):
     """One class of the devices' time. Null: unknown, for the `reason`; the time is then included in another class.
 
     Communication, waiting and throttling are parts of steps. They were measured in `known_share` of the steps' time, by
-    the sources in `basis`; in the rest they are inside `productive` and `recomputed`, and `reason` says why.
+    the sources in `basis`. For the remaining time they are included in `productive` and `recomputed`, and `reason` says
+    why.
     """
 
     name: str

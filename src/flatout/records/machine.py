@@ -14,7 +14,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     reported_names: tuple[str, ...]  # from `torch.cuda.get_device_name` and a trace's deviceProperties
     vendor: str
-    memory_bytes: int  # as sold; the driver offers 1-4 % less
+    memory_bytes: int  # as sold; the driver provides 1-4 % less
     memory_bytes_per_s: float | None
     # For dense matrix multiplication by operand type (fp32, tf32, bf16, fp16, fp8, fp4), never with sparsity, and with
     # accumulation in fp32 if the vendor distinguishes it. A type is absent if the GPU or the source lacks it.

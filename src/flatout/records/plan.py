@@ -8,7 +8,7 @@ from flatout.records.goal import GoalAnswer
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """A transformer, as far as time and memory depend on it. Widths are numbers of elements."""
+    """The properties of a transformer that determine time and memory. Widths are numbers of elements."""
 
     name: str
     num_layers: int
@@ -47,7 +47,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str  # name in the catalogue
     num_gpus: int
     gpus_per_node: int
-    nvlink_domain: int  # GPUs that reach each other at `link_bytes_per_s`
+    nvlink_domain: int  # number of GPUs that reach each other at `link_bytes_per_s`
     link_bytes_per_s: float  # per GPU
     nic_bytes_per_s: float  # per GPU: the node's adapters are shared by its GPUs
     memory_bytes: int  # per GPU
@@ -64,7 +64,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is spread over its GPUs. `tp * pp * cp * dp` is the number of GPUs.
+    """The distribution of a job over its GPUs. `tp * pp * cp * dp` is the number of GPUs.
 
     Experts are spread over `ep` of the `tp * cp * dp` ranks of a stage.
     """
@@ -119,7 +119,7 @@ class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
     step_time_interval_s: tuple[float, float]  # 90 % interval
     tokens_per_s_per_gpu: float
     mfu: float
-    gpu_hours_per_billion_tokens: float = 0.0  # the cost without a price
+    gpu_hours_per_billion_tokens: float = 0.0  # cost; None if no price is known
     memory_bytes: float  # of the rank that uses the most memory
     out_of_memory_probability: float
     parts_s: dict[str, float]  # sums to step_time_s
@@ -173,7 +173,7 @@ class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRegret(msgspec.Struct, frozen=True, kw_only=True):
-    """How much slower the best of the first k predicted layouts is than the best measured layout of the group."""
+    """The slowdown of the best of the first k predicted layouts relative to the best measured layout of the group."""
 
     group: str
     n: int

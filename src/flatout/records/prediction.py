@@ -25,7 +25,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """No prediction is possible beyond the bound from the findings."""
+    """A change for which only the bound from the findings is known, and no prediction is possible."""
 
     change: str
     family: str

@@ -29,7 +29,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     compilation_s: NDArray[np.float64] | None = None
     logging_s: NDArray[np.float64] | None = None
     num_full_collections: NDArray[np.float64] | None = None
-    num_loader_ends: NDArray[np.float64] | None = None  # how often a loader ran out of batches
+    num_loader_ends: NDArray[np.float64] | None = None  # number of times that a loader ran out of batches
     num_alloc_retries: NDArray[np.float64] | None = None  # so far; NaN where it was not read
     num_samples: NDArray[np.float64]
     num_tokens: NDArray[np.float64]
@@ -131,8 +131,8 @@ class HostRecording(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     num_pythons: int = 0  # processes into which the recorder was loaded
-    num_torch: int = 0  # of these, the ones that imported torch
-    num_old_pythons: int = 0  # of these, the ones too old to record
+    num_torch: int = 0  # number of these that imported torch
+    num_old_pythons: int = 0  # number of these whose Python is too old to record
     num_left_running: int = 0  # processes that the command did not wait for, if no rank had started training
     problems: tuple[str, ...] = ()
 

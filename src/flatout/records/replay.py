@@ -43,7 +43,7 @@ class PolicyReplay(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     summary: str
-    is_oracle: bool = False  # knows all durations: a bound, not a candidate
+    is_oracle: bool = False  # the policy knows all durations: a bound, not a candidate
     num_jobs: int
     jct_mean_s: float  # from submission to the end
     jct_p50_s: float
@@ -91,7 +91,7 @@ class MeasureDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy compared with the first: how many times shorter, with a 95 % interval over seeds and windows."""
+    """A policy compared with the first policy: ratios of times, with 95 % intervals over seeds and windows."""
 
     policy: str
     baseline: str

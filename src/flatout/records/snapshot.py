@@ -1,4 +1,4 @@
-"""What was read from a machine, as raw text: checks judge only this, here or on another machine."""
+"""Data read from a machine, as raw text: checks judge only these data, on this or another machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Raw texts of one machine. What no field holds was not read; a missing source never means that all is well."""
+    """Raw texts from one machine.
+
+    A source that is in no field was not read; a missing source never means that all is well.
+    """
 
     host: str | None = None
     taken_at: str | None = None  # UTC, ISO 8601

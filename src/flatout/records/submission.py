@@ -1,4 +1,4 @@
-"""What `flatout submit` submitted, or would submit: the contract `flatout/submission`."""
+"""The job that `flatout submit` submitted, or would submit: the contract `flatout/submission`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None  # None: nothing was submitted
     dry_run: bool
     submitted: str  # the command or request, as one would type it
-    queued: str  # the command of the job, in `flatout run` if that keeps it alive
+    queued: str  # the job's command, wrapped in `flatout run` if that keeps it alive
     num_nodes: int | None  # as requested; None: the scheduler's own default
     gpus_per_node: int | None
     plan: str | None  # the file of --plan

@@ -36,7 +36,7 @@ class Spent(IntEnum):
     ACCUMULATE = 7  # gradients are added to existing ones
 
 
-# The recorder slows these, which consist of many short calls, but not waiting for a device, a disk or a worker.
+# The recorder slows these uses, which consist of many short calls, but not waits for a device, a disk or a worker.
 HOST_WORK = (Spent.HOST, Spent.OPTIMIZER, Spent.ZERO_GRAD, Spent.ACCUMULATE)
 
 

@@ -13,8 +13,8 @@ from flatout.records.machine import Xid
 
 TrialOutcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
 # Why a trial has the outcome `failed`: the command ended with an error, no rank made a training step, too few steps
-# were settled to be measured, a change had no effect in any process, or the training began in another state than that
-# of the first trial, as when it resumes from a checkpoint.
+# were settled to be measured, a change had no effect in any process, or the training began in a different state from
+# the first trial's, e.g. because it resumed from a checkpoint.
 FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied", "other_start"]
 
 BASELINE = "baseline"
@@ -94,7 +94,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     baseline: TrialResult
     candidate: TrialResult
-    invalid_reason: str | None = None  # why the pair does not count; None: it counts
+    invalid_reason: str | None = None  # the reason why the pair does not count; None: it counts
 
     @property
     def order(self) -> str:

@@ -1,4 +1,4 @@
-"""The result of a tuning: the winning changes with their measurements, and the machine and job."""
+"""The result of a tuning run: the winning changes with their measurements, and the machine and job."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HEAD_NODE = "{head_node}"  # placeholder in a command that runs as a Slurm job: 
 TriedOutcome = Literal[
     "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
 ]
-# What ended a tuning: one of its two budgets, the maximum number of rounds, no candidate worth a trial, or a failed
-# profile of the applied changes.
+# Reasons for the end of a tuning run: one of its two budgets, the maximum number of rounds, no candidate worth a trial,
+# or a failed profile of the applied changes.
 EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled"]
 TuningStage = Literal["noise_floor", "confirmation"]
 
 
 class TuningEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a tuning as data; `report/` writes the sentence."""
+    """The end of a tuning run as data; `report/` writes the sentence."""
 
     ended_by: EndedBy
     limit: float | None = None  # the limit that was reached: seconds, trials or rounds
@@ -88,7 +88,7 @@ class TriedSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screened(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in a separate trial next to a baseline, whatever its result: predictions learn from all such trials."""
+    """A change in a separate trial next to a baseline, with any result: predictions learn from all such trials."""
 
     prediction: Prediction
     speedup: float
@@ -103,7 +103,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The budget of a tuning, and the options it was started with."""
+    """The budget of a tuning run, and the options that it was started with."""
 
     budget_s: float
     max_trials: int | None = None
@@ -111,7 +111,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a tuning: accepted changes, tried changes, and the noise floor used for verdicts."""
+    """The result of a tuning run: accepted changes, tried changes, and the noise floor used for verdicts."""
 
     tuning: Tuning
     objective: Objective

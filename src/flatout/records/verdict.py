@@ -18,7 +18,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     `mean_speedup` is the plain mean of the pairs, for statistics over verdicts of all names. Otherwise they are equal.
 
     The interval holds at all interim analyses together: the probability that it misses the truth at any of them is at
-    most `error_rate`, however many pairs were run.
+    most `error_rate`, regardless of the number of pairs.
     """
 
     verdict: VerdictName
@@ -63,7 +63,7 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How to detect an effect: the cheapest length and number of trials with enough power."""
+    """The plan to detect an effect: the cheapest length and number of trials with enough power."""
 
     effect: float  # relative gain to be detected: 0.03 is 3 %
     num_steps: int  # measured steps per trial

@@ -1,1 +1,4 @@
-"""`flatout tune`: the closed loop on the user's own command. `loop.tune` is the loop; `runner` runs its trials."""
+"""`flatout tune`: the closed tuning loop for the user's own command.
+
+`loop.tune` is the loop; `runner` runs its trials.
+"""

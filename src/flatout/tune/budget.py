@@ -1,4 +1,4 @@
-"""The budgets of a tuning: time and trials. The pairs of the final verdict are reserved."""
+"""The budgets of a tuning run: time and trials. The pairs for the final verdict are reserved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flatout.tune.state import TuningState
 
 RESERVED_PAIRS = 4  # reserved for the final verdict
 CANDIDATES_BETWEEN_BASELINES = 3
-LEAST_SCREENED = 4  # trials: two candidates between baselines
+LEAST_SCREENED = 4  # number of trials: two candidates between baselines
 
 
 class OutOfBudgetError(Exception):
@@ -28,7 +28,7 @@ def check(state: TuningState) -> None:
 
 
 def check_final(state: TuningState) -> None:
-    """Raise OutOfBudgetError if no trial is left for the final verdict either."""
+    """Raise OutOfBudgetError if no trial is left even for the final verdict."""
     _check_trials(state, 0)
     if state.runner.spent_s() > state.options.budget_s + 2 * RESERVED_PAIRS * (state.runner.usual_s or 0.0):
         raise OutOfBudgetError(time_is_up(state))
@@ -45,7 +45,7 @@ def _check_trials(state: TuningState, num_reserved: int) -> None:
 
 
 def num_affordable(state: TuningState) -> int:
-    """Return how many candidates can be screened and still leave time to confirm the best."""
+    """Return how many candidates can be screened while leaving time to confirm the best candidate."""
     usual_s = state.runner.usual_s or 1.0
     left_s = state.options.budget_s - state.runner.spent_s()
     num_trials = left_s / usual_s - 2 * RESERVED_PAIRS * (2 if state.applied else 1) - 2

@@ -20,7 +20,7 @@ from flatout.tune.state import TuningState
 
 
 def choose(state: TuningState, profiled: Profiled) -> list[Change]:
-    """Return the user's own changes, then those with the highest estimated gain; each knob gets only a few values."""
+    """Return the user's own changes, then those with the highest estimated gain, with only a few values per knob."""
     own = [change for text in state.options.knobs for change in _own_changes(state, text, profiled.facts)]
     is_for_memory = state.objective == "peak_memory_bytes"
     state.expected_speedup, state.max_speedup = {}, {}
@@ -41,8 +41,8 @@ def choose(state: TuningState, profiled: Profiled) -> list[Change]:
     if not is_for_memory:  # a replay predicts time, not memory
         possible = _by_estimated_gain(state, possible, profiled)
     num_wanted = min(state.options.max_screened, num_affordable(state))
-    # The changes that the user named come first: their gain cannot be estimated, so sorted by estimate they would be
-    # last, after changes that are known to gain next to nothing.
+    # The changes that the user named come first: their gain cannot be estimated, so if sorted by estimate they would
+    # come last, after changes that are known to gain almost nothing.
     possible.sort(key=lambda change: change.argument is None)
     chosen = spread_over_knobs(possible, num_wanted, {change.knob.name for change in state.applied})
     for change in possible:

@@ -1,4 +1,4 @@
-"""Run one `flatout tune` from its options to its result: open or resume the folder, tune, and write the results."""
+"""Run `flatout tune` from its options to its result: open or resume the folder, tune, and write the results."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ class TuneCommand:
     options: TuneOptions
     warmup: int | None = None
     applies: bool = False  # also writes files for other tools
-    force: bool = False  # replaces a tuning in the folder
+    force: bool = False  # replaces an earlier tuning run in the folder
 
     def tune(self, say: Say) -> TuneResult:
-        """Tune, resuming any tuning in the folder. KeyboardInterrupt and EndedBySignal end it; it can be resumed."""
+        """Tune, resuming any tuning run in the folder.
+
+        KeyboardInterrupt and EndedBySignal end the run, which can be resumed.
+        """
         options = self.options
         runner = open_tuning(self.command, self.folder, options, warmup=self.warmup, force=self.force, say=say)
-        date = former_date(self.folder)  # the date of the tuning that is resumed
+        date = former_date(self.folder)  # the date of the tuning run that is resumed
         try:
             with signals_raised(), guarded(runner.mark):
                 calibration = learned(history_path(), but=date) if options.uses_history else None

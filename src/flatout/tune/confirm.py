@@ -18,7 +18,7 @@ from flatout.tune.trials import run_pairs
 
 
 def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
-    """Adopt the best candidate if fresh pairs confirm it, else the second best. Raises OutOfBudgetError."""
+    """Adopt the best candidate if fresh pairs confirm it, or else the second best. Raises OutOfBudgetError."""
     for candidate in screened[:2]:
         change_set, estimate = candidate.change_set, candidate.estimate
         added = state.added(change_set)

@@ -1,7 +1,7 @@
-"""Check a change of the loader over an epoch boundary before it is adopted, or say that no boundary was in its trials.
+"""Check a loader change across an epoch boundary before adopting it, or report that its trials contained no boundary.
 
-In: a set of changes that fresh pairs confirmed. Out: an `EpochCheck`. Where the length of an epoch is known and trials
-of that length are affordable, two of them are run: one with the applied changes, and one with the set.
+In: a set of changes that fresh pairs confirmed. Out: an `EpochCheck`. If the length of an epoch is known and trials of
+that length are affordable, two such trials are run: one with the applied changes, and one with the set.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from flatout.tune.runner import EPOCH_PLACE
 from flatout.tune.state import TuningState
 
 MAX_STEPS_AFTER = 100  # measured steps of the later epoch
-MAX_BUDGET_SHARE = 0.25  # of the tuning's time, for both trials
+MAX_BUDGET_SHARE = 0.25  # share of the tuning time, for both trials
 LOADER_IS_UNCHECKED = "no epoch boundary was in its trials, so what it does after the first epoch is unknown"
 
 
 class EpochCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change of the loader does after an epoch boundary."""
+    """The effect of a loader change after an epoch boundary."""
 
-    is_held: bool  # False: it is slower after the boundary, or trains something else
+    is_held: bool  # False: it is slower after the boundary, or trains a different model
     reason: str
     is_checked: bool = True  # False: no boundary was in both arms
 

@@ -1,4 +1,4 @@
-"""The folder of a tuning: its journal, its lock, and the results written at its end."""
+"""The folder of a tuning run: its journal, its lock, and the results written at its end."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from flatout.tune.result import is_better
 from flatout.tune.runner import Runner, Say
 
 JOURNAL = "journal.jsonl"
-HERE_TARGETS = ("torchrun", "slurm")  # run where the tuning ran, and find tuned.toml in its folder
+HERE_TARGETS = ("torchrun", "slurm")  # tools that run where the tuning ran, and find tuned.toml in its folder
 SHOWN_TARGETS = ("environment", "torchrun")  # shown as a diff if they are not written
 RESULTS = ("tuned.toml", "tuning.json", "report.html")
-_BUDGETS = ("budget_s", "max_trials")  # options that may differ when a tuning is resumed
+_BUDGETS = ("budget_s", "max_trials")  # options that may differ when a tuning run is resumed
 
 
 class _Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +56,11 @@ def open_tuning(
     force: bool,
     say: Say,
 ) -> Runner:
-    """Return the runner of a new tuning in `folder`, or of a tuning there that was interrupted or ended by its budget.
+    """Return the runner of a new tuning run in `folder`, or of a run there that was interrupted or ended by its budget.
 
-    A tuning of another command there is replaced if none of its trials succeeded. Raises OutputError, InputError, and
-    UsageError if a tuning that its budget ended is to be resumed without a larger one. The folder is locked until this
-    process ends; processes that an earlier tuning left there are ended.
+    A run of another command there is replaced if none of its trials succeeded. Raises OutputError, InputError, and
+    UsageError if a run that was ended by its budget is to be resumed without a larger budget. The folder is locked
+    until this process ends; processes that an earlier run left behind are ended.
     """
     folder = folder.absolute()
     standard_input = StandardInput()
@@ -127,7 +127,7 @@ def open_tuning(
 
 
 def _check_resumes(folder: Path, options: TuneOptions) -> None:
-    """Raise an error unless the tuning there was ended by its budget, and has a larger one now."""
+    """Raise an error unless the tuning run there was ended by its budget and now has a larger budget."""
     former = _finished(folder)
     if former is None or not former.is_cut_short or former.budget_s is None:
         raise OutputError(f"{folder} already has a finished tuning", hint="pass another --out, or add --force")
@@ -152,7 +152,7 @@ def _finished(folder: Path) -> _Finished | None:
 
 
 def former_date(folder: Path) -> str | None:
-    """Return the date of the finished tuning in `folder`, under which its outcomes are in the history already."""
+    """Return the date of the finished tuning run in `folder`, under which its outcomes are already in the history."""
     former = _finished(folder)
     return former.date or None if former is not None else None
 
@@ -178,10 +178,10 @@ def history_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def learned(path: Path, *, but: str | None = None) -> Calibration | None:
-    """Return the calibration from earlier tunings; None if there is none or the file cannot be read.
+    """Return the calibration from earlier tuning runs; None if there is none or the file cannot be read.
 
-    `but` is the date of a tuning that is resumed: without its own outcomes it starts from the same predictions as
-    before, and so from the same trials.
+    `but` is the date of a tuning run that is being resumed: excluding its own outcomes, it starts from the same
+    predictions as before, and so from the same trials.
     """
     try:
         outcomes = read_history(path).records
@@ -193,7 +193,10 @@ def learned(path: Path, *, but: str | None = None) -> Calibration | None:
 
 
 def learn(result: TuneResult, path: Path) -> None:
-    """Add what this tuning measured of its predictions; a history that cannot be written is not an error."""
+    """Add this run's measurements for its predictions to the history.
+
+    If the history cannot be written, it is not an error.
+    """
     outcomes = outcomes_of(result)
     if outcomes:
         with suppress(OSError, FlatoutError):
@@ -292,13 +295,16 @@ def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
 
 
 def _from_here(path: Path) -> str:
-    """Return the path relative to the working folder if it is in it, which may have another path on another node."""
+    """Return the path relative to the working folder if it is inside.
+
+    The folder may have a different path on another node.
+    """
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _masked(tuning: Tuning) -> Tuning:
-    """Return the tuning with secrets masked, because its files are made to be shared or are printed."""
+    """Return the result with secrets masked, because its files are meant to be shared, or are printed."""
     return msgspec.structs.replace(
         tuning, command=masked_command(tuning.command), sbatch_options=masked_command(tuning.sbatch_options)
     )

@@ -21,7 +21,7 @@ MAX_TRIAL_STEPS_S = 20.0  # seconds of measured steps per trial: if steps are sl
 
 
 def measure_noise(state: TuningState) -> None:
-    """Run the baseline trials; how much they differ decides how long a trial must be.
+    """Run the baseline trials; their spread determines how long a trial must be.
 
     Raises InputError if the unchanged command fails, and OutOfBudgetError.
     """

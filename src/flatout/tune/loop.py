@@ -1,8 +1,8 @@
 """The closed loop: noise floor -> profile -> candidates -> screening -> confirmation -> again -> the final verdict.
 
-Each round starts from the applied changes, looks for what now costs most, screens changes for it in one trial each
-between fresh baselines, and confirms the best on separate pairs. The final claim rests on pairs of the final set and
-the unchanged job, none of which was used to choose anything.
+Each round starts from the applied changes, finds the largest cost, screens changes against it in one trial each between
+fresh baselines, and confirms the best change on separate pairs. The final claim rests on pairs of the final set and the
+unchanged job, none of which was used to choose anything.
 """
 
 from __future__ import annotations

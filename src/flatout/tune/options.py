@@ -1,4 +1,4 @@
-"""The options of a tuning."""
+"""The options of a tuning run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatout.records.change import Safety
 from flatout.records.tuning import TuneRequest
 from flatout.records.verdict import Objective
 
-# The values of `--objective`, and the cost that the verdict is on.
+# The values of `--objective`, and the cost that the verdict compares.
 OBJECTIVES: dict[str, Objective] = {
     "samples/s": "s_per_sample",
     "tokens/s": "s_per_token",
@@ -30,12 +30,12 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_effect: float = 0.01
     max_rounds: int = 6
     max_screened: int = 10  # candidates per round
-    uses_history: bool = True  # correct predictions by earlier tunings, and add this one to them
-    sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these; None: runs are local
+    uses_history: bool = True  # correct predictions using earlier tuning runs, and add this run to them
+    sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these options; None: runs are local
 
 
 def tune_request(options: TuneOptions, warmup: int | None, *, applies: bool = False) -> TuneRequest:
-    """Return what the report needs for the next command: the options that differ from their defaults."""
+    """Return the options that differ from their defaults, which the report needs for the next command."""
     words: list[str] = []
     for knob in options.knobs:
         words += ["--knob", knob]

@@ -36,7 +36,7 @@ def record_tried(
 
 
 def record_pending(state: TuningState, change: Change, reason: str, *, screened: float | None = None) -> None:
-    """Record how far a chosen change has come; its outcome is recorded later, if the tuning gets that far."""
+    """Record the progress of a chosen change; its outcome is recorded later, if the run gets that far."""
     if not any(change.name in tried.changes for tried in state.tried):
         state.pending[change.name] = _tried_set(state, (change,), "not reached", reason, screened=screened)
 
@@ -67,7 +67,7 @@ def _tried_set(
 
 
 def _prediction_of(state: TuningState, added: Sequence[Change]) -> Prediction | None:
-    """Predict several changes by one replay with all of them, because they share what they save.
+    """Predict several changes by one replay with all of them, because their savings overlap.
 
     None if one of them has no prediction: the measurement then includes its unknown gain.
     """

@@ -36,7 +36,7 @@ from flatout.trial.result import error_line, trial_result
 from flatout.trial.start import Start, other_start
 
 Say = Callable[[str], None]
-_STOP_GRACE_S = 60.0  # beyond the limit that the job itself knows of, before it is ended from outside
+_STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from outside
 MAX_TRIAL_S = 1800.0
 EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
 MAX_ENDED_BY_CLUSTER = 3  # runs in a row
@@ -49,13 +49,13 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def trial_key(changes: ChangeSet, num_steps: int) -> str:
-    """Return a key that is the same for trials that run the same, whatever the predictions for their changes."""
+    """Return a key that is equal for trials that run the same job, regardless of the predictions for their changes."""
     settings = msgspec.structs.replace(changes, changes=())
     return f"{changes.name} {json.dumps(msgspec.to_builtins(settings), sort_keys=True)} {num_steps}"
 
 
 class Runner:
-    """Run the trials and profiles of one tuning, in order."""
+    """Runs the trials and profiles of one tuning run, in order."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Runner:
         self._budget_s = budget_s
         self._resumed_s = 0.0  # duration of the trials and profiles taken from the journal
         self._say = say
-        self.mark = uuid.uuid4().hex  # identifies the processes of this tuning
+        self.mark = uuid.uuid4().hex  # identifies the processes of this tuning run
         self._environment = {**environment, Variable.TUNING: self.mark}
         self._warmup = warmup
         self._began = time.monotonic()
@@ -122,7 +122,7 @@ class Runner:
         return result
 
     def _with_comparable_start(self, result: TrialResult, changes: ChangeSet) -> TrialResult:
-        """Return the trial as failed if it began in another state than the first one: it did other work."""
+        """Return the trial as failed if it began in a different state from the first, and so did different work."""
         if not result.is_complete or not result.start:
             return result
         problem = other_start(result.start, self._starts, changes)
@@ -271,7 +271,7 @@ class Runner:
 
     def _folder(self, name: str) -> Path:
         folder = self.out / "runs" / name
-        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted tuning that is resumed here
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted tuning run that is resumed here
         folder.mkdir(parents=True)
         return folder
 

@@ -109,7 +109,8 @@ def _has_baseline(state: TuningState, trials: Sequence[TrialResult]) -> bool:
 def _add_baselines_of_this_session(state: TuningState, trials: list[TrialResult]) -> None:
     """Add baselines until one is of the same session as the last trial, because the machine's speed changes.
 
-    The journal may first give back more baselines of an earlier session, if it had other candidates in that round.
+    The journal may first return more baselines of an earlier session, if that session had other candidates in that
+    round.
     """
     if state.objective == "peak_memory_bytes":
         return
@@ -150,7 +151,7 @@ def _outdone_by(
 
 
 def _keep_for_history(state: TuningState, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:
-    """Keep what predictions can be compared with: all screened changes, because the good ones are biased upwards."""
+    """Keep all screened changes for comparison with predictions, because the good ones alone are biased upwards."""
     sd = _noise(state).pair_sd(state.num_steps)
     for change_set in sets:
         prediction = state.predictions.get(change_set.changes[-1].name)
@@ -168,7 +169,7 @@ def _noise(state: TuningState) -> NoiseFloor:
 
 
 def smallest_clear_speedup(state: TuningState) -> float:
-    """Return the smallest estimate from one trial that is better than noise."""
+    """Return the smallest speedup estimate from one trial that is better than noise."""
     noise = _noise(state)
     # A candidate's trial is compared with one baseline or the mean of two: it is at most as uncertain as a pair.
     quantile = t_quantile(NOISE_LEVEL, noise.degrees_of_freedom)
@@ -176,7 +177,7 @@ def smallest_clear_speedup(state: TuningState) -> float:
 
 
 def _with_other_workers(trials: Sequence[TrialResult], sets: Mapping[str, ChangeSet]) -> set[str]:
-    """Return the names of changes to the script's arguments that gave its loader another number of workers."""
+    """Return the names of changes to the script's arguments that changed the number of its loader's workers."""
     usual = {result.loader_workers for result in trials if result.arm == BASELINE} | {None}
     others = [
         sets[result.arm].changes[-1] for result in trials if result.arm in sets and result.loader_workers not in usual

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as exceptions, so that a signal that ends a tuning also ends its job."""
+"""SIGTERM and SIGHUP as exceptions, so that a signal that ends a tuning run also ends its job."""
 
 from __future__ import annotations
 

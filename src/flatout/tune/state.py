@@ -1,4 +1,4 @@
-"""The state that the stages of a tuning share: the applied changes, the sets tried, and the baseline's trials."""
+"""The state shared by the stages of a tuning run: the applied changes, the sets tried, and the baseline's trials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST_STEPS = 30  # measured steps of the first trials; the noise floor then say
 
 
 class TuningState:
-    """The state of one tuning. "Baseline" is the unchanged job; the applied changes are those adopted so far."""
+    """The state of one tuning run. "Baseline" is the unchanged job; the applied changes are those adopted so far."""
 
     def __init__(self, runner: Runner, options: TuneOptions, say: Say, calibration: Calibration | None = None) -> None:
         self.runner = runner
@@ -36,7 +36,7 @@ class TuningState:
         self.screened: list[Screened] = []  # single changes, whether they won or lost
         self.pending: dict[str, TriedSet] = {}  # changes chosen for a trial, until their outcome is known
         self.excluded: set[str] = set()  # names of changes that are not tried again
-        self.deferred: set[str] = set()  # names of changes that gave way to a far better one and had no trial since
+        self.deferred: set[str] = set()  # changes skipped in favour of a far better one, and not tried since
         self.expected_speedup: dict[str, float] = {}  # of this round's changes: the estimate that orders them
         self.max_speedup: dict[str, float] = {}  # of this round's changes: the upper bound on a trial's speedup
         self.baselines: list[TrialResult] = []

@@ -43,7 +43,7 @@ def fresh_baseline(state: TuningState) -> TrialResult:
 def run_pairs(
     state: TuningState, candidate: ChangeSet, against: ChangeSet, *, is_final: bool = False
 ) -> tuple[Verdict, GateResult, bool]:
-    """Run pairs in the order AB BA ... until the verdict is final or hopeless. The flag: a budget cut them short."""
+    """Run pairs in the order AB BA ... until the verdict is final or hopeless. The flag: a budget ended them early."""
     fresh_after = state.runner.num_trials - 1
     pairs: list[Pair] = []
     state.last_pairs = pairs
@@ -122,7 +122,10 @@ def is_fit(state: TuningState, result: TrialResult, changes: ChangeSet, added: S
 
 
 def _other_work(state: TuningState, result: TrialResult) -> str | None:
-    """Say that the steps have another number of samples, so that steps/s would favour the shorter ones; None: no."""
+    """Say that the steps have a different number of samples, so that steps/s would favour the shorter steps.
+
+    Return None if equal.
+    """
     before, after = state.baselines[0].samples_per_step, result.samples_per_step
     if state.objective != "step_s" or not before or not after or abs(after / before - 1) < 0.01:
         return None
@@ -132,8 +135,8 @@ def _other_work(state: TuningState, result: TrialResult) -> str | None:
 def check_gates(state: TuningState, result: TrialResult, changes: ChangeSet) -> GateResult:
     """Check a trial against the unchanged job; check the changes that it adds against the applied changes too.
 
-    The applied changes may have made the first check lenient: other workers draw other samples, and bf16 rounds. An
-    exact change added to them must still be exact.
+    The applied changes may have made the first check lenient: different workers draw different samples, and bf16
+    rounds. An exact change added to them must still be exact.
     """
     if not result.is_complete:
         return GateResult(is_passed=True, reason=result.problem)

@@ -20,7 +20,7 @@ class Benchmark:
     unit: str
     work: float
     call: Callable[[], None]
-    # Returns what is wrong with the result, or None. It runs the call itself, on data with a known answer.
+    # Returns a description of the error in the result, or None. It runs the call itself, on data with a known answer.
     check: Callable[[], str | None]
     checked: str
     who: Who = "each"
@@ -31,7 +31,7 @@ class Benchmark:
     labels: dict[str, Any] = field(default_factory=dict)
     # (calls, seconds per call as timed by the host) -> device seconds per call, see `queued`. None: host time counts.
     queued: Callable[[int, float], float | None] | None = None
-    curve: str = ""  # sizes of one curve come in ascending order; a size that is too slow ends the curve
+    curve: str = ""  # sizes of one curve are in ascending order; a size that is too slow ends the curve
 
 
 class CannotMeasureError(Exception):

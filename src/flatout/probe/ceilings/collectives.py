@@ -1,7 +1,7 @@
 """Every collective over sizes from 1 KB to 1 GB, for each shape of process group, on gloo or NCCL.
 
 Groups: `all`; `pairs` (0 and 1, 2 and 3, all at the same time); `node`, the ranks of one host; `across`, the ranks with
-the same place on each host. A group equal to another one is skipped. As in nccl-tests, a size is that of the larger
+the same place on each host. A group equal to another group is skipped. As in nccl-tests, a size is that of the larger
 buffer. Data are integers in fp32, so that sums are exact, and every element is compared.
 """
 
@@ -49,7 +49,7 @@ def shapes(num_ranks: int, hosts: Sequence[int]) -> dict[str, list[tuple[int, ..
 
 
 def pattern(torch: Any, count: int, ranks: tuple[int, ...], device: Any, *, first: int = 0) -> Any:
-    """Return the sum of what `ranks` contribute: element i of each is (first + i) mod 5 + rank + 1."""
+    """Return the sum of the contributions of `ranks`: element i of each is (first + i) mod 5 + rank + 1."""
     index = torch.arange(first, first + count, device=device, dtype=torch.int32)
     return (index % _PERIOD * len(ranks) + sum(rank + 1 for rank in ranks)).to(torch.float32)
 

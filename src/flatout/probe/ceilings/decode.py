@@ -19,7 +19,8 @@ from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError
 _IMAGE = (384, 512, 3)  # about the mean size of ImageNet's photographs
 _TEXT_BYTES = 1 << 20
 _GRAIN = 6.0  # standard deviation of the pixels: a photograph is not smooth
-# Mean error of a pixel, of 255: JPEG of quality 90 is off by 2.9, a smoothed image by 4.8, one shifted by a row by 6.9.
+# Mean error of a pixel, out of 255: JPEG of quality 90 is off by 2.9, a smoothed image by 4.8, one shifted by a row by
+# 6.9.
 _MOST_OFF = 4.0
 _DECODERS = {"Pillow": "PIL", "torchvision": "torchvision"}
 
@@ -32,7 +33,7 @@ def benchmarks() -> Iterator[Benchmark]:
 
 
 def lacks() -> dict[str, str]:
-    """Return what cannot be measured, and why."""
+    """Return the measurements that are not possible, and why."""
     missing = [name for name, module in _DECODERS.items() if importlib.util.find_spec(module) is None]
     if len(missing) == len(_DECODERS):
         return {"decode_jpeg": "neither Pillow nor torchvision is installed here: pip install pillow; zlib stands in"}

@@ -1,8 +1,8 @@
 """Fit latency and bandwidth to a collective's curve: seconds = latency + wire bytes / bandwidth.
 
 Logarithms are fitted, so that a kilobyte counts as much as a gigabyte. The fit is robust: a size at which the library
-changes its algorithm, or which was disturbed, has little weight. The measured curve is kept too, because it shows what
-a line cannot.
+changes its algorithm, or which was disturbed, has little weight. The measured curve is kept too, because it shows
+details that a line cannot.
 """
 
 from __future__ import annotations

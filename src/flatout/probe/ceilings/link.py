@@ -1,4 +1,4 @@
-"""Read a GPU's PCIe link while it is busy: an idle link runs at its lowest speed, which shows nothing.
+"""Read a GPU's PCIe link while it is busy: an idle link runs at its lowest speed, which is not informative.
 
 In: functions that read the link (from sysfs, else NVML) and keep it busy. Out: the last reading that was certainly
 under load; None if a virtual machine hides the link, there is no such device, or the copies ended before the reading.
@@ -26,7 +26,7 @@ def link_under_load(
     The link is read once before the copies, because the first reading starts NVML and can take longer than all copies.
     """
     if read() is None:
-        return None  # a later reading would give nothing either
+        return None  # a later reading would not succeed either
     for _ in range(_NUM_COPIES):
         copy()
     found = None
@@ -51,7 +51,7 @@ def read_link(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> Loa
 
 
 def _from_sysfs(folder: Path) -> LoadedLink | None:
-    """Read the link; its best is what both ends support: the device and the port above it."""
+    """Read the link; its best speed and width are those that both ends support: the device and the port above it."""
     speed, width = _speed(folder / "current_link_speed"), _width(folder / "current_link_width")
     if speed is None or width is None:
         return None

@@ -44,7 +44,7 @@ def tolerance(dtype: str, k: int, exact: Any) -> Any:
 
 
 def wrong_entries(a: Any, b: Any, c: Any, dtype: str) -> str | None:
-    """Return what is wrong with `c` (entries), from its rows `a` and columns `b` (entries, k); all are float64."""
+    """Return the error in `c` (entries), checked against rows `a` and columns `b` (entries, k); all are float64."""
     exact = np.einsum("ik,ik->i", a, b)
     off = np.abs(c - exact)
     bad = ~(off <= tolerance(dtype, a.shape[1], exact))
@@ -231,7 +231,7 @@ def _torch_benchmark(
 
 
 def wrong_product(torch: Any, a: Any, b: Any, c: Any, dtype: str) -> str | None:
-    """Return what is wrong with c = a b, from its entries and from a random vector; None if nothing is."""
+    """Return the error in c = a b, found from its entries and from a random vector; None if it is correct."""
     (m, k), n = a.shape, b.shape[1]
     i, j = np.random.default_rng(2).integers((m, n), size=(_NUM_ENTRIES, 2)).T
     rows, columns = torch.as_tensor(i, device=a.device), torch.as_tensor(j, device=a.device)

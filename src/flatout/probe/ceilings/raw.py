@@ -1,4 +1,4 @@
-"""The records that pass between the command and its workers: settings, and every repetition as it was measured."""
+"""The records passed between the command and its workers: settings, and every repetition as measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     path: str | None = None
     allow_write: bool = False
-    folder_prefix: str = ".flatout-bench-"  # of folders in `path` that the command removes if a worker cannot
+    folder_prefix: str = ".flatout-bench-"  # prefix of folders in `path` that the command removes if a worker cannot
     uses_gpu: bool = False
     meeting_file: str | None = None  # where the ranks of one host find each other; None: torchrun's address
     only: tuple[str, ...] = ()  # names of measurements
@@ -40,7 +40,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RawBenchmark(msgspec.Struct, kw_only=True):
-    """One benchmark as one rank saw it."""
+    """One benchmark as measured by one rank."""
 
     name: str
     unit: str

@@ -32,7 +32,7 @@ _CHEAP = 5  # samples: a larger size of a curve that costs fewer is not dropped 
 _COLD_S, _COLD_TIMES = 0.05, 3.0
 _CPU_SAMPLE_S, _GPU_SAMPLE_S = 0.02, 0.005
 _FAILURES = (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError, OSError, MemoryError)
-_PEERS_PATIENCE_S = 20.0  # of a rank that failed in a collective: the others may wait for it there
+_PEERS_PATIENCE_S = 20.0  # exit code of a rank that failed in a collective, where the other ranks may wait for it
 
 
 class _FirstCall(NamedTuple):
@@ -89,7 +89,7 @@ class Rounds:
     def warm(self) -> None:
         """Run each measurement once, with its check; one that fails is dropped, with the larger sizes of its curve.
 
-        Each curve gets an equal part of the time that is left; what some curves do not use, others get in another pass.
+        Each curve gets an equal part of the remaining time; other curves get unused time in a later pass.
         """
         until = time.monotonic() + self._left_s() * _SHARE_OF_WARMING
         waiting = list(range(len(self.benchmarks)))
@@ -100,7 +100,7 @@ class Rounds:
             self._drop(index, "there was not enough time: raise --time")
 
     def _warm(self, indexes: list[int], until: float, failed: dict[str, str]) -> list[int]:
-        """Return the measurements that no time was left for.
+        """Return the measurements for which no time was left.
 
         The cost of a curve's next size is assumed to grow in proportion to its work.
         """
@@ -155,7 +155,7 @@ class Rounds:
         return growth * (self._first_s[index - 1] + self._check_s[index - 1])
 
     def _plan_repetition(self, index: int, of_ranks: list[_FirstCall]) -> None:
-        """Choose how many calls a repetition makes, from the time of the slowest rank."""
+        """Choose the number of calls per repetition from the time of the slowest rank."""
         benchmark = self.benchmarks[index]
         took_s = max(call.took_s for call in of_ranks)
         num_calls = max(self._sample_s, benchmark.sample_s) / max(took_s, 1e-7)
@@ -329,7 +329,7 @@ class Rounds:
                 self.found[index].queued_seconds.append(None)
 
     def check_again(self) -> None:
-        """Check the results again after all repetitions: one that was right only at first counts as wrong."""
+        """Check the results again after all repetitions: a result that was right only at first counts as wrong."""
         for index in self._check_again:
             benchmark = self.benchmarks[index]
             if self._calls[index] and self._takes_part(benchmark):

@@ -33,7 +33,7 @@ from flatout.probe.ceilings.raw import About, BenchSettings, Raw
 
 _WORKER = (sys.executable, "-m", "flatout.probe.ceilings.worker")
 _ABOUT_LIMIT_S = 120.0
-_PATIENCE_S = 180.0  # beyond the time that was asked for: imports, the last round, the last checks
+_PATIENCE_S = 180.0  # time beyond the requested time: imports, the last round, the last checks
 _GRACE_S = 5.0
 _REST_S = 0.5  # time to read what the first rank printed before another rank failed
 _MAX_SETS = 4
@@ -47,7 +47,7 @@ class _RankLostError(FlatoutError):
     def __init__(self, message: str, *, key: str | None, raw: Raw | None) -> None:
         super().__init__(message)
         self.key = key  # of the measurement in which the rank was lost
-        self.raw = raw  # what its set of ranks had measured by then
+        self.raw = raw  # the measurements that its set of ranks had made by then
 
 
 def about_machine() -> About:

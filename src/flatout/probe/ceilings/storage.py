@@ -195,7 +195,7 @@ class _Reader:
 
 
 def _note(readers: list[_Reader]) -> str:
-    """Say how far the page cache can affect the numbers, as determined before the first call."""
+    """Say how much the page cache can affect the numbers, as determined before the first call."""
     if all(reader.is_direct for reader in readers):
         return "bypassing the page cache (O_DIRECT)"
     for reader in readers:

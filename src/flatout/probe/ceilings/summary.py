@@ -1,4 +1,4 @@
-"""Turn the raw repetitions of all ranks into Ceilings: medians, spreads, fits, peers, and what was wrong."""
+"""Turn the raw repetitions of all ranks into Ceilings: medians, spreads, fits, peers, and errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Host memory to a GPU and back, from pinned and from pageable memory: each GPU alone, and all of a host at once.
 
-All GPUs together are slower than one alone by what they share: a PCIe switch's uplink, a CPU socket's memory. The PCIe
-link is read while copies from pinned memory run, because copies from pageable memory leave it idle in between.
+All GPUs together are slower than one GPU alone because of shared resources: a PCIe switch's uplink, a CPU socket's
+memory. The PCIe link is read while copies from pinned memory run, because copies from pageable memory leave it idle in
+between.
 """
 
 from __future__ import annotations
