@@ -92,7 +92,7 @@ def measure(request: BenchRequest, progress: Callable[[int, int, str], None]) ->
     if request.only and not ceilings.measurements and not ceilings.wrong:
         reasons = [f"{name}: {reason}" for name, reason in list(ceilings.not_measured.items())[:3]]
         raise UsageError(
-            f"nothing of `--only {' '.join(request.only)}` was measured",
+            f"nothing in `--only {' '.join(request.only)}` was measured",
             hint="; ".join(reasons) or "raise --time",
         )
     return ceilings

@@ -217,7 +217,7 @@ def _without_traces(recording: Recording, then: Callable[[Diagnosed], None] | No
     job = attribute_job([])
     note = Quality(
         problem=f"the recording has no trace: {reason}",
-        effect="findings are of its step log alone: nothing is known about what happens within a regular step",
+        effect="findings come from its step log alone: nothing is known about what happens within a regular step",
     )
     diagnosis = with_recording(diagnose(job, quality=[note], log=log), recording, recorded_time_of(recording))
     done = Diagnosed(diagnosis=_with_hosts(diagnosis, (), recording), job=job, sources={})

@@ -189,7 +189,7 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
         (["--allow-write"], "needs a folder to write to"),
         (["--only", "matmul", "--only", "nonsense"], "`nonsense` is not a measurement"),
         (["--only", "storage_random_read"], "needs a folder on the storage to measure\nhint: --path DIR\n"),
-        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing of `--only all_reduce`"),
+        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing in `--only all_reduce`"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "hint: collectives: they need 2 ranks or more\n"),
     ],
 )

@@ -200,8 +200,12 @@ def test_an_error_is_explained_from_a_file_and_from_standard_input(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (("explain", "--phase", "start"), "`--phase` is about an error", "flatout explain --error FILE"),
-        (("explain", "straggler", "--error", "-"), "either a finding or an error", "flatout explain --error FILE"),
+        (("explain", "--phase", "start"), "`--phase` requires `--error`", "flatout explain --error FILE"),
+        (
+            ("explain", "straggler", "--error", "-"),
+            "`--error` cannot be combined with the name",
+            "flatout explain --error FILE",
+        ),
         (("explain", "--error", "/nowhere"), "/nowhere cannot be read: no such file", "pass a file, or - for stdin"),
         (("explain", "--error", "/dev/null"), "/dev/null has no text", "pass the last lines that the job wrote"),
         (

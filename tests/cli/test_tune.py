@@ -229,6 +229,6 @@ def test_a_result_that_cannot_be_written_is_shown_all_the_same(
     (tmp_path / "out" / "journal.jsonl").touch()
     with pytest.raises(OutputError, match=r"report\.html") as error:
         tune(["python", "train.py"], out=tmp_path / "out", budget=Duration("60s", 60.0))
-    assert "the same command with this --out writes it" in (error.value.hint or "")
+    assert "run the command again with this --out" in (error.value.hint or "")
     assert capsys.readouterr().out.startswith("3.21x faster")
     assert not history_path(os.environ).exists()  # or it would be learned twice

@@ -29,7 +29,7 @@ FULL = HostUse(
 )
 IDLE = msgspec.structs.replace(FULL, cores_busy=1.0, throttled_s_per_s=None, disk_busy_share=0.1, gpus=())
 CORES = {"cores_allowed": 8.0, "cores_busy": 7.5, "throttled_s_per_s": 0.1}
-BUSY = "all 8 cores that the job may use are busy"
+BUSY = "all 8 cores that the job can use are busy"
 DISK = {"disk_read_bytes_per_s": 2e9, "disk_busy_share": 0.95}
 
 
@@ -52,7 +52,7 @@ def explained(folder: Path, name: str, *hosts: HostUse) -> Finding:
         (
             "data-loading",
             CORES | DISK,
-            ("all 8 cores that the job may use are busy", "the disk is at its limit, 2.00 GB/s"),
+            ("all 8 cores that the job can use are busy", "the disk is at its limit, 2.00 GB/s"),
         ),
         ("host-bound", CORES, (BUSY,)),
         ("exposed-communication", {"network_sent_bytes_per_s": 3e9}, ()),
@@ -73,7 +73,7 @@ SHARED = msgspec.structs.replace(FULL, cores_busy_by_others=6.5, disk_busy_share
 @pytest.mark.parametrize("name", ["data-loading", "host-bound", "straggler", "late-in-turn"])
 def test_other_processes_on_the_cores_are_the_cause_and_not_the_job(tmp_path: Path, name: str) -> None:
     finding = explained(tmp_path, name, SHARED)
-    assert finding.title == "a title; other processes keep 6.5 of the 8 cores busy that the job may use"
+    assert finding.title == "a title; other processes keep 6.5 of the 8 cores busy that the job can use"
     assert finding.evidence["cores_busy_by_others"] == 6.5
     assert finding.changes[0] == "keep other processes off the job's cores on host"
 

@@ -85,7 +85,7 @@ def test_an_nccl_log_is_added(tmp_path: Path) -> None:
         (["--nccl-log", "missing.log"], "cannot be read"),
         (["--fail-on", "bad"], "must be `fail` or `warn`"),
         (["--hosts", "missing.json"], "at least 2 hosts"),
-        (["some.json"], "need `--hosts`"),
+        (["some.json"], "require `--hosts`"),
         (["--data", "missing"], "must be a folder"),
         (["--capture", "-", "--html", "page.html"], "cannot be combined with other outputs"),
         (["--hosts", "a,b", "--via", "ssh", "--flatout", "'x"], "is not a valid command"),

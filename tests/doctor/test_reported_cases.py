@@ -146,9 +146,9 @@ ENDINGS = [
     (
         "misc/ibvwrap.cc:386",
         "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1",
-        "not reached",
+        "cannot be reached",
     ),
-    ("misc/ibvwrap.cc:386", "Call to ibv_modify_qp failed with 22 Invalid argument errno 22", "do not fit"),
+    ("misc/ibvwrap.cc:386", "Call to ibv_modify_qp failed with 22 Invalid argument errno 22", "do not match"),
     ("include/shm.h:28", "Call to posix_fallocate failed : No space left on device", "/dev/shm"),
     (
         "misc/shmutils.cc:72",
@@ -288,7 +288,7 @@ def test_unknown_error_lines_are_counted_and_the_gravest_comes_first() -> None:
     found = result("kernel-other-errors", kernel_log(*lines, "[ 9.0] mlx5_core 0000:1a:00.0: odd failure"))
     assert found.status == "warn"
     assert found.title.startswith(
-        "8 lines at error level that no check knows: mlx5_core 0000:1a:00.0: odd failure (1x)"
+        "8 lines at error level that no check recognizes: mlx5_core 0000:1a:00.0: odd failure (1x)"
     )
     assert "quux: request 6 failed (7x)" in found.title
 

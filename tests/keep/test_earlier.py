@@ -80,7 +80,10 @@ def test_a_start_that_ended_without_a_word_is_one_restart_and_waiting_for_peers_
         (JobStart(job="slurm-7", number=0), {"end": ASKED}),  # a second command in one allocation
         (JobStart(job="slurm-7", number=1), {"start": 1}),
         (JobStart(job="rdzv-x", number=None), {"job": "rdzv-x", "end": {"code": 0, "why": "done", "goes_on": False}}),
-        (JobStart(job="rdzv-x", number=None), {"job": "rdzv-x", "end": {"code": 1, "why": "all 3 restarts are used"}}),
+        (
+            JobStart(job="rdzv-x", number=None),
+            {"job": "rdzv-x", "end": {"code": 1, "why": "all 3 restarts are used up"}},
+        ),
         (JobStart(job="rdzv-x", number=None), {"job": "rdzv-x", "start": None, "node": "n2"}),  # beside it, in one file
         (JobStart(job="mine", number=None), {"job": "mine", "process": (os.getpid(), start_ticks(os.getpid()))}),
         (None, {"job": None}),

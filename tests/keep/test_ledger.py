@@ -250,4 +250,4 @@ def test_a_class_known_in_part_says_why_not_in_all_and_a_ledger_without_steps_gi
         assert totals.known_share("exposed_communication") == 36 / 40
         assert totals.not_known["exposed_communication"] == "Unknown before DDP's first timed exchange"
         assert totals.not_known["throttled"] == "No rank uses a GPU"
-    assert read_all([failed]).not_known["exposed_communication"] == "No step was seen in which it could be"
+    assert read_all([failed]).not_known["exposed_communication"] == "No step was seen in which it could be measured"

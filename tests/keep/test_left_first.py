@@ -22,7 +22,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "left_job.py"
     [
         ("exit0", "left-early", False, "rank 1 left first, after 3 steps: its script ended with exit code 0"),
         ("osexit3", "rank-exit", True, "rank 1 left first, after 3 steps: it ended at once with exit code 3"),
-        ("nan", "diverged", False, "exit code 1; its last line of standard error: Loss is nan, stopping training"),
+        ("nan", "diverged", False, "exit code 1; its last line on standard error: Loss is nan, stopping training"),
         (
             "order",
             "mismatched-collectives",

@@ -63,9 +63,9 @@ def test_why_another_node_gave_up_ends_the_job_unless_the_launcher_is_elastic(tm
     first, second, clock = pair(tmp_path)
     elastic = PeerBoard(tmp_path, "n3", others_go_on=True, clock=clock)
     assert first.given_up() is None
-    second.gives_up("all 3 restarts are used")
+    second.gives_up("all 3 restarts are used up")
     later(clock, first, elastic)
-    assert first.given_up() == "n2 does not restart it: all 3 restarts are used"
+    assert first.given_up() == "n2 does not restart it: all 3 restarts are used up"
     assert elastic.given_up() is None
     later(clock, first, seconds=LOST_AFTER_S + 1)
     assert "n2" not in first.newly_lost(), "it has ended, and is not lost"

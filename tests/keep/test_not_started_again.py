@@ -15,9 +15,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 SOURCE = str(Path(package.__file__).parents[1])
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-TOO_EARLY = (
-    "flatout: attempt 1 failed: before `import torch`, or without it, rank {} raised {} (a fault of the job itself)"
-)
+TOO_EARLY = "flatout: attempt 1 failed: before `import torch`, or without importing it, rank {} raised {} (a fault in the job itself)"
 CHECKPOINTED = """\
 import sys, torch
 from flatout.checkpoint import Checkpointer
@@ -74,7 +72,7 @@ def test_a_command_that_a_shell_refuses(tmp_path: Path, command: str, code: int,
         code,
         [
             f"flatout: attempt 1 failed: the command ended with code {code} before the first step: {why} "
-            "(a fault of the job itself)",
+            "(a fault in the job itself)",
             "flatout: a restart would not help (usage)",
         ],
     )
@@ -87,8 +85,8 @@ def test_arguments_that_the_script_refuses_below_a_launcher_that_tells_of_code_1
     code, said = run(tmp_path, *LAUNCHER, script(tmp_path, text), "--stepz=3")
     assert code == 1
     assert said == [
-        "flatout: attempt 1 failed: the script refuses its arguments: train.py: unrecognized arguments: --stepz=3 "
-        "(a fault of the job itself)",
+        "flatout: attempt 1 failed: the script rejects its arguments: train.py: unrecognized arguments: --stepz=3 "
+        "(a fault in the job itself)",
         "flatout: a restart would not help (arguments)",
     ]
 
@@ -143,10 +141,10 @@ def test_what_may_pass_is_started_again_once_before_torch(tmp_path: Path) -> Non
     code, said = run(tmp_path, sys.executable, script(tmp_path, "raise OSError('stale file handle')\n"))
     assert code == 1
     assert [line.removeprefix("flatout: ") for line in said] == [
-        "attempt 1 failed: rank 0 raised OSError at train.py:1: stale file handle (a fault of the job itself)",
+        "attempt 1 failed: rank 0 raised OSError at train.py:1: stale file handle (a fault in the job itself)",
         "restart 1 of 3",
-        "attempt 2 failed: rank 0 raised OSError at train.py:1: stale file handle (a fault of the job itself)",
-        "the same failure occurred twice before any rank started, so it is the job's own: not restarted",
+        "attempt 2 failed: rank 0 raised OSError at train.py:1: stale file handle (a fault in the job itself)",
+        "the same failure occurred twice before any rank started, so it is a bug in the job: not restarted",
     ]
 
 
@@ -165,7 +163,7 @@ def test_the_text_that_a_script_ends_with_is_the_reason(tmp_path: Path, imports:
     assert code == 1
     ranks = range(2 if "--standalone" in command else 1)
     assert said[0] in [
-        f"flatout: attempt 1 failed: rank {rank} ended itself: no data at /data (a fault of the job itself)"
+        f"flatout: attempt 1 failed: rank {rank} ended itself: no data at /data (a fault in the job itself)"
         for rank in ranks
     ]
     assert said[-1].startswith("flatout: the same failure occurred twice")
@@ -239,6 +237,7 @@ def test_a_command_that_twice_fails_at_its_start_and_tells_a_code_alone(tmp_path
             "flatout: attempt 1 failed: the command ended with code 9 without an error message",
             "flatout: restart 1 of 3",
             "flatout: attempt 2 failed: the command ended with code 9 without an error message",
-            "flatout: the same failure occurred twice before any rank started, so it is the job's own: not restarted",
+            "flatout: the same failure occurred twice before any rank started, so it is a bug in the job: "
+            "not restarted",
         ],
     )

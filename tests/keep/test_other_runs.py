@@ -157,8 +157,8 @@ def test_a_ledger_that_another_run_writes_is_refused_until_that_one_is_gone(fold
         code, errors = folder.run(f"--ledger={name}", command=["touch", "started"])
         assert code == 2 and not (folder.path / "started").exists()
         assert errors.splitlines() == [
-            f"error: another `flatout run` (process {first.pid} on {os.uname().nodename}) adds to the ledger {name}, "
-            "and only one run at a time can",
+            f"error: another `flatout run` (process {first.pid} on {os.uname().nodename}) is writing to the ledger "
+            f"{name}, and only one run can write to it at a time",
             "hint: --ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
         ]
     folder.kill_watch(first)  # its job lives, and has no part in the lock

@@ -204,7 +204,7 @@ def test_the_budget_is_kept_and_pauses_grow_while_nothing_is_gained() -> None:
     decisions = [restarts.decide(killed, step) for step in (10, 5, 4, 30)]
     assert [decision.restarts for decision in decisions] == [True, True, True, False]
     assert [decision.pause_s for decision in decisions[:3]] == [1.0, 2.0, 4.0]
-    assert "all 3 restarts are used" in decisions[3].why
+    assert "all 3 restarts are used up" in decisions[3].why
 
 
 def test_host_names_are_masked_and_words_that_contain_them_are_not() -> None:

@@ -94,7 +94,7 @@ def test_a_hang_in_a_collective_that_one_rank_calls_alone_names_it(tmp_path: Pat
     assert "barrier, keep_job.py:" in hang["says"] and "has not arrived at the same collective" in hang["says"]
     assert "barrier" in hang["stacks"]["1"]
     assert hang["unix_s"] - (tmp_path / "out" / "fault-late").stat().st_mtime < 30
-    assert said(done)[-1] == "flatout: no restart was asked for (--max-restarts)"
+    assert said(done)[-1] == "flatout: no restart requested (--max-restarts)"
 
 
 def test_waiting_for_a_slow_rank_is_a_class_of_its_own_as_ddp_times_it(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_the_same_exception_at_the_same_step_twice_stops(tmp_path: Path) -> None
     assert done.returncode == 1
     assert len(events(lines, "attempt")) == 2
     assert "rank 1 raised ValueError at keep_job.py:" in said(done)[0]
-    assert "a number of 20 that is too large (a fault of the job itself)" in said(done)[0]
+    assert "a number of 20 that is too large (a fault in the job itself)" in said(done)[0]
     assert said(done)[-1] == (
-        "flatout: the same failure at step 21 occurred for the second time, so it is a bug of the job: not restarted"
+        "flatout: the same failure at step 21 occurred for the second time, so it is a bug in the job: not restarted"
     )
     assert_sums(lines)
 
@@ -232,7 +232,7 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
     assert done.returncode == 1
     assert said(done) == [
         "flatout: attempt 1 failed: before the first step rank 0 raised ModuleNotFoundError at typo.py:2: "
-        "No module named 'no_such_module' (a fault of the job itself)",
+        "No module named 'no_such_module' (a fault in the job itself)",
         "flatout: a restart would not help (mistake)",
     ]
 

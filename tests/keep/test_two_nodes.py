@@ -164,7 +164,7 @@ def test_a_bug_on_one_node_ends_the_job_on_both(two_nodes: tuple[Node, Node], tm
     job = Together(two_nodes, tmp_path, "--fault=raise", "--always", "--at=12", "--rank=1")
     job.wait_for_the_end()
     assert n2.said()[-1] == (
-        "flatout: the same failure at step 13 occurred for the second time, so it is a bug of the job: not restarted"
+        "flatout: the same failure at step 13 occurred for the second time, so it is a bug in the job: not restarted"
     )
     assert n1.said()[-1].startswith(("flatout: n2 does not restart it: the same failure", n2.said()[-1]))
     assert 0 not in job.codes()
@@ -176,7 +176,7 @@ def test_a_node_that_fails_again_is_left_out_of_an_elastic_job(two_nodes: tuple[
     job = Together(two_nodes, tmp_path, "--fault=kill", "--always", "--at=12", "--rank=1", launcher=elastic)
     job.wait_for_the_end()
     assert job.codes()[0] == 0 and job.codes()[1] != 0
-    assert n2.said()[-1].endswith("for the second time, so it is a bug of the job: not restarted")
+    assert n2.said()[-1].endswith("for the second time, so it is a bug in the job: not restarted")
     assert n1.said()[-1] == "flatout: restart 2 of 3"
     assert {step for step, _ in job.losses()} == set(range(40))
     last = job.events("n1", "attempt")[-1]["unix_s"]

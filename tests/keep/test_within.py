@@ -109,7 +109,7 @@ def test_a_recording_of_as_many_ranks_gives_its_shares_of_the_step(
     _, known, reasons = account.take_known()
     if not is_used:
         assert found["productive"] == 6 * S and "exposed_communication" not in known
-        assert reasons["late_rank_wait"] == "The recording is of 8 ranks, and the job has 2"
+        assert reasons["late_rank_wait"] == "The recording has 8 ranks, but the job has 2"
         return
     # Of the steps' own 8 s, in which the two checkpoints of 6 s between them are not.
     assert (found["exposed_communication"], found["late_rank_wait"], found["data"]) == (2 * S, 1 * S, 3 * S)

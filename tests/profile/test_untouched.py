@@ -170,7 +170,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert run([*profiling(tmp_path / "r"), *command]).returncode == 0
     again = run([*profiling(tmp_path / "r"), *command])
     assert (again.returncode, again.stdout) == (2, "")
-    assert "nothing is overwritten unasked" in again.stderr
+    assert "already exists, and nothing is overwritten" in again.stderr
     assert run([*profiling(tmp_path / "r", "--force"), *command]).returncode == 0
     (tmp_path / "r" / "thesis.tex").write_text("years of work")
     kept = run([*profiling(tmp_path / "r", "--force"), *command])

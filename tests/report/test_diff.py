@@ -169,7 +169,7 @@ def test_steps_of_other_work_are_compared_by_their_rates(samples: float, same: b
     assert result.ratio == 1
     assert result.speedup == pytest.approx(samples / 32)
     assert result.has_same_work is same
-    assert ("another number of samples" in diff_text(result, a, b)) is not same
+    assert ("different numbers of samples" in diff_text(result, a, b)) is not same
 
 
 def test_without_samples_the_step_time_is_compared() -> None:

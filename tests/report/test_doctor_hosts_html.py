@@ -71,7 +71,7 @@ def test_what_most_hosts_have_is_told_once_and_each_host_has_its_own() -> None:
     assert "turned off: NCCL_P2P_LEVEL=LOC" in odd.text
     assert "run nvidia-smi -r" in odd.text
     assert "No check fails or warns only on this host" in well.text
-    assert "As on most hosts: swap" in well.text
+    assert "Same as on most hosts: swap" in well.text
     assert "4 GiB of swap" not in found.section("hosts").text
 
 

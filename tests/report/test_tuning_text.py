@@ -123,7 +123,9 @@ def test_nothing_better_is_a_normal_end_with_the_next_safety_class() -> None:
 def test_a_budget_that_ended_says_nothing_of_what_was_not_reached() -> None:
     cut = msgspec.structs.replace(builder.nothing(), end=builder.OUT_OF_TIME)
     text = text_of(cut)
-    assert joined(text).startswith("No change was shown to help before it ended: the budget of 600 s is used up")
+    assert joined(text).startswith(
+        "No change was shown to help before the tuning run ended: the budget of 600 s is used up"
+    )
     assert "No change helps" not in text and "flatout tune --budget 20m" in text
     untried = msgspec.structs.replace(cut, tried=())
     assert headline(untried) == "no change was tried: the budget of 600 s is used up"
@@ -228,7 +230,7 @@ def test_files_that_were_to_be_written_are_by_the_next_command_too() -> None:
 def test_changes_that_are_worse_together_are_not_to_be_used() -> None:
     text = text_of(builder.worse())
     assert joined(text).startswith(
-        "Do not use the changes: all together they are worse, 1.09x slower (1.06-1.11) on 6 fresh pairs"
+        "Do not use the changes: together they are worse, 1.09x slower (1.06-1.11) on 6 fresh pairs"
     )
     assert "flatout run" not in text
     assert "Accepted changes" not in text
@@ -375,10 +377,10 @@ def test_what_was_tried_and_not_reached_is_told_and_not_called_untried() -> None
     failed = builder.tried("dataloader-workers=1", "failed", reason="exit code 1: ValueError: no workers")
     cut = {"end": TuningEnd(ended_by="time_budget", limit=50)}
     alone = msgspec.structs.replace(builder.nothing(), tried=(one,), **cut)
-    assert headline(alone) == "no change was shown to help before it ended: the budget of 50 s is used up"
+    assert headline(alone) == "no change was shown to help before the tuning run ended: the budget of 50 s is used up"
     assert re.search(r"ddp-bucket=50 +exact +not reached +1.37x in its own trial", text_of(alone))
     both = msgspec.structs.replace(alone, tried=(failed, one))
-    assert headline(both) == "no change was shown to help before it ended: 1 failed, and 1 not reached"
+    assert headline(both) == "no change was shown to help before the tuning run ended: 1 failed, and 1 not reached"
     assert headline(msgspec.structs.replace(both, tried=(failed,))) == "no change can be used: 1 failed"
     undecided = builder.tried("nccl-channels=8", "not confirmed", screened=1.2, reason="1 pair counts",
                               verdict=builder.verdict("undecided", 1.2, num_pairs=2))  # fmt: skip

@@ -209,7 +209,7 @@ def test_what_was_tuned_is_in_the_job(
             "`--time` must be a duration above 0s and at most 10000d, e.g. 90s, 10m or 36h, but is `soon`",
         ),
         (["--time", "90"], "`--time` must have a unit, but is `90`: write 90m for minutes or 90s for seconds"),
-        (["--sbatch-options", "'"], "is not a line that a shell can read"),
+        (["--sbatch-options", "'"], "cannot be parsed as shell arguments"),
         (["--sbatch-options", "--array=1-3"], "cannot have --array=1-3"),
         (["--config", "missing.toml"], "cannot be read"),
         (["--spot-trace", "x"], "`--spot-trace` needs --spot-partition"),

@@ -113,7 +113,7 @@ def test_an_interruption_leaves_no_job(slurm: SlurmLab, tmp_path: Path) -> None:
     [
         (["--launcher=k8s"], "`--launcher` must be local or slurm, but got k8s"),
         (["--sbatch-options=-N2"], "`--sbatch-options` needs `--launcher slurm`"),
-        (["--launcher=slurm", "--sbatch-options='"], "is not a line that a shell can read"),
+        (["--launcher=slurm", "--sbatch-options='"], "cannot be parsed as shell arguments"),
         (["--launcher=slurm", "--sbatch-options=--array=1-2"], "a trial is one job"),
     ],
 )

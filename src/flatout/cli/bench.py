@@ -30,11 +30,11 @@ def bench(
         typer.Option("--allow-write", help="Also measure writing, with temporary files that are removed at the end."),
     ] = False,
     time: Annotated[
-        Duration, duration(least_s=_LEAST_S, most_s=_MOST_S, help="Time limit of all measurements together.")
+        Duration, duration(least_s=_LEAST_S, most_s=_MOST_S, help="Time limit for all measurements together.")
     ] = Duration("2m", 120.0),
     ranks: Annotated[
         int | None,
-        whole_number(least=1, most=1024, help="Number of processes. [default: one per GPU, else one per core up to 8]"),
+        whole_number(least=1, most=1024, help="Number of processes. [default: one per GPU, or up to 8 on CPUs]"),
     ] = None,
     only: Annotated[
         list[str] | None,

@@ -47,15 +47,15 @@ GpuType = Annotated[
 ]
 GpuPrice = Annotated[
     float | None,
-    amount("--gpu-price", metavar="USD", help="Price per GPU-hour; excluding electricity if you own the hardware."),
+    amount("--gpu-price", metavar="USD", help="Price per GPU-hour, without electricity if you own the hardware."),
 ]
 PriceTerms = Annotated[
-    str, typer.Option("--terms", metavar="TERMS", help="Terms of the catalogue's prices: on-demand, reserved or spot.")
+    str, typer.Option("--terms", metavar="TERMS", help="Catalogue price type: on-demand, reserved or spot.")
 ]
 PriceFile = Annotated[
     Path | None, typer.Option("--prices", metavar="FILE", parser=given_path, help="TOML file with your own prices.")
 ]
-Electricity = Annotated[float | None, amount("--electricity", metavar="USD", help="Price per kWh of electricity.")]
+Electricity = Annotated[float | None, amount("--electricity", metavar="USD", help="Electricity price per kWh.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -93,7 +93,7 @@ def jobs(
     team: Annotated[
         str | None, typer.Option(metavar="NAME", help="Team to charge for recordings, which do not name a team.")
     ] = None,
-    budget: Annotated[list[str] | None, typer.Option(metavar="TEAM=USD", help="Budget of a team. Repeatable.")] = None,
+    budget: Annotated[list[str] | None, typer.Option(metavar="TEAM=USD", help="Budget for a team. Repeatable.")] = None,
     budget_period: Annotated[
         Duration | None,
         duration(
@@ -193,22 +193,22 @@ def spot(
     trace: Annotated[
         Path,
         typer.Argument(
-            metavar="TRACE", parser=given_path, help="Availability trace of spot instances.", show_default=False
+            metavar="TRACE", parser=given_path, help="Spot-instance availability trace.", show_default=False
         ),
     ],
     work_hours: Annotated[
-        float, amount(metavar="N", positive=True, help="Hours that the job runs without interruptions.")
+        float, amount(metavar="N", positive=True, help="Hours that the job takes without interruptions.")
     ],
     deadline: Annotated[Duration, duration(help="Deadline for the job to finish, measured from its start.")],
-    instances: Annotated[int, whole_number(least=1, help="Instances that the job needs at once.")] = 1,
-    gpus_per_instance: Annotated[int, whole_number(least=1, help="GPUs per instance, for its price.")] = 1,
+    instances: Annotated[int, whole_number(least=1, help="Number of instances that the job needs at once.")] = 1,
+    gpus_per_instance: Annotated[int, whole_number(least=1, help="GPUs per instance, to compute its price.")] = 1,
     gpu_type: GpuType = None,
     gpu_price: GpuPrice = None,
     spot_price: Annotated[float | None, amount(metavar="USD", help="Price per GPU-hour on spot instances.")] = None,
     prices: PriceFile = None,
     checkpoint_interval: Annotated[
         Duration | None,
-        duration(help="Work between two checkpoints. [default: Young's interval]"),
+        duration(help="Interval between checkpoints. [default: Young's interval]"),
     ] = None,
     checkpoint_cost: Annotated[Duration, duration(help="How long each checkpoint pauses the job.")] = Duration(
         "30s", 30.0

@@ -71,7 +71,7 @@ def doctor(
         typer.Option(
             metavar="FOLDER",
             parser=given_path,
-            help="A recording of the job, or its traces: defects of paths and links say what their fix would gain.",
+            help="A recording or traces of the job, to show how much fixing a path or link defect would gain.",
         ),
     ] = None,
     capture: Annotated[
@@ -79,7 +79,7 @@ def doctor(
         typer.Option(
             metavar="FILE",
             parser=given_path,
-            help="Write all that was read to a bundle, for --from and --hosts; - prints only the bundle.",
+            help="Write everything that was read to a bundle, for --from and --hosts; - prints only the bundle.",
         ),
     ] = None,
     html: Annotated[
@@ -148,7 +148,7 @@ def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequenc
     from flatout.errors import UsageError
 
     if via or flatout:
-        raise UsageError("`--via` and `--flatout` need `--hosts` and host names", hint="flatout doctor --hosts a,b,c")
+        raise UsageError("`--via` and `--flatout` require `--hosts` and host names", hint="flatout doctor --hosts a,b")
     if bundles:
         raise UsageError("bundles need `--hosts`", hint=f"for one machine: flatout doctor --from {bundles[0]}")
 

@@ -31,7 +31,7 @@ def explain(
         typer.Option(
             metavar="start|training",
             parser=_parse_phase,
-            help="Whether the error came before or after the first step, for --error. [default: unknown]",
+            help="For --error: whether the error occurred before or after the first step. [default: unknown]",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
@@ -45,10 +45,10 @@ def explain(
     from flatout.errors import UsageError
 
     if error is None and phase is not None:
-        raise UsageError("`--phase` is about an error, but there is no `--error`", hint="flatout explain --error FILE")
+        raise UsageError("`--phase` requires `--error`", hint="flatout explain --error FILE")
     if error is not None and name is not None:
         raise UsageError(
-            "either a finding or an error is explained, but both a name and `--error` are given",
+            "`--error` cannot be combined with the name of a finding",
             hint="flatout explain --error FILE",
         )
     if error is not None:

@@ -13,5 +13,5 @@ def given_path(text: str) -> Path:
     Whether the path exists and can be read is checked when it is read.
     """
     if not text:
-        raise UsageError("a path must not be empty", hint="give a file, a folder or an archive; . is this folder")
+        raise UsageError("a path must not be empty", hint="pass a file, folder or archive; . is the current folder")
     return Path(text)

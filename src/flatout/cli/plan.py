@@ -72,7 +72,7 @@ def plan(
         typer.Option(metavar="FILE", help="For --goal: TOML file with your own prices, like catalog/prices.toml."),
     ] = None,
     terms: Annotated[
-        str, typer.Option(metavar="TERMS", help="For --goal: terms of the prices: on-demand, reserved or spot.")
+        str, typer.Option(metavar="TERMS", help="For --goal: price type: on-demand, reserved or spot.")
     ] = "on-demand",
     region: Annotated[
         str | None,
@@ -176,9 +176,7 @@ def _check_no_options(ctx: typer.Context) -> None:
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(
-                f"`{parameter.opts[0]}` stands before `evaluate`, whose own options follow it", hint=_EVALUATE
-            )
+            raise UsageError(f"`{parameter.opts[0]}` precedes `evaluate`, whose options must follow it", hint=_EVALUATE)
 
 
 def _note(line: str) -> None:

@@ -90,7 +90,7 @@ def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> None:
         page = "" if was_killed else " --html report.html"
         print(f"next: flatout diagnose {shlex.quote(folder)}{page}", file=sys.stderr)
     elif light and recording.ranks:
-        print("next: the same without --light, for a trace and its diagnosis", file=sys.stderr)
+        print("next: run the same command without --light to get a trace and its diagnosis", file=sys.stderr)
 
 
 def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:

@@ -37,7 +37,7 @@ def replay(
     nodes: Annotated[int | None, whole_number(least=1, most=100_000, help="Number of identical nodes.")] = None,
     gpus_per_node: Annotated[int | None, whole_number(least=1, most=1024, help="GPUs per node.")] = None,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Cluster as a TOML file, or openb's list of nodes (CSV).")
+        Path | None, typer.Option(metavar="FILE", help="Cluster as a TOML file, or openb's node list (CSV).")
     ] = None,
     policy: Annotated[
         list[str] | None,

@@ -25,9 +25,7 @@ def submit(
     limit: Annotated[
         Duration | None, duration("--time", instead_of="m", help="Maximum run time, e.g. 90m, 12h or 2d.")
     ] = None,
-    deadline: Annotated[
-        Duration | None, duration(help="Time by which the job must have ended, counted from now.")
-    ] = None,
+    deadline: Annotated[Duration | None, duration(help="Time by which the job must finish, counted from now.")] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -39,7 +37,7 @@ def submit(
         typer.Option(
             metavar="FILE",
             parser=given_path,
-            help="Output of `flatout plan --json`; sets the numbers of nodes and GPUs.",
+            help="Output of `flatout plan --json`; sets the number of nodes and GPUs.",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -101,7 +99,7 @@ def submit(
     ] = None,
     work_hours: Annotated[
         float | None,
-        amount(metavar="N", positive=True, help="For --spot-trace: hours that the job runs without interruptions."),
+        amount(metavar="N", positive=True, help="For --spot-trace: hours that the job takes without interruptions."),
     ] = None,
     gpu_type: Annotated[
         str | None, typer.Option(metavar="NAME", help="For --spot-trace: GPU type whose prices to use, e.g. h100.")

@@ -30,7 +30,7 @@ def tune(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for trials and results. [default: flatout-out/tune-TIME]"),
     ] = None,
-    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit of the tuning.")] = Duration(
+    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit for tuning.")] = Duration(
         "30m", 1800.0
     ),
     trials: Annotated[int | None, whole_number(least=4, help="Maximum number of trials, at least 4.")] = None,
@@ -71,7 +71,7 @@ def tune(
         bool, typer.Option("--apply", help="If a change is accepted, also write files for other tools.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the tuning in DIR.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the tuning results in DIR.")] = False,
 ) -> None:
     """Find the changes that make a training command faster, without touching its code.
 
@@ -114,7 +114,7 @@ def tune(
     except OutputError as error:
         _report(result, tuning.folder, json=json)
         hint = (
-            "the result is shown, and its trials are kept: free space, and the same command with this --out writes it"
+            "the result is shown and the trials are kept: free some space, then run the command again with this --out"
         )
         raise OutputError(str(error), hint=hint) from error
     _report(result, tuning.folder, json=json)
@@ -151,7 +151,7 @@ def _sbatch_options(launcher: str, text: str | None) -> tuple[str, ...] | None:
     try:
         return tuple(shlex.split(text or ""))
     except ValueError as error:
-        raise UsageError(f"`--sbatch-options` is not a line that a shell can read: {text}") from error
+        raise UsageError(f"`--sbatch-options` cannot be parsed as shell arguments: {text}") from error
 
 
 def _safety(text: str) -> Safety:

@@ -60,7 +60,7 @@ def busy_cores(on: RankHosts) -> HostEvidence:
     evidence |= foreign.evidence
     if foreign.cause is not None or busy < BUSY_CORES * busiest.cores_allowed:
         return HostEvidence(evidence=evidence, cause=foreign.cause, changes=foreign.changes)
-    cause = f"all {busiest.cores_allowed:g} cores that the job may use are busy"
+    cause = f"all {busiest.cores_allowed:g} cores that the job can use are busy"
     return HostEvidence(evidence=evidence, cause=cause)
 
 
@@ -89,7 +89,7 @@ def foreign_share(host: HostUse) -> float:
 def foreign_words(host: HostUse) -> str:
     return (
         f"other processes keep {host.cores_busy_by_others or 0.0:.1f} of the {host.cores_allowed:g} cores busy that the"
-        " job may use"
+        " job can use"
     )
 
 

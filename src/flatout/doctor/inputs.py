@@ -51,14 +51,14 @@ _MISSING_BEFORE = re.compile(r"there is no `[^`]+` here")  # in bundles without 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
 KINDS = (
-    "a bundle of `flatout doctor --capture`, an output of nvidia-smi, lspci or ibstat, a topology XML of NCCL, an NCCL "
-    "log, a kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
+    "a bundle from `flatout doctor --capture`, the output of nvidia-smi, lspci or ibstat, an NCCL topology XML, "
+    "an NCCL log, a kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
 )
 # Outputs that cannot be read, and the alternatives that a user can give.
 _INSTEAD = (
     (
         re.compile(r"^\| NVIDIA-SMI ", re.MULTILINE),
-        "the output of `nvidia-smi -q`: the table that plain `nvidia-smi` prints has too little",
+        "the output of `nvidia-smi -q`: the table that plain `nvidia-smi` prints contains too little",
     ),
     (
         re.compile(r"^ ?[-+\\|]+-?\[(?:[0-9a-f]{4}:)?[0-9a-f]{2}\]", re.MULTILINE),
@@ -132,7 +132,7 @@ def _read(path: Path) -> Snapshot:
     texts = texts_of(text)
     ports = rdma_files(text)
     if not texts and not ports:
-        raise InputError(f"`{path}` is not a kind of input that doctor knows", hint=f"give {_instead(text)}")
+        raise InputError(f"`{path}` is not an input that doctor recognizes", hint=f"give {_instead(text)}")
     return Snapshot(outputs={kind: Output(text=part) for kind, part in texts.items()}, files=ports)
 
 

@@ -41,7 +41,7 @@ def _unexplained(last_line: str, phase: Phase | None) -> FailureExplanation:
         restart="yes",
         name=None,
         phase=phase,
-        means="No line of this text is of a failure that is known.",
+        means="No line of this text matches a known failure.",
         way_out="Look at the first error of the first rank that failed. If it fails on this host twice, run elsewhere.",
         is_about_peers=False,
         exception=None,

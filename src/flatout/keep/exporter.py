@@ -62,7 +62,7 @@ class Collector:
             totals = self._ledger.totalling.totals()
             ranks = self._ranks()
         seconds = CounterMetricFamily(
-            "flatout_device_seconds", "Time of the job's devices by class, in seconds.", labels=["class"]
+            "flatout_device_seconds", "Device time of the job by class, in seconds.", labels=["class"]
         )
         for name in CLASSES:
             if name in PARTED and not totals.known_share(name):  # its time is counted inside another class
@@ -71,21 +71,21 @@ class Collector:
         yield seconds
         for name, text, value in (
             ("flatout_attempts", "Attempts of the job.", totals.num_attempts),
-            ("flatout_failures", "Attempts that failed, hangs not counted.", totals.num_failures),
+            ("flatout_failures", "Failed attempts, excluding hangs.", totals.num_failures),
             ("flatout_hangs", "Attempts that hung.", totals.num_hangs),
         ):
             yield CounterMetricFamily(name, text, value=value)
         if totals.num_devices is not None:
-            yield GaugeMetricFamily("flatout_devices", "Devices that the job has.", value=totals.num_devices)
+            yield GaugeMetricFamily("flatout_devices", "Number of devices held by the job.", value=totals.num_devices)
         if totals.goodput is not None:
             yield GaugeMetricFamily(
                 "flatout_goodput_ratio",
                 "Share of the devices' time in which new steps were made.",
                 value=totals.goodput,
             )
-        steps = GaugeMetricFamily("flatout_rank_steps", "Steps of a rank in this attempt.", labels=["rank"])
+        steps = GaugeMetricFamily("flatout_rank_steps", "Steps that each rank made in this attempt.", labels=["rank"])
         times = HistogramMetricFamily(
-            "flatout_step_seconds", "Step times in this attempt, of each rank.", labels=["rank"]
+            "flatout_step_seconds", "Step times of each rank in this attempt.", labels=["rank"]
         )
         for pulse in ranks:
             steps.add_metric([str(pulse.rank)], pulse.num_steps)
@@ -155,7 +155,7 @@ def serve(ledger: Path, address: str, port: int, state: Path | None = None) -> t
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
-        raise FlatoutError("metrics need the package prometheus-client") from error
+        raise FlatoutError("metrics require the package prometheus-client") from error
     registry = CollectorRegistry()
     registry.register(Collector(ledger, state))  # type: ignore[arg-type, unused-ignore]
     server, _ = start_http_server(port, addr=address, registry=registry)

@@ -14,7 +14,7 @@ from flatout.keep.exits import RankExit
 from flatout.units import num_bytes
 
 ASKED = "a signal asked it to end"
-WARNED = "it ended after a signal that announces its end (SIGUSR1 or SIGUSR2)"
+WARNED = "it ended after an advance-warning signal (SIGUSR1 or SIGUSR2)"
 HAS_WAITED = "RendezvousTimeoutError"  # as long as torchrun's timeout
 _MAX_CHARACTERS = 200
 _LAST_ERROR = "Last error:"
@@ -37,11 +37,11 @@ _TITLES_OF: dict[str, str] = {
     "locked": "its checkpoints belong to another job",
     "damaged-checkpoint": "a file of weights is damaged",
     "duplicate-gpu": "two ranks use the same GPU",
-    "loader-timeout": "a loader worker gave no batch in time",
+    "loader-timeout": "a loader worker did not deliver a batch in time",
     "no-infiniband-device": "the InfiniBand devices cannot be opened",
     "mismatched-collectives": "the ranks called different collectives",
-    "rendezvous": "torchrun's agents did not meet",
-    "rendezvous-closed": "torchrun's agents did not meet",
+    "rendezvous": "torchrun's agents did not find each other",
+    "rendezvous-closed": "torchrun's agents did not find each other",
 }
 _OF_SCRIPTS = ("mistake", "exception", "tensor-mistake")
 # Failures whose sentence already says what to do.
@@ -105,7 +105,7 @@ def says_left(evidence: Evidence) -> str:
     """Say how the rank that left first ended, at which step, and what it wrote last."""
     left = evidence.left
     assert left is not None
-    last_line = f"; its last line of standard error: {_one_line(left.last_lines[-1])}" if left.last_lines else ""
+    last_line = f"; its last line on standard error: {_one_line(left.last_lines[-1])}" if left.last_lines else ""
     return f"rank {left.rank} left first{_at_step(left)}: {_how(left)}{last_line}"
 
 
@@ -115,7 +115,7 @@ def says_left_early(evidence: Evidence) -> str:
     assert left is not None
     return (
         f"rank {left.rank} left first{_at_step(left)}: its script ended with exit code 0 while other ranks still waited"
-        " for it: fewer batches than theirs, or an exit that only it took"
+        " for it: it had fewer batches, or took an exit that they did not take"
     )
 
 
@@ -125,7 +125,8 @@ def says_mismatch(evidence: Evidence) -> str:
     assert left is not None and root is not None and left.stack is not None
     return (
         f"rank {left.rank} was aborted{_at_step(left)} in a collective at {left.stack.user_frame()}, while rank"
-        f" {root.rank} was in one at {root.line}: the ranks called different collectives, or with different shapes"
+        f" {root.rank} was in one at {root.line}: the ranks called different collectives, or called them with"
+        " different shapes"
     )
 
 
@@ -182,7 +183,7 @@ def _says_agent(evidence: Evidence) -> str:
 
 
 def _before_what(failure: Failure) -> str:
-    return "the first step" if failure.has_torch else "`import torch`, or without it,"
+    return "the first step" if failure.has_torch else "`import torch`, or without importing it,"
 
 
 def _one_line(text: str) -> str:

@@ -39,7 +39,7 @@ _BEGINS = b'{"schema":"flatout/ledger",'
 _HEAD_BYTES = 4096
 _HINT = "pass a ledger that `flatout run --ledger FILE` wrote"
 _IMPOSSIBLE = 1 << 63  # ns; three centuries, more than one line can cover
-_NO_STEPS = "No step was seen in which it could be"
+_NO_STEPS = "No step was seen in which it could be measured"
 _NOT_YET = "Unknown before DDP's first timed exchange"  # the reason for lines that do not state a reason
 
 
@@ -121,7 +121,7 @@ def _held(path: Path, file: int) -> HeldError:
                 break
     os.close(file)
     return HeldError(
-        f"{holder} adds to the ledger {path}, and only one run at a time can",
+        f"{holder} is writing to the ledger {path}, and only one run can write to it at a time",
         hint="--ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
     )
 

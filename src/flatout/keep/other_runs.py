@@ -133,9 +133,7 @@ def end(other: Other) -> None:
     while left := list(with_environment(is_meant)):
         if time.monotonic() >= until:
             numbers = ", ".join(str(process.pid) for process in left)
-            raise InputError(
-                f"processes {numbers} of the job that should be taken over do not end", hint="check these processes"
-            )
+            raise InputError(f"processes {numbers} of the job to take over did not exit", hint="check these processes")
         time.sleep(0.1)
     if other.state.name.startswith("flatout-"):  # as the killed run would have done
         shutil.rmtree(other.state, ignore_errors=True)

@@ -287,7 +287,7 @@ OBSERVED: tuple[Rule, ...] = (
         fits=lambda e: not e.num_steps and _root(e, lambda f: f.is_refusal),
         failure_class="mistake",
         restart="no",
-        says=lambda e: f"the script refuses its arguments: {words.first_line(e)}",
+        says=lambda e: f"the script rejects its arguments: {words.first_line(e)}",
     ),
 )
 # How ranks ended, if no error has a known text, or errors only report lost peers.
@@ -311,7 +311,7 @@ ENDS: tuple[Rule, ...] = (
         fits=_is_shm_bus_error,
         failure_class="shm-full",
         restart="no",
-        says=lambda e: f"{words.says_left(e)}; that is mostly a full /dev/shm",
+        says=lambda e: f"{words.says_left(e)}; usually because /dev/shm is full",
         way_out="Give the container more shared memory (docker --shm-size), or use fewer loader workers.",
     ),
     Rule(

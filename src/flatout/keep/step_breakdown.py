@@ -137,9 +137,9 @@ class StepBreakdown:
             if recorded.wait is None:
                 found[WAIT] = f"The recording lacks the traces of some ranks, so it is included in {COMMUNICATION}"
         else:
-            why = "Before DDP's first timed exchange, or without one DDP for all ranks, only a --recording shows it"
+            why = "Before DDP's first timed exchange, or if no single DDP spans all ranks, only a --recording shows it"
             if recorded is not None:
-                why = f"The recording is of {recorded.num_ranks} ranks, and the job has {world_size}"
+                why = f"The recording has {recorded.num_ranks} ranks, but the job has {world_size}"
             found[WAIT] = found[COMMUNICATION] = why
         if not any(pulse.has_gpu for pulse in self._ranks):
             found[THROTTLED] = "No rank uses a GPU"

@@ -27,9 +27,9 @@ _PEERS_PATIENCE_S, _PEERS_PAUSE_S = 600.0, 2.0
 _FAILS_AGAIN = 3  # number of consecutive failures, on a host that the job does not need
 _HOST_FAILS_AGAIN = 2  # number of consecutive failures, if another host can replace this host
 _FAULTS = {
-    "user": " (a fault of the job itself)",
-    "machine": " (a fault of the machine)",
-    "network": " (a fault of the network)",
+    "user": " (a fault in the job itself)",
+    "machine": " (a machine fault)",
+    "network": " (a network fault)",
 }
 _BY_SIGNAL = 128  # a shell's exit code for a process ended by a signal is this plus the signal's number
 
@@ -88,7 +88,7 @@ class Restarts:
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
         if self._waits_for_peers(judgement):
             return Decision(
-                restarts=True, why="waiting for the other nodes, which uses up no restart", pause_s=_PEERS_PAUSE_S
+                restarts=True, why="waiting for the other nodes, without using up a restart", pause_s=_PEERS_PAUSE_S
             )
         if judgement.awaits_peers and self._most:
             step = None  # a repeated wait is not a repeated failure of the job
@@ -104,7 +104,7 @@ class Restarts:
             why = f"the machine is at fault: exit code {self.machine_code} asks the scheduler for another machine"
             return Decision(restarts=False, why=why, goes_on=True)
         if self.num >= self._most:
-            spent = f"all {self._most} restarts are used" if self._most else "no restart was asked for (--max-restarts)"
+            spent = f"all {self._most} restarts are used up" if self._most else "no restart requested (--max-restarts)"
             return Decision(restarts=False, why=spent)
         return self._restart(step)
 
@@ -135,7 +135,7 @@ class Restarts:
         if not was_seen or step is None or is_of_others:  # if steps are not seen, it may be another failure
             return None
         at = "before the first step" if not step else f"at step {step}"
-        return f"the same failure {at} occurred for the second time, so it is a bug of the job: not restarted"
+        return f"the same failure {at} occurred for the second time, so it is a bug in the job: not restarted"
 
     def _why_never_started(self, judgement: Judgement, silent_s: float | None) -> str | None:
         """Return why the job itself is at fault if it failed twice alike at its start.
@@ -149,7 +149,7 @@ class Restarts:
         before, self._failed_at_start = self._failed_at_start, judgement.key
         if self._has_started or before != judgement.key:
             return None
-        return "the same failure occurred twice before any rank started, so it is the job's own: not restarted"
+        return "the same failure occurred twice before any rank started, so it is a bug in the job: not restarted"
 
     def _why_without_this_host(self, judgement: Judgement) -> str | None:
         """Return why an elastic job continues without this host."""

@@ -23,7 +23,7 @@ MOST_OFF = 20.0
 def fit_and_write(runs: list[MeasuredRun], path: Path, *, force: bool = False) -> Calibration:
     """Fit all timed runs and store the result. Raise OutputError if the file exists and `force` is not given."""
     if path.exists() and not force:
-        raise OutputError(f"`{path}` already exists", hint="give another name, or --force")
+        raise OutputError(f"`{path}` already exists", hint="pass another name, or --force")
     timed = [run for run in runs if run.step_time_s is not None]
     fitted = fit(as_inputs(timed), np.log(_seconds(timed)), [run.source for run in timed])
     stored = StoredConstants(

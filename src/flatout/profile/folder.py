@@ -205,7 +205,7 @@ def _clear(path: Path, *, force: bool) -> None:
         return
     if not force:
         raise OutputError(
-            f"`{path}` already exists, and nothing is overwritten unasked",
+            f"`{path}` already exists, and nothing is overwritten",
             hint="pass another folder with --out, or --force to replace the recording there",
         )
     others = [entry.name for entry in entries if not _is_ours(entry)]

@@ -175,7 +175,7 @@ def _latencies(ceilings: Ceilings, style: TextStyle) -> list[str]:
         calls_s = [fit.call_s for fit in queued_ahead if fit.call_s is not None]
         if calls_s:
             text += (
-                f"; as called from Python, one after the other, the smallest size takes {seconds(min(calls_s))} to "
+                f"; called from Python one after the other, the smallest size takes {seconds(min(calls_s))} to "
                 f"{seconds(max(calls_s))}: the cost for a job whose host is not ahead"
             )
         lines += style.wrapped(text, label="latency: ")

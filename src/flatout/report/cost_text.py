@@ -166,7 +166,7 @@ def _unread(result: Chargeback, style: TextStyle) -> list[str]:
         for row in result.left_out[:MOST_LEFT_OUT]:
             lines += style.wrapped(row.reason, indent="  ", label=f"line {row.line}: ")
         if len(result.left_out) > MOST_LEFT_OUT:
-            lines.append(f"  ... {len(result.left_out) - MOST_LEFT_OUT:,} more: --json has all")
+            lines.append(f"  ... {len(result.left_out) - MOST_LEFT_OUT:,} more: --json lists all")
     for note in result.notes:
         lines += style.wrapped(note, label="note: ")
     return lines
@@ -233,10 +233,12 @@ def _pays(result: CapAdvice) -> str:
             f" electricity, costs less than {result.break_even_usd_per_gpu_hour:.3f} USD. "
         )
     if result.usd_per_gpu_hour is None:
-        return text + "The price per GPU-hour is unknown: --gpu-price or --gpu-type."
+        return text + "The price per GPU-hour is unknown: pass --gpu-price or --gpu-type."
     if result.cheapest_w == result.no_cap_w:
         return text + f"At {result.usd_per_gpu_hour:g} USD per hour no cap pays off."
-    verdict = "pays off" if result.pays else "is cheapest by the median, but its interval includes no saving: undecided"
+    verdict = (
+        "pays off" if result.pays else "is cheapest by the median, but its interval includes zero saving: undecided"
+    )
     return text + f"At {result.usd_per_gpu_hour:g} USD per hour a cap of {result.cheapest_w:g} W {verdict}."
 
 

@@ -150,12 +150,12 @@ def _finding_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
 def _caveats(result: DiagnosisDiff) -> list[str]:
     caveats = list(result.notes)
     if result.has_same_work is False:
-        caveats.append("a step of B processes another number of samples than one of A: compare rates, not step times")
+        caveats.append("steps of A and B process different numbers of samples: compare rates, not step times")
     if result.basis != "window":
         sides = (("A", result.a), ("B", result.b))
         ranges = "; ".join(f"{name} {_spread(side)}" for name, side in sides)
         caveats.append(f"traced step times range: {ranges}")
-    caveats.append("one run each, so no verdict: repeat both before you trust a difference of a few percent")
+    caveats.append("one run each, so there is no verdict: repeat both before you trust a difference of a few percent")
     return caveats
 
 

@@ -11,15 +11,15 @@ _TRAFFIC: dict[Traffic, str] = {
     "network": "the exposed communication",
 }
 _UNKNOWN: dict[GainBasis, str] = {
-    "other-host": "unknown: the recording is of other hosts",
-    "no-gpu": "unknown: the job of the recording used no GPU",
+    "other-host": "unknown: the recording comes from other hosts",
+    "no-gpu": "unknown: the recorded job did not use a GPU",
     "no-steps": "unknown: the recording has no complete step",
 }
 
 
 def gain_sentence(gain: Gain) -> str:
     if gain.basis == "one-host":
-        return "nothing: the job of the recording ran on one host and used no network"
+        return "nothing: the recorded job ran on one host and did not use the network"
     if gain.at_most_s is None or gain.step_share is None:
         return _UNKNOWN[gain.basis]
     bound = f"at most {units.seconds(gain.at_most_s)} per step ({100 * gain.step_share:.1f} % of the step)"

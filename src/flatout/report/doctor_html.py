@@ -28,11 +28,11 @@ MOST_DEPTH = 24  # a damaged source can describe a loop
 _KIND_NAMES = {"gpu": "GPU", "nic": "NIC"}
 # From near to far, as `nvidia-smi topo -m` explains them.
 RELATIONS = {
-    "NV": "NVLink, or XGMI of AMD",
+    "NV": "NVLink, or AMD's XGMI",
     "PIX": "at most one PCIe bridge",
     "PXB": "several PCIe bridges, but not the CPU's",
-    "PHB": "a PCIe host bridge, typically the CPU's",
-    "NODE": "several PCIe host bridges of one NUMA node",
+    "PHB": "a PCIe host bridge, such as the CPU's",
+    "NODE": "several PCIe host bridges in one NUMA node",
     "SYS": "the link between NUMA nodes",
 }
 

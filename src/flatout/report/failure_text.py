@@ -18,7 +18,7 @@ def failure_text(explanation: FailureExplanation, style: TextStyle) -> str:
     title = f"{explanation.failure_class}: another start {_RESTART[explanation.restart]}"
     lines = [style.bold(style.clean(title)), *style.wrapped(explanation.means)]
     if explanation.is_about_peers:
-        lines += style.wrapped("This rank complains about others: the cause is with the one that failed first.")
+        lines += style.wrapped("This rank reports a failure of another rank: the rank that failed first has the cause.")
     lines += ["", *style.wrapped(explanation.way_out, label="way out: ")]
     decides = ": ".join(filter(None, (explanation.exception, explanation.text)))
     lines += style.wrapped(decides or "(the text is empty)", label="from:    ")

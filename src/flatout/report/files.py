@@ -27,7 +27,7 @@ def write_new(path: str | Path, data: bytes | str, *, force: bool = False) -> No
 def check_new(path: str | Path, *, force: bool = False) -> None:
     """Raise OutputError if `write_new` would refuse the path: a check before minutes of work."""
     if os.path.isdir(path):  # returns False for a name that is too long, where pathlib raises
-        raise OutputError(f"`{path}` is a folder; but the output is a file", hint="pass the name of a file in it")
+        raise OutputError(f"`{path}` is a folder, but the output must be a file", hint="pass the name of a file in it")
     if os.path.isfile(path) and not force:
         raise OutputError(
             f"`{path}` already exists",

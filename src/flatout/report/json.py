@@ -126,4 +126,4 @@ def _plain(value: Any) -> Any:
     """Convert the numpy numbers and arrays that evidence can contain."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+    raise NotImplementedError(f"{type(value).__name__} cannot be encoded as JSON")

@@ -101,14 +101,14 @@ def _notes(report: LedgerReport) -> list[str]:
     notes = []
     if report.away_s:
         notes.append(
-            f"Between its runs, the job waited in the queue for {seconds(report.away_s)}. This time is in no class, "
-            "because the job held no device."
+            f"Between its runs, the job waited in the queue for {seconds(report.away_s)}. This time is not in any "
+            "class, because the job did not hold any device."
         )
     if report.unfinished_runs:
         verb = "have" if report.unfinished_runs > 1 else "has"
         notes.append(
-            f"{counted(report.unfinished_runs, 'run')} {verb} no end: "
-            "it still runs, or Flatout itself was killed; its time is counted up to its last line."
+            f"{counted(report.unfinished_runs, 'run')} {verb} no end line: "
+            "still running, or Flatout itself was killed; time is counted up to the last line."
         )
     if report.damaged_lines:
         verb = "were" if report.damaged_lines > 1 else "was"

@@ -35,12 +35,12 @@ PART_MEANINGS: Mapping[str, str] = {
     "allocator": "The device idles while the host allocates or frees device memory.",
     "host_sync": "The device idles because a synchronising call let its queue run empty.",
     "host_launch": "The device idles while the host prepares its next work (Python, operators, launch calls).",
-    "launch_latency": "The device idles although its next work has been launched: the latency of the launch.",
+    "launch_latency": "The device idles although its next work has been launched: launch latency.",
     "unattributed": "The trace does not show what the device or the host did.",
 }
 
 SAFETY_MEANINGS: Mapping[str, str] = {
-    "exact": "the same computation, at most in another order of sums",
+    "exact": "the same computation; at most, sums are added in a different order",
     "rounding": "different kernels or lower precision: numbers change in their last digits",
     "semantic": "what is trained changes",
 }

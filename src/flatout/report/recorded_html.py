@@ -14,10 +14,10 @@ from flatout.report.timeline import HEIGHT, KIND_PARTS, PART_LABELS, Scale, lane
 PART_MEANINGS = {
     WallPart.BEFORE_FIRST_STEP: "The command starts: imports, model, data; also earlier attempts of restarted ranks.",
     WallPart.WARM_UP: "Compilation and initialization until step times were stable, beyond a regular step.",
-    WallPart.REGULAR_STEPS: "Steps, without what stalled them.",
+    WallPart.REGULAR_STEPS: "Steps, excluding stalls.",
     WallPart.STALLS: "The time of steps beyond a regular step, including that of ranks that waited for a stalled one.",
-    WallPart.RECORDER: "The recorder counts, traces and writes; the job would not have this time without it.",
-    WallPart.NOT_RECORDED: "Steps whose records are lost, as by a full disk.",
+    WallPart.RECORDER: "The recorder counts, traces and writes; without the recorder, this time would not be spent.",
+    WallPart.NOT_RECORDED: "Steps whose records were lost, for example because the disk was full.",
     WallPart.AFTER_LAST_STEP: "The command ends: a last checkpoint or evaluation, and exiting.",
 }
 MOST_CAUSES = 6

@@ -56,7 +56,7 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
         "JCT: from submission to the end. Longest: uninterrupted wait. Starved: jobs that waited uninterrupted for "
         f"more than {duration(replay.starved_after_s)}. Goodput: share of all GPU time in work that was kept. "
         "Free*: GPUs free while a job waits. Lost: work done again, and restarts. Stops: jobs stopped by the policy. "
-        "Rho: completion time over that with a fair share."
+        "Rho: completion time divided by the completion time with a fair share."
     )
     if replay.differences:
         lines += ["", style.bold(f"Mean JCT against {style.clean(first.policy)}")]

@@ -56,7 +56,7 @@ VERDICT_MEANINGS = {
     "better": "the interval of the ratio excludes 1, and the gain exceeds the smallest one that counts",
     "worse": "the interval excludes 1, and the loss exceeds the smallest one that counts",
     "equivalent": "any difference is smaller than the smallest one that counts",
-    "undecided": "none of these: the pairs do not decide it",
+    "undecided": "none of these: the pairs are inconclusive",
 }
 
 
@@ -301,7 +301,7 @@ def _how(result: TuneResult) -> list[dict[str, str]]:
     else:
         found.append(("Final pairs", "None: no set of changes was compared with the baseline."))
     found += [
-        ("Trials", f"Fresh processes each, {counted(result.num_steps, 'measured step')}; the warm-up does not count."),
+        ("Trials", f"Each in fresh processes; {counted(result.num_steps, 'measured step')}; warm-up is not counted."),
         (
             "Gates",
             "Losses, first gradients and peak memory of each trial are compared with those of the baseline. A change "

@@ -260,7 +260,7 @@ def headline(result: TuneResult, *, arrow: str = "->") -> str:
         return f"{gain(verdict)}, {pairs}" + (f"; {costs}" if costs else "")
     on_pairs = f"on {counted(verdict.num_pairs, 'fresh pair')}"
     if verdict.verdict == "worse":
-        return f"do not use the changes: all together they are worse, {gain(verdict)} {on_pairs}"
+        return f"do not use the changes: together they are worse, {gain(verdict)} {on_pairs}"
     if verdict.verdict == "equivalent":
         return f"no gain: the job with all changes and the baseline are equivalent, {gain(verdict)} {on_pairs}"
     estimate = f", {gain(verdict)} {on_pairs}" if verdict.speedup is not None else ""
@@ -280,13 +280,13 @@ def _nothing(result: TuneResult) -> str:
         words = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
         if not num_open:
             return f"no change can be used: {words}"
-        return f"no change was shown to help before it ended: {words}, and {num_open} not reached"
+        return f"no change was shown to help before the tuning run ended: {words}, and {num_open} not reached"
     num_undecided = sum(is_undecided_gain(one) for one in tried)
     if num_undecided:
         left = f", and {num_open} more {'was' if num_open == 1 else 'were'} not reached" if num_open else ""
         return f"no change is shown to help: {num_undecided} of {len(tried)} stayed undecided{left}"
     if was_cut_short(result):
-        return f"no change was shown to help before it ended: {why_ended(result.end)}"
+        return f"no change was shown to help before the tuning run ended: {why_ended(result.end)}"
     return "no change helps: nothing was better than the baseline"
 
 

@@ -48,7 +48,7 @@ class RunRequest:
         if folder is not None and folder.exists() and not folder.is_dir():
             raise UsageError(
                 f"`--checkpoint-folder` must be a folder, but {folder} is a file",
-                hint="pass the file of a script as --checkpoint",
+                hint="pass a file that a script writes as --checkpoint",
             )
 
 

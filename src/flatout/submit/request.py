@@ -106,7 +106,7 @@ def _sbatch_options(text: str | None) -> tuple[str, ...]:
     try:
         options: Sequence[str] = shlex.split(text or "")
     except ValueError as error:
-        raise UsageError(f"`--sbatch-options` is not a line that a shell can read: {text}") from error
+        raise UsageError(f"`--sbatch-options` cannot be parsed as shell arguments: {text}") from error
     for option in options:
         if option.partition("=")[0] in _SBATCH_OPTIONS_OF_OURS:
             raise UsageError(f"`--sbatch-options` cannot have {option}: Flatout submits one job and sets its output")

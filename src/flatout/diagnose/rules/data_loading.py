@@ -113,9 +113,9 @@ def _more_workers(loader: JobFacts, *, single: bool) -> str:
     if loader.loader_waits:
         text = "DataLoader(num_workers=N), N above the number of cores: workers that wait need few of them"
     elif single:
-        text = "DataLoader(num_workers=N), N up to the cores this process may use"
+        text = "DataLoader(num_workers=N), N up to the number of cores that this process can use"
     else:
-        text = "more workers, up to the cores this process may use"
+        text = "more workers, up to the number of cores that this process can use"
     if loader.loader_is_iterable:
         return f"{text}; {REPEATS}"
     return text if loader.loader_is_iterable is False else f"{text} ({REPEATS})"

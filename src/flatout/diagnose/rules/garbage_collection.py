@@ -92,7 +92,7 @@ def _of_the_trace(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         title=(
             f"the host pauses on {rank_words(ranks, len(context.ranks))}, each in different steps, for up to"
-            f" {seconds(longest)}, as by Python's garbage collection: {cost_words(context, cost)}"
+            f" {seconds(longest)}, which looks like Python's garbage collection: {cost_words(context, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,

@@ -16,7 +16,7 @@ _NVML = "NVIDIA NVML API reference, clocks event reasons, https://docs.nvidia.co
 def _is_active(machine: Machine, *reasons: str) -> GpuValues[bool]:
     """Whether any of the reasons for lower clocks is active on each GPU."""
     return gpu_values(
-        machine, lambda gpu: _is_reason_active(gpu, reasons), "`nvidia-smi -q` reports no reasons for the clocks"
+        machine, lambda gpu: _is_reason_active(gpu, reasons), "`nvidia-smi -q` does not report clock event reasons"
     )
 
 
@@ -39,7 +39,7 @@ def _not_throttled(machine: Machine) -> CheckOutcome:
     """Report that no GPU is throttled: `ok` only if all were busy, because an idle GPU is never throttled."""
     num_idle = sum(map(_is_idle, machine.gpus))
     if num_idle:
-        return info(f"active on no GPU, but {num_idle} of {len(machine.gpus)} GPUs were idle when this was read")
+        return info(f"not active on any GPU, but {num_idle} of {len(machine.gpus)} GPUs were idle when this was read")
     return ok("active on no GPU")
 
 
@@ -115,7 +115,7 @@ def software_thermal(machine: Machine) -> CheckOutcome:
 def power_cap(machine: Machine) -> CheckOutcome:
     if capped := _throttled(_is_active(machine, "SW Power Cap")):
         return info(f"active on {capped}")
-    return info("active on no GPU at the moment of reading")
+    return info("not active on any GPU when this was read")
 
 
 @check(
@@ -163,7 +163,7 @@ def clock_peers(machine: Machine) -> CheckOutcome:
     clocks = _under_load(machine, "Clocks/SM")
     slow = [f"{gpu}: {excess:.0%}" for gpu, excess in outliers(clocks, share=0.05).items() if excess < 0]
     if slow:
-        return warn(f"clocks of GPUs are lower than the others': {named(slow)}")
+        return warn(f"some GPUs have lower clocks than the others: {named(slow)}")
     return ok(f"{min(clocks.values()):.0f} to {max(clocks.values()):.0f} MHz on {len(clocks)} busy GPUs")
 
 

@@ -30,7 +30,7 @@ _OFF_BUS_XID = 79
     "gpu-count",
     "gpu",
     topic="number of GPUs",
-    read="`nvidia-smi -q`: GPUs, against PCI devices of class 03 of NVIDIA in sysfs or lspci",
+    read="`nvidia-smi -q`: GPUs, compared with NVIDIA's PCI devices of class 03 in sysfs or lspci",
     expected="the same number",
     source="the PCI bus itself",
     cost="a GPU has fallen off the bus: the job does not start, or runs with fewer ranks",
@@ -59,7 +59,7 @@ def count(machine: Machine) -> CheckOutcome:
     except NotReadError as error:
         return warn(f"GPUs on the bus are not used by the driver: {named(unused)}; normal in a container: {error}")
     if is_container:
-        return info(f"{len(used)} of {len(on_bus)} GPUs of the host are given to this container")
+        return info(f"{len(used)} of {len(on_bus)} GPUs of the host are assigned to this container")
     return fail(f"GPUs on the bus are not used by the driver: {named(unused)}")
 
 
@@ -255,11 +255,12 @@ def confidential(machine: Machine) -> CheckOutcome:
     "gpu-xid",
     "gpu",
     topic="GPU Xid errors",
-    read="kernel log (`dmesg`, else `journalctl -k` of 24 hours): NVRM: Xid, and `fallen off the bus` without one",
-    expected="no Xid of the hardware",
+    read="kernel log (`dmesg`, else `journalctl -k` of the last 24 hours): NVRM: Xid, "
+    "and `fallen off the bus` without one",
+    expected="no hardware Xid",
     source="NVIDIA Xid catalogue, https://docs.nvidia.com/deploy/xid-errors/; Azure's list for node health",
     cost="the job ends or loses a GPU",
-    fix="each Xid has its own way out, which the result says; drain the node for 48, 64, 74, 79, 95, 119",
+    fix="each Xid has its own fix, which the result shows; drain the node for 48, 64, 74, 79, 95, 119",
     when_wrong="the log can be days old: an Xid from before the last reset no longer matters",
 )
 def xid(machine: Machine) -> CheckOutcome:
@@ -273,7 +274,7 @@ def xid(machine: Machine) -> CheckOutcome:
     if unclear:
         return warn(_named_xids(unclear), fix=_xid_fixes(unclear))
     if log.xids:
-        return warn(f"{_named_xids(log.xids)}: usually a fault of a program", fix=_xid_fixes(log.xids))
+        return warn(f"{_named_xids(log.xids)}: usually a program error", fix=_xid_fixes(log.xids))
     return none_in_log(machine)
 
 
@@ -316,14 +317,14 @@ def _on_gpu(event: GpuEvent) -> str:
 @check(
     "gpu-driver-start",
     "gpu",
-    topic="start of the GPUs by their driver",
-    read="kernel log: RmInitAdapter failed, errors of GSP, failed probes of nvidia and amdgpu, API mismatch",
+    topic="GPU initialization by the driver",
+    read="kernel log: RmInitAdapter failed, GSP errors, failed probes by nvidia and amdgpu, API mismatch",
     expected="none",
     source="NVIDIA driver documentation, chapter Common Problems; NVIDIA open kernel modules, kernel-open/nvidia/nv.c",
     cost="the GPU is not usable: `nvidia-smi` misses it, and jobs on this host get fewer GPUs or do not start",
     fix="reset the GPU (`nvidia-smi -r`) or restart the node with the power off; reseat the card; use one "
     "driver version for module, firmware and libraries; return the GPU if it fails again on the same address",
-    when_wrong="the log can be days old; an `API mismatch` during an update of the driver ends with a restart",
+    when_wrong="the log can be days old; an `API mismatch` during a driver update goes away after a restart",
 )
 def driver_start(machine: Machine) -> CheckOutcome:
     return judge_log(machine, "gpu_init", fail)

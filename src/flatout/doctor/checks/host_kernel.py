@@ -8,7 +8,7 @@ from flatout.doctor.machine import FABRIC_MANAGER_LOG, NVIDIA, Machine
 from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError
 
-_READ = "kernel log (`dmesg`, else `journalctl -k` of 24 hours): "
+_READ = "kernel log (`dmesg`, else `journalctl -k` of the last 24 hours): "
 _OLD = "the log can be days old, or have lost its beginning"
 
 
@@ -134,9 +134,9 @@ def hung_task(machine: Machine) -> CheckOutcome:
     read=_READ + "soft lockup, hard LOCKUP, RCU stalls",
     expected="none",
     source="Linux kernel documentation, lockup-watchdogs and RCU stallwarn",
-    cost="a core did nothing else for 20 seconds or more: its ranks, and all that wait for them, stood still",
+    cost="a core did nothing else for at least 20 seconds: its ranks, and all ranks that wait for them, were stalled",
     fix="find the process and the driver that the trace below the line names; update that driver; restart the node",
-    when_wrong="in a virtual machine that its host did not run for a while; " + _OLD,
+    when_wrong="the virtual machine was paused by its host for a while; " + _OLD,
 )
 def lockup(machine: Machine) -> CheckOutcome:
     if lines := logged(machine, "lockup"):
@@ -148,8 +148,8 @@ def lockup(machine: Machine) -> CheckOutcome:
     "kernel-other-errors",
     "host",
     topic="other errors in the kernel log",
-    read=_READ + "lines at error level that no other check knows, by the log's levels (`dmesg -x`), else by words",
-    expected="none of a driver of GPUs, NICs, disks or file systems",
+    read=_READ + "lines at error level that no other check recognizes, by log level (`dmesg -x`), or else by keywords",
+    expected="none from the drivers of GPUs, NICs, disks or file systems",
     source="Linux kernel, KERN_ERR and above",
     cost="unknown: nobody has judged these lines",
     fix="read them: `dmesg --level=err,crit,alert,emerg`; search for the driver's text, and update the driver",
@@ -163,7 +163,7 @@ def other_errors(machine: Machine) -> CheckOutcome:
     examples = [f"{error.text[:120]} ({error.num_lines}x)" for error in errors[:3]]
     more = f"; {len(errors) - 3} more kinds" if len(errors) > 3 else ""
     lines = "1 line" if num_lines == 1 else f"{num_lines} lines"
-    reason = f"{lines} at error level that no check knows: {'; '.join(examples)}{more}"
+    reason = f"{lines} at error level that no check recognizes: {'; '.join(examples)}{more}"
     return warn(reason) if errors[0].is_grave else info(reason)
 
 
@@ -219,7 +219,7 @@ def uptime(machine: Machine) -> CheckOutcome:
     "fabric-manager",
     "gpu",
     topic="NVSwitch fabric manager",
-    read="`systemctl is-active nvidia-fabricmanager`; NVSwitches on the PCI bus; a fabric manager log that is given",
+    read="`systemctl is-active nvidia-fabricmanager`; NVSwitches on the PCI bus; the fabric manager log, if given",
     expected="active, if there are NVSwitches, and no error in the log",
     source="NVIDIA Fabric Manager user guide",
     cost="CUDA does not start (error 802), or NVLink between GPUs is not used",

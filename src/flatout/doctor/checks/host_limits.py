@@ -81,7 +81,7 @@ def open_files(machine: Machine) -> CheckOutcome:
     shown = f"{limit:,}"
     if limit >= 65_536:
         return ok(shown)
-    return warn(f"few files can be open: {shown}") if limit <= 1024 else info(shown)
+    return warn(f"the limit on open files is low: {shown}") if limit <= 1024 else info(shown)
 
 
 @check(
@@ -90,7 +90,7 @@ def open_files(machine: Machine) -> CheckOutcome:
     topic="stack size limit",
     read=_LIMITS + ": Max stack size",
     expected="8 MiB or so, not unlimited",
-    source="NCCL documentation, troubleshooting: an unlimited stack may make NCCL or its plugins hang or fail",
+    source="NCCL documentation, troubleshooting: an unlimited stack can make NCCL or its plugins hang or fail",
     cost="some libraries crash at start-up",
     fix="`ulimit -s 8192`",
     when_wrong="Fortran codes require it",
@@ -121,7 +121,7 @@ def processes(machine: Machine) -> CheckOutcome:
         return ok("unlimited")
     least, num_ranks = min(num_left), machine.num_ranks_here
     shown = f"{least:,} for {num_ranks} ranks"
-    return ok(shown) if least >= 1024 * num_ranks else warn(f"few processes and threads are allowed: {shown}")
+    return ok(shown) if least >= 1024 * num_ranks else warn(f"the limit on processes and threads is low: {shown}")
 
 
 def _num_left_in_groups(machine: Machine) -> list[int]:
@@ -168,7 +168,7 @@ def _shm_bytes(machine: Machine) -> int:
         if match := re.search(r"(?:^|,)size=(\d+)([kmg]?)", mount.options):
             return int(match[1]) << _UNITS[match[2]]
         return machine.memory_bytes["MemTotal"] // 2  # tmpfs's default
-    raise NotReadError("the input shows no mount of /dev/shm")
+    raise NotReadError("the input does not show how /dev/shm is mounted")
 
 
 @check(

@@ -95,7 +95,7 @@ def huge_pages(machine: Machine) -> CheckOutcome:
     read="memory.events of the control groups (oom_kill), and the kernel log",
     expected="none",
     source="Linux kernel documentation, control groups",
-    cost="a rank or a loader's worker is killed with signal 9; the job ends or hangs",
+    cost="a rank or a loader worker is killed with signal 9; the job ends or hangs",
     fix="use fewer workers or a smaller prefetch, or request more memory",
     when_wrong="the killed process belonged to an earlier job, or to another program",
 )
@@ -109,7 +109,7 @@ def oom(machine: Machine) -> CheckOutcome:
     except NotReadError as error:
         if not counts:
             raise
-        raise NotReadError(f"none in this control group; outside of it unknown: {error}") from error
+        raise NotReadError(f"none in this control group; unknown outside it: {error}") from error
     if lines:
         return warn(f"the OOM killer killed processes, {len(lines)} lines of the kernel log: {lines[-1][:120]}")
     return none_in_log(machine)
@@ -128,7 +128,7 @@ def oom(machine: Machine) -> CheckOutcome:
 )
 def numa_nodes(machine: Machine) -> CheckOutcome:
     sizes = _node_bytes(machine)
-    need(list(sizes), "the input has no NUMA node's memory")
+    need(list(sizes), "the input has no NUMA node memory sizes")
     if len(sizes) == 1:
         return info("there is only one NUMA node with CPUs")
     least, most = min(sizes.values()), max(sizes.values())

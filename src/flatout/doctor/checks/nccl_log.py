@@ -97,7 +97,7 @@ def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
 )
 def transport(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    need(log.channels, "no line shows what transport a channel uses")
+    need(log.channels, "no line shows which transport a channel uses")
     transports = Counter(channel.transport for channel in log.channels)
     shown = named(f"{transport}: {count}" for transport, count in transports.most_common())
     if log.p2p_off:
@@ -140,7 +140,7 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
     if len(without) == len(is_direct):
         return warn(f"GPUDirect RDMA is not used by any channel in the log: {named(without)}")
     if without:
-        return fail(f"GPUDirect RDMA is not used on {named(without)}, but elsewhere")
+        return fail(f"GPUDirect RDMA is not used on {named(without)}, but is used elsewhere")
     hosts = {host for host, _ in is_direct}
     directions = sorted({direction for _, direction in is_direct})
     outcome = ok(f"GDRDMA for {', '.join(directions)} on {len(hosts)} hosts")
@@ -305,7 +305,7 @@ def fabric(machine: Machine) -> CheckOutcome:
         raise NotHereError("no line of MNNVL")
     members = [gpu for gpu in fabrics if gpu.uuid not in ("0.0", "0")]
     if not members:
-        return info("these GPUs are on no fabric between hosts")
+        return info("these GPUs are not on a fabric between hosts")
     incomplete = [gpu.bus for gpu in members if gpu.state != 3]
     if incomplete:
         return fail(f"GPUs have not joined the NVLink fabric (state 3, completed): {named(incomplete)}")

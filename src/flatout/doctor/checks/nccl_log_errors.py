@@ -26,7 +26,7 @@ _STATUS = {
     9: "remote invalid request",
     10: "remote access error",
     11: "remote operation error",
-    12: "no answer after all retries: a fault of a link, cable or flow control (PFC), or the other side exited",
+    12: "no answer after all retries: a link, cable or flow-control (PFC) fault, or the other side exited",
     13: "the receiver was still not ready after all retries",
 }
 _FLUSHED = 5
@@ -39,7 +39,7 @@ def _none(machine: Machine) -> CheckOutcome:
         raise NotReadError(f"none in {log.num_lines} lines, but the log ends before NCCL has started completely")
     num_missing = max(0, (log.num_ranks or 0) - log.num_started)
     none = ok(f"none in {log.num_lines:,} lines")
-    return with_missing(none, num_missing, f"of {log.num_ranks} ranks do not start within the log")
+    return with_missing(none, num_missing, f"of {log.num_ranks} ranks have not finished starting when the log ends")
 
 
 @check(
@@ -82,7 +82,7 @@ def warnings(machine: Machine) -> CheckOutcome:
     if log.warnings:
         return _warnings_with_known_cause(log) or _first_warning(log.warnings)
     if log.retries and not log.num_started:
-        return warn(f"connections are tried again ({values_by_host(log.retries)}), and no rank's start is complete")
+        return warn(f"connections are being retried ({values_by_host(log.retries)}), and no rank has finished starting")
     return _none(machine)
 
 

@@ -61,7 +61,7 @@ def _counts(machine: Machine, name: str) -> dict[str, int]:
 )
 def port_state(machine: Machine) -> CheckOutcome:
     states, physical = _ports(machine, "state"), _ports(machine, "phys_state")
-    need(list(states), "the input has no port's state")
+    need(list(states), "the input has no RDMA port states")
     down = {port: f"{state}, {physical.get(port, '?')}" for port, state in states.items() if "ACTIVE" not in state}
     for port, state in physical.items():
         if "LinkUp" not in state:
@@ -94,7 +94,7 @@ def rate(machine: Machine) -> CheckOutcome:
     by_layer: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for port, port_rate in rates.items():
         by_layer[layers.get(port, "?")][port] = port_rate
-    need(list(by_layer), "the input has no port's rate")
+    need(list(by_layer), "the input has no RDMA port rates")
     slow, usual_rates = [], []
     lowest_share = 1.0
     for layer, ports in by_layer.items():
@@ -141,7 +141,7 @@ def _rates(machine: Machine) -> dict[str, str]:
 )
 def link_downed(machine: Machine) -> CheckOutcome:
     counts = _counts(machine, "counters/link_downed")
-    need(list(counts), "the input has no port's link_downed")
+    need(list(counts), "the input has no link_downed counters")
     limit = statistics.median_low(counts.values()) + _MANY_FLAPS
     often = [f"{port}: {_flaps(count)}" for port, count in counts.items() if count >= limit]
     if often:
@@ -173,7 +173,7 @@ def symbol_errors(machine: Machine) -> CheckOutcome:
     names = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
     all_counts = {name: _counts(machine, f"counters/{name}") for name in names}
     counts = {name: ports for name, ports in all_counts.items() if ports}
-    need(list(counts), "the input has no port's error counters")
+    need(list(counts), "the input has no RDMA port error counters")
     errors, grave_errors = [], []
     for name, ports in counts.items():
         # Restarts of the other end also cause packets received with an error, equally on all ports.
@@ -213,7 +213,7 @@ def retransmission(machine: Machine) -> CheckOutcome:
     totals: Counter[str] = Counter()
     for name in names:
         totals.update(_counts(machine, f"hw_counters/{name}"))
-    need(list(totals), "the input has no port's hw_counters")
+    need(list(totals), "the input has no hw_counters of RDMA ports")
     if not any(totals.values()):
         return with_missing(ok(f"0 on {len(totals)} ports"), _num_missing(machine, totals), "ports reported no count")
     excess = outliers(totals, share=1.0)
@@ -238,7 +238,7 @@ def retransmission(machine: Machine) -> CheckOutcome:
 )
 def gid(machine: Machine) -> CheckOutcome:
     layers = _ports(machine, "link_layer")
-    need(list(layers), "the input has no port's link layer")
+    need(list(layers), "the input has no RDMA port link layers")
     ethernet = [port for port, layer in layers.items() if layer == "Ethernet"]
     if not ethernet:
         return info("there is no RoCE port")

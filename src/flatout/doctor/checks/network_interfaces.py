@@ -103,7 +103,7 @@ def default_interface(machine: Machine) -> CheckOutcome:
     "net-carrier-losses",
     "network",
     topic="carrier losses of the network interfaces",
-    read="/sys/class/net/*/carrier_down_count; kernel log: `lost carrier`, `Link is Down` and faults of cables",
+    read="/sys/class/net/*/carrier_down_count; kernel log: `lost carrier`, `Link is Down` and cable faults",
     expected="at most 5 times",
     source="gpud and Imbue's published checks; the limit is proposed by Flatout",
     cost="each loss pauses the job for seconds, or ends it",
@@ -120,7 +120,7 @@ def carrier_losses(machine: Machine) -> CheckOutcome:
     else:
         cables = log.lines["cable"]
         if cables:
-            return warn(f"{len(cables)} faults of cables or transceivers, the last: {cables[-1][:140]}")
+            return warn(f"{len(cables)} cable or transceiver faults, the last: {cables[-1][:140]}")
         for name, num_losses in log.link_losses.items():
             counts[name] = max(num_losses, counts.get(name, 0))
     many = [f"{name}: {count}" for name, count in counts.items() if count > _MANY_CARRIER_LOSSES]
@@ -181,4 +181,4 @@ def port_range(machine: Machine) -> CheckOutcome:
     num_ports = last - first + 1
     if num_ports >= 20_000:
         return ok(f"{num_ports:,}")
-    return warn(f"few ports for outgoing connections: {num_ports:,} ({first} to {last})")
+    return warn(f"too few ports for outgoing connections: {num_ports:,} ({first} to {last})")

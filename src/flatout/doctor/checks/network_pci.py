@@ -28,7 +28,7 @@ from flatout.doctor.unknown import NotHereError, NotReadError
 def pcie_link(machine: Machine) -> CheckOutcome:
     topology = topology_of(machine)
     if topology is None:
-        raise NotReadError("the input shows no NIC's link")
+        raise NotReadError("the input does not show any NIC link")
     links = {node.id: node.link for node in topology.nodes if node.kind == "nic"}
     if not links:
         if machine.bus_is_known:
@@ -80,8 +80,7 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
     "nic-health",
     "network",
     topic="NIC firmware health",
-    read="kernel log: errors of the firmware and of commands of mlx5_core, bnxt_en, ice, ena, efa and others; "
-    "`NETDEV WATCHDOG`",
+    read="kernel log: firmware and command errors of mlx5_core, bnxt_en, ice, ena, efa and others; `NETDEV WATCHDOG`",
     expected="none",
     source="Linux kernel documentation, mlx5 devlink health reporters",
     cost="the port is down until the driver resets it, and NCCL's connections over it fail (completion status 12)",
@@ -99,7 +98,7 @@ def health(machine: Machine) -> CheckOutcome:
     read="kernel log: nvidia-peermem ERROR",
     expected="none",
     source="NVIDIA GPUDirect RDMA documentation",
-    cost="a process ended while its memory was registered; jobs that crash often cause many such errors",
+    cost="a process ended while its memory was registered; frequent crashes of jobs cause many such errors",
     fix="install a newer driver and a newer software stack for the NIC",
     when_wrong="`detected invalid context, skipping further processing` at the end of a process is harmless",
 )

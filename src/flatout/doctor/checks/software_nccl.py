@@ -173,7 +173,7 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
     read=_READ + ": NCCL_ALGO, NCCL_PROTO, NCCL_NTHREADS, NCCL_MIN_/MAX_NCHANNELS, NCCL_MIN_/MAX_CTAS, NCCL_BUFFSIZE",
     expected="not set, or tuned by measurements on this machine with this version",
     source=_NCCL,
-    cost="the best choice for one message size, version or cluster may be several times slower on another",
+    cost="the best choice for one message size, version or cluster can be several times slower on another",
     fix="remove it, and measure with and without it",
     when_wrong="the value was tuned on this machine",
 )
@@ -296,7 +296,7 @@ def named_device(machine: Machine) -> CheckOutcome:
     "software",
     topic="NCCL library overrides",
     read="LD_PRELOAD and LD_LIBRARY_PATH of the environment",
-    expected="no libnccl in LD_PRELOAD, no folder of NCCL in LD_LIBRARY_PATH",
+    expected="no libnccl in LD_PRELOAD, no NCCL folder in LD_LIBRARY_PATH",
     source="PyTorch ships nvidia-nccl's library, but the dynamic loader prefers these paths",
     cost="an old version lacks fixes and faster algorithms; ranks with different versions can hang",
     fix="remove the entry, or deliberately make it the same on all hosts",

@@ -30,8 +30,8 @@ def _matching(machine: Machine, **values: tuple[str, ...]) -> str:
     read="`nvidia-smi -q`, and NVIDIA GPUs on the PCI bus",
     expected="the driver describes the GPUs",
     source="NVIDIA nvidia-smi manual",
-    cost="no job runs on the GPUs",
-    fix="`Driver/library version mismatch`: reboot, or reload the module; else look for NVRM in the kernel log",
+    cost="jobs cannot use the GPUs",
+    fix="`Driver/library version mismatch`: reboot, or reload the module; otherwise look for NVRM in the kernel log",
     when_wrong="a container without the NVIDIA runtime has neither nvidia-smi nor the GPUs",
 )
 def driver_answers(machine: Machine) -> CheckOutcome:
@@ -86,7 +86,7 @@ def driver_kernel_module(machine: Machine) -> CheckOutcome:
     "software",
     topic="CUDA versions of PyTorch and the driver",
     read="torch/version.py (not imported) against `nvidia-smi -q`, CUDA Version",
-    expected="the driver's CUDA is at least as new as PyTorch's; within one major version an older driver works partly",
+    expected="the driver's CUDA is at least as new as PyTorch's; within one major version an older driver partly works",
     source=_CUDA,
     cost="with an older major version no kernel starts; with an older minor version kernels are compiled at first use",
     fix="install a newer driver, or a PyTorch for the driver's CUDA",
@@ -272,7 +272,7 @@ def compile_disabled(machine: Machine) -> CheckOutcome:
     expected="threads x ranks at most the number of cores; torchrun sets 1 thread by default",
     source=_TORCH + "elastic/run.html",
     cost="too many threads compete for cores and delay launches; too few make work on the CPU slow",
-    fix="set OMP_NUM_THREADS to cores / ranks, minus the data loader's workers",
+    fix="set OMP_NUM_THREADS to cores / ranks, minus the data loader workers",
     when_wrong="bound ranks see only their own cores",
 )
 def omp_threads(machine: Machine) -> CheckOutcome:

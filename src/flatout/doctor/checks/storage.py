@@ -51,7 +51,7 @@ def _named_free(rows: list[_FileSystem]) -> str:
     source="proposed by Flatout, uncalibrated",
     cost="a checkpoint that cannot be written ends the job; nearly full disks are slow",
     fix="remove old checkpoints and caches (~/.cache, /tmp)",
-    when_wrong="users' quotas are not checked",
+    when_wrong="user quotas are not checked",
 )
 def free_space(machine: Machine) -> CheckOutcome:
     rows = [row for row in _file_systems(machine, "df -P -k") if row.path != "/dev/shm" and row.size]
@@ -90,7 +90,7 @@ def inodes(machine: Machine) -> CheckOutcome:
 @check(
     "storage-mount-kind",
     "storage",
-    topic="file systems of data and checkpoints",
+    topic="file systems for data and checkpoints",
     read="`df -P -k` and /proc/mounts",
     expected="a local or parallel file system; overlay only for code",
     source="proposed by Flatout",
@@ -134,7 +134,7 @@ def read_only(machine: Machine) -> CheckOutcome:
     read="kernel log: I/O error, EXT4-fs error, XFS corruption, nvme timeout",
     expected="none",
     source=_KERNEL,
-    cost="reads are retried for seconds, or fail and end a data loader's worker",
+    cost="reads are retried for seconds, or fail and end a data loader worker",
     fix="check the disk (`smartctl`, `nvme smart-log`), and replace it",
     when_wrong="the log can be days old; the disk was unplugged deliberately",
 )
@@ -218,7 +218,7 @@ def read_ahead(machine: Machine) -> CheckOutcome:
         name = path.split("/")[3]
         if _DISK.match(name) and kib.isdecimal():
             sizes[name] = int(kib)
-    need(list(sizes), "the input has no disk's read-ahead")
+    need(list(sizes), "the input has no disk read-ahead sizes")
     small = [f"{name}: {size} KiB" for name, size in sizes.items() if size < 128]
     if small:
         return info(named(small))

@@ -71,7 +71,7 @@ def shared_uplink(machine: Machine) -> CheckOutcome:
         ports = [node for node in path_up(by_id, gpu) if node.kind in ("root_port", "chipset_port")]
         if ports:
             gpus_by_port[ports[-1].id].append(gpu.id)
-    need(list(gpus_by_port), "the input shows no GPU's root port")
+    need(list(gpus_by_port), "the input does not show the root port of any GPU")
     shared = {port: users for port, users in gpus_by_port.items() if len(users) > 1}
     if not shared:
         num_missing = len(gpus) - len(gpus_by_port)
@@ -274,11 +274,11 @@ def _distance(machine: Machine, nearest: Mapping[str, str]) -> CheckOutcome:
     if num_near == len(nearest):
         return ok(f"{num_near} GPUs have a NIC at PIX or PXB")
     if not num_near and machine.is_surely_virtual:
-        raise NotReadError("this virtual machine hides the switches: so no GPU and NIC appear to share a switch")
+        raise NotReadError("this virtual machine hides the switches, so no GPU and NIC appear to share one")
     if across_sockets and _are_numa_nodes(machine, across_sockets):
         raise NotReadError(
             f"SYS for {named(across_sockets)}: these GPUs are separate NUMA nodes (Grace), so SYS does not show "
-            "whether sockets are between"
+            "whether the path crosses sockets"
         )
     if across_sockets:
         return warn(f"the nearest NIC is across sockets: {named(across_sockets)}")

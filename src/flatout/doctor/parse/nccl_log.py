@@ -167,7 +167,7 @@ def parse_nccl_log(text: str) -> NcclLog:
     for line in text.splitlines(keepends=True):
         reader.read(line)
     if not reader.num_lines:
-        raise ValueError("the text has no line of an NCCL log")
+        raise ValueError("the text does not contain any NCCL log lines")
     return reader.log()
 
 

@@ -76,13 +76,13 @@ class _Affinity(msgspec.Struct, frozen=True):
 def parse_topology_matrix(text: str) -> TopologyMatrix:
     """Parse the first matrix of the text that is not `-p2p`. Raises ValueError if there is none."""
     connections = [matrix for matrix in matrices(text) if not matrix.is_peer_to_peer]
-    return _only(connections, "the text has no row of a topology matrix")
+    return _only(connections, "the text does not contain any row of a topology matrix")
 
 
 def parse_peer_to_peer(text: str) -> TopologyMatrix:
     """Parse the first matrix of `-p2p`. Raises ValueError if there is none."""
     peer_to_peer = [matrix for matrix in matrices(text) if matrix.is_peer_to_peer]
-    return _only(peer_to_peer, "the text has no row of a -p2p matrix")
+    return _only(peer_to_peer, "the text does not contain any row of a -p2p matrix")
 
 
 def matrices(text: str) -> list[TopologyMatrix]:
@@ -118,7 +118,7 @@ def _parse(text: str) -> TopologyMatrix:
     lines = [_without_underline(line) for line in text.splitlines()]
     rows = [row for number, line in enumerate(lines) if (row := _read_row(number, line))]
     if not rows:
-        raise ValueError("the text has no row of a topology matrix")
+        raise ValueError("the text does not contain any row of a topology matrix")
     header = _find_header(lines)
     collected = _Collected(header, rows, is_wrapped=_is_wrapped(lines, rows))
     num_gpus = sum(column.startswith("GPU") for column in collected.columns)
