@@ -192,7 +192,7 @@ def _known_gpu(name: str | None, prices: Prices) -> str | None:
     if name is None or gpu_named(name) is not None or any(price.gpu == name for price in prices.gpus):
         return name
     raise UsageError(
-        f"`--gpu-type` must be a GPU of the catalogue or of your prices, but is `{name}`",
+        f"`--gpu-type` must be a GPU in the catalogue or in your prices, but is `{name}`",
         hint="e.g. h100, a100-80gb or `H100 PCIe 80GB`; docs/reference/gpus.md lists them",
     )
 

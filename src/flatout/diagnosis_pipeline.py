@@ -283,5 +283,5 @@ def unused_ceilings_reason(path: Path, done: Diagnosed) -> str | None:
     is_other_gpu = ceilings.is_gpu and ceilings.device != device
     is_cpu_for_gpu = not ceilings.is_gpu and bool(device)
     if is_other_gpu or is_cpu_for_gpu:
-        return f"it is of {ceilings.device}, and the job ran on {device or 'a CPU'}"
+        return f"it was measured on {ceilings.device}, but the job ran on {device or 'a CPU'}"
     return None

@@ -93,7 +93,7 @@ def compare_hosts(bundles: Sequence[Path], *, via: str | None = None, flatout: s
     if not are_bundles:
         snapshots, failed = _captured(",".join(map(str, bundles)), via, flatout)
     elif via or flatout:
-        raise UsageError("`--via` and `--flatout` are for named hosts", hint=_EXAMPLE)
+        raise UsageError("`--via` and `--flatout` require host names", hint=_EXAMPLE)
     else:
         snapshots, failed = _read_bundles(bundles)
     report = compare_snapshots([without_secrets(snapshot) for snapshot in snapshots])

@@ -60,7 +60,7 @@ def _over_processes(function: Callable[[Input], Output], inputs: Sequence[Input]
             yield from pool.map(function, inputs)
         except BrokenProcessPool as error:
             raise FlatoutError(
-                "a process that was reading a trace was killed from outside, probably for lack of memory",
+                "a process that was reading a trace was killed, probably for lack of memory",
                 hint="use fewer processes: --engine serial",
             ) from error
         finally:

@@ -154,5 +154,5 @@ def test_given_ceilings_of_another_device_are_not_used_which_is_said(tmp_path: P
             check=False,
         )
         assert done.returncode == 0
-        said = f"note: {path} was not used: it is of {device}, and the job ran on NVIDIA H200"
+        said = f"note: {path} was not used: it was measured on {device}, but the job ran on NVIDIA H200"
         assert (said in done.stderr) == is_told

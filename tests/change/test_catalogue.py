@@ -220,6 +220,6 @@ def test_a_change_that_does_nothing_or_is_out_of_range_is_named() -> None:
     workers = knob("dataloader-workers")
     assert problems(Change(name="x", knob=workers, value="4")) == ("x does nothing",)
     many = Change(name="x", knob=workers, value="99", environment={"A": "1"})
-    assert problems(many) == ("x: the value `99` is out of the knob's range",)
+    assert problems(many) == ("x: the value `99` is outside the knob's range",)
     wrong = Change(name="x", knob=knob("nccl-no-nvls"), environment={"NCCL_CHUNK_SIZE": "1"})
     assert "Xid 31" in problems(wrong)[0]

@@ -503,7 +503,7 @@ def test_another_optimizer_is_refused_in_one_line(tmp_path: Path) -> None:
     model = build("plain")
     groups = [torch.optim.AdamW(model.parameters()), torch.optim.AdamW(model[0].parameters())]
     for optimizer, what in (
-        (groups[0], "other parameters, or in other groups"),
+        (groups[0], "different parameters or groups"),
         (groups[1], "`optimizer"),
         (None, "opt"),
     ):

@@ -85,7 +85,7 @@ def test_as_text_it_says_what_is_not_known_and_what_to_type_next(
     assert "61.0 GPU-hours in 4 attempts" in said
     assert "of it idle-held    unknown" in said
     assert "lost GPU-hours by cause: preempted 4.00" in said
-    assert "kg CO2 unknown: the grid is unknown (--region)" in said
+    assert "kg CO2 unknown: the grid is unknown (pass --region)" in said
     assert "1 of 6 rows were skipped" in said
     assert "line 6: the row is truncated" in said
     assert said.splitlines()[-1] == f"next: flatout cost jobs {jobs} --usage usage.csv"
@@ -140,7 +140,7 @@ def test_a_budget_that_cannot_be_judged_fails_too(
     path.write_text("JobID|State|AllocTRES|ElapsedRaw|Account\n1|COMPLETED|gres/gpu=8|7200|vision\n")
     said, _ = run(monkeypatch, capfd, "jobs", str(path), "--budget", "vision=5", "--fail-on-budget", code=1)
     assert "budget of vision: unknown" in said
-    assert "no price of GPUs of a type that Slurm does not report is known" in " ".join(said.split())
+    assert "the price of GPUs whose type Slurm does not report is unknown" in " ".join(said.split())
 
 
 def test_a_checkpoint_saves_what_came_before_it(
@@ -189,7 +189,7 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
         (["spot", "a", "--work-hours=0", "--deadline=2h"], "`--work-hours` must be a number above 0"),
         (["jobs", "{jobs}", "--region", "us-est-1"], "there is no grid named"),
         (["jobs", "{jobs}", "--terms", "gift"], "`--terms` must be one of"),
-        (["jobs", "{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU of the catalogue"),
+        (["jobs", "{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU in the catalogue"),
         (
             ["jobs", "{jobs}", "--gpu-price", "-1"],
             "`--gpu-price` must be a number from 0 to 1,000,000,000, but is `-1`",

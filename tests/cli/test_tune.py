@@ -64,11 +64,11 @@ torch.optim.SGD(model.parameters(), lr=0.1).step()
         (["--knob", "batch={8}:--batch={}"], "the knob `batch` is semantic"),
         (
             ["--knob", "a/exact={8}:--batch={}", "--knob", "a/exact={9}:--other={}"],
-            "each `--knob` needs its own name, but got `a` twice",
+            "each `--knob` must have a unique name, but got `a` twice",
         ),
         (
             ["--knob", "a/exact={8}:--batch={}", "--knob", "b/exact={9}:--batch {}"],
-            "an argument may be in one `--knob` only, but got --batch in `a` and `b`",
+            "an argument can be in only one `--knob`, but got --batch in `a` and `b`",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_tuning_of_a_command_with_a_typo_gives_way_to_the_right_one(tmp_path: 
             "no training step was seen in it (the recorder was loaded into 1 Python process, but none imported torch)",
         ),
         ("import torch", "no training step was seen in it (1 process imported torch, but none made an optimizer step"),
-        (ONE_STEP, "it made 0 settled steps, but at least 3 are needed (the job ended after 1 step, before"),
+        (ONE_STEP, "it made 0 steps after the warm-up, but at least 3 are needed (the job ended after 1 step, before"),
     ],
 )
 def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
@@ -154,9 +154,13 @@ def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
     done = flatout("tune", "--out", "out", "--", sys.executable, "-c", program, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()[-2:]
-    says = "the command ended too early to be tuned" if "settled steps" in problem else "the unchanged command fails"
+    says = (
+        "the command ended too early to be tuned"
+        if "steps after the warm-up" in problem
+        else "the unchanged command fails"
+    )
     says = "the command cannot be tuned" if "no training step" in problem else says
-    assert ("let it make more steps" in hint) == ("settled steps" in problem)
+    assert ("let it run for more steps" in hint) == ("steps after the warm-up" in problem)
     assert error.startswith(f"error: {says}: {problem}")
     output = Path(hint.partition("its output is in ")[2])
     assert output == tmp_path / "out" / "runs" / "trial-000" / "output.log" and output.is_file()

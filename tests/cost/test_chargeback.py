@@ -182,7 +182,7 @@ def test_money_is_by_type_of_gpu_and_unknown_where_a_price_is() -> None:
     assert found.total.total.usd.low == pytest.approx(2 * 1.99 + 6 * 0.80)
     unknown = charged(attempt(gpu_types={"h100": 2.0}), tariff=by_type).total.total.usd
     assert (unknown.value, unknown.low) == (None, None)
-    assert "type that Slurm does not report" in unknown.reason
+    assert "type Slurm does not report" in unknown.reason
     assert (
         "`t4` spot"
         in charged(

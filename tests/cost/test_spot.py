@@ -277,9 +277,9 @@ def test_public_events_and_samples_are_read(public: Path) -> None:
     ("text", "message"),
     [
         ("", "is empty"),
-        ("{}", "is not a trace of spot instances"),
-        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "a gap above 0"),
-        ('{"metadata": {"gap_seconds": 60}, "data": []}', "a gap above 0 and data"),
+        ("{}", "is not a spot-instance trace"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "a positive gap"),
+        ('{"metadata": {"gap_seconds": 60}, "data": []}', "a positive gap and data"),
         ('{"metadata": {"gap_seconds": 60}, "data": [-1]}', "counts of 0 or more"),
         ("0,add,a\n5,swap,b\n", "line 2: must look like `480000,add,node1`"),
         ("5,add,a\n3,add,b\n", "line 2: times must not fall"),

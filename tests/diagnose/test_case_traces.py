@@ -37,7 +37,7 @@ def test_impossibly_long_work_is_cut_and_reported() -> None:
         assert shares(diagnosis, rank)["compute"] == pytest.approx(0.572, abs=0.002)
         assert shares(diagnosis, rank)["memory_copy"] < 0.002
     assert "memory-copy" not in names(diagnosis)
-    assert "5 pieces of GPU work outlast later work of their stream, which is impossible" in problems(diagnosis)
+    assert "5 pieces of GPU work outlast later work on their stream, which is impossible" in problems(diagnosis)
     assert "high" not in {finding.confidence for finding in diagnosis.findings if 0 in finding.ranks}
 
 

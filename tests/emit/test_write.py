@@ -47,5 +47,5 @@ def test_a_file_where_the_folder_should_be_is_told_as_such(tmp_path: Path) -> No
     (tmp_path / "out").write_text("mine\n")
     with pytest.raises(OutputError, match=r"out is a file; tuned\.env is written into a folder") as raised:
         write(Emitted(path="tuned.env", text="export A=2\n"), tmp_path / "out")
-    assert raised.value.hint == "give another folder with --out"
+    assert raised.value.hint == "pass another folder with --out"
     assert (tmp_path / "out").read_text() == "mine\n"

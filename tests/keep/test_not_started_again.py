@@ -15,7 +15,10 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 SOURCE = str(Path(package.__file__).parents[1])
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-TOO_EARLY = "flatout: attempt 1 failed: before `import torch`, or without importing it, rank {} raised {} (a fault in the job itself)"
+TOO_EARLY = (
+    "flatout: attempt 1 failed: before `import torch`, or without importing it, rank {} raised {} "
+    "(a fault in the job itself)"
+)
 CHECKPOINTED = """\
 import sys, torch
 from flatout.checkpoint import Checkpointer

@@ -208,7 +208,7 @@ def test_what_sbatch_refuses_is_one_line(slurm: SlurmLab, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("option", ["--array=1-3", "-a1", "--wrap=true"])
 def test_a_trial_is_one_job(slurm: SlurmLab, option: str) -> None:
-    with pytest.raises(UsageError, match="a trial is one job"):
+    with pytest.raises(UsageError, match="a trial is a single job"):
         SlurmLauncher([option], name=NAME, say=print)
 
 

@@ -67,7 +67,7 @@ def test_slower_products_make_a_slower_plan(tmp_path: Path) -> None:
     [
         ('{"schema": "flatout/ceilings", "measurements": [{"name": "storage", "value": 1.0}]}', "but has none"),
         ('{"schema": "flatout/ceilings"', "holds no ceilings"),
-        ('{"measurements": [], "schema": "flatout/ceilings2"}', "must be of schema"),
+        ('{"measurements": [], "schema": "flatout/ceilings2"}', "must have schema"),
     ],
 )
 def test_ceilings_of_no_use_are_one_line(text: str, message: str, tmp_path: Path) -> None:

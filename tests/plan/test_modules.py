@@ -72,7 +72,7 @@ def test_a_module_of_175_billion_parameters_takes_no_memory(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Odd", "but a transformer of the shape that was read from it has"),
+        ("Odd", "but a transformer with the shape that was read from it has"),
         ("fails", "fails on the meta device: RuntimeError: no data"),
         ("number", "must be a torch module or return one, but is int"),
         ("absent", "must be a torch module or return one, but is NoneType"),

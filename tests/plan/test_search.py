@@ -127,7 +127,7 @@ def test_a_batch_that_no_replica_count_divides_names_gpus_that_work() -> None:
     ("name", "message"),
     [
         ("h100", "SYSTEMxGPUS"),
-        ("h9000x8", "one of the catalogue"),
+        ("h9000x8", "in the catalogue"),
         ("h100x0", "1 to 1,048,576 GPUs"),
         ("h100x99999999999", "but `h100x99999999999` has"),
     ],

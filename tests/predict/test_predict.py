@@ -269,9 +269,9 @@ def test_without_steps_there_is_no_prediction() -> None:
     trace = TraceBuilder(rank=0, world_size=1).launch("gemm", 0, 5, 10, 50)
     found = situation_of(attributed(trace), FACTS)
     assert isinstance(found, NoPrediction)
-    assert found.reason == "the traces mark no steps"
+    assert found.reason == "no steps are marked in the traces"
     every = predict_all(attributed(trace), [change("tf32")], FACTS)
-    assert every["tf32"] == NoPrediction(change="tf32", family="kernels", reason="the traces mark no steps")
+    assert every["tf32"] == NoPrediction(change="tf32", family="kernels", reason="no steps are marked in the traces")
 
 
 def test_a_job_on_the_cpu_is_replayed_too() -> None:

@@ -155,8 +155,8 @@ def test_a_rank_file_that_was_cut_short_is_read(tmp_path: Path) -> None:
     assert recording.missing_ranks == (1,)
     said = " ".join(one.problem for one in recording.problems)
     assert "1 lines of its steps cannot be read" in said
-    assert "1 of 2 ranks left no record: 1" in said
-    assert recording.measured.reasons["step_s"] == "the job ended before its step times had settled"
+    assert "1 of 2 ranks were not recorded: 1" in said
+    assert recording.measured.reasons["step_s"] == "the job ended before its step times were stable"
 
 
 def test_the_spread_of_untraced_steps_is_known_and_an_outlier_plays_no_part_in_it(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_an_mfu_needs_the_gpu_to_be_in_the_catalogue(tmp_path: Path) -> None:
         (("torchrun", "--x", "python3.12", "-uE", "train.py"), "Python's option `-uE`"),
         (("docker", "run", "image", "python", "train.py"), "`docker` gives the job an environment without"),
         (("env", "-i", "python", "train.py"), "`env` gives the job an environment without"),
-        (("./train",), "the command starts no Python"),
-        (("python", "train.py", "-I"), "the command starts no Python"),
+        (("./train",), "the command does not start Python"),
+        (("python", "train.py", "-I"), "the command does not start Python"),
     ],
 )
 def test_why_nothing_was_loaded(command: tuple[str, ...], reason: str) -> None:

@@ -131,6 +131,6 @@ def test_a_second_program_after_the_first_is_told(tmp_path: Path) -> None:
     done = run([*profiling(out, "--warmup", "12"), *both])
     assert done.returncode == 0, done.stderr
     assert steps_of(out) == {"rank0.steps.jsonl": 40}
-    said = "`job.py` was started after the recorded ranks had ended: 1 such process: not recorded, and in no number"
+    said = "`job.py` was started after the recorded ranks had ended: 1 such process: not recorded, and in no total"
     assert said in [f"{one.problem}: {one.effect}" for one in read_recording(out).problems]
     assert "`job.py` was started after the recorded ranks had ended" in done.stderr

@@ -123,7 +123,7 @@ def test_ten_steps_are_enough_for_a_trace_where_the_warm_up_is_given(tmp_path: P
     assert recording.ranks[0].traced_steps == recording.ranks[1].traced_steps
 
 
-@pytest.mark.parametrize(("settled", "why"), [(1, "no step's operations were counted"), (None, "had settled")])
+@pytest.mark.parametrize(("settled", "why"), [(1, "no step's operations were counted"), (None, "were stable")])
 def test_why_operations_are_unknown_is_told(settled: int | None, why: str) -> None:
     measured = measure([made_rank(settled=settled)])
     assert measured.flops_per_step is measured.mfu is None

@@ -250,7 +250,7 @@ def test_a_top_level_list_without_its_end(read: Read) -> None:
         (b'{"traceEvents": [{]}', "has no events"),
         (b"[" * 100_000, "has no events"),
         (b'{"traceEvents": ' + b"[" * 100_000, "has no events"),
-        (b'{"schema": "flatout/diagnosis", "version": 1}', "is a report of Flatout"),
+        (b'{"schema": "flatout/diagnosis", "version": 1}', "is a Flatout report"),
         (gzip.compress(b"", mtime=0), "is empty"),
         (gzip.compress(b"{", mtime=0)[:8], "has no readable events"),
         (b"\x1f\x8b", "has no readable events"),
@@ -380,5 +380,5 @@ def test_times_written_as_text_are_told(read: Read) -> None:
     ]
     table = read({"traceEvents": events})
     assert table.start_ns.tolist() == [1000, 3000, 5500, 9000] and table.duration_ns.tolist() == [2000] * 4
-    assert problems(table) == "2 events have their times written as text"
+    assert problems(table) == "2 events have times that are written as text"
     assert problems(read({"traceEvents": events[:3]})) == "1 event has its times written as text"

@@ -41,7 +41,7 @@ def verdict(name: Any, speedup: float | None, low: float = 0.0, high: float = 0.
         "better": "the interval excludes 1, and the difference is above 1.0 %",
         "worse": "the interval excludes 1, and the difference is above 1.0 %",
         "equivalent": "any difference is within 1.0 %",
-        "undecided": "the interval includes 1, and is too wide to say that the arms are equivalent",
+        "undecided": "the interval includes 1, and is too wide to show that the arms are equivalent",
     }
     num_pairs = fields.get("num_pairs", 6)
     defaults: dict[str, Any] = {

@@ -91,7 +91,7 @@ def test_gavel_turns_steps_into_seconds(tmp_path: Path) -> None:
     (job,) = found.jobs
     assert (job.submit_s, job.num_gpus, job.duration_s) == (11.5, 2, 100.0)
     assert job.type_speeds == (("v100", 1.0), ("k80", 0.1))
-    assert found.skipped == {"no throughput on v100 for its type and GPUs": 1}
+    assert found.skipped == {"no throughput on v100 for its job type and number of GPUs": 1}
 
 
 def test_gavel_of_ten_columns(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_attempts_of_one_job_are_one_job() -> None:
         ("submit_s,num_gpus,duration_s\n1,2,3\n1,2\n", "line 3: a row must have 3 values, but has 2"),
         ("submit_s,num_gpus,duration_s\n1,1.5,3\n", "line 2: num_gpus must be a whole number, but is '1.5'"),
         ("submit_s,num_gpus,duration_s\n1,1,nan\n", "line 2: duration_s must be a number, but is 'nan'"),
-        ("submit_s,num_gpus,duration_s,gpu_share\n1,2,3,0.5\n", "only a job of one GPU may have a gpu_share below 1"),
+        ("submit_s,num_gpus,duration_s,gpu_share\n1,2,3,0.5\n", "only a job with one GPU can have a gpu_share below 1"),
         ("submit_s,num_gpus,duration_s,gpu_share\n1,1,3,7\n", "gpu_share must be from 0.001 to 1, but is '7'"),
         (
             "submit_s,num_gpus,duration_s,phases\n1,1,3,1 1\n",

@@ -52,7 +52,7 @@ def test_json_has_the_contract(history: Path) -> None:
 def test_text_says_what_was_skipped_and_assumed_and_what_is_next(history: Path) -> None:
     done = flatout(str(history), "--nodes", "4", "--gpus-per-node", "8", "--policy", "fifo")
     assert done.returncode == 0
-    assert "1 job skipped: asks for more than the cluster has" in " ".join(done.stdout.split())
+    assert "1 job skipped: requests more than the cluster has" in " ".join(done.stdout.split())
     assert "checkpoint every 1800 s" in " ".join(done.stdout.split())
     assert "next: flatout schedule replay" in done.stdout
     assert " on 32 GPUs\n4 nodes, " in done.stdout
@@ -84,7 +84,7 @@ def test_failures_are_drawn_again_for_each_seed(history: Path, tmp_path: Path) -
         (["missing.csv", "--nodes", "4", "--gpus-per-node", "8"], "missing.csv: No such file or directory"),
         (["HISTORY"], "a replay needs a cluster"),
         (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--policy", "best"], "--policy must be one of"),
-        (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--policy", "las", "--policy", "las"], "given twice"),
+        (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--policy", "las", "--policy", "las"], "passed twice"),
         (["HISTORY", "--nodes", "4", "--cluster", "x.toml"], "a cluster is either"),
         (["HISTORY", "--nodes", "1", "--gpus-per-node", "8", "--policy", "fixed"], "fixed shares need the nodes"),
         (["HISTORY", "--nodes", "4", "--gpus-per-node", "8", "--failures", "nan"], "`--failures` must be a number"),

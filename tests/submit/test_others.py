@@ -115,7 +115,7 @@ def test_what_ray_refuses_is_one_line_and_leaves_nothing(
 ) -> None:
     dashboard.refuses = True
     error = submit(monkeypatch, capfd, "--", "true", code=2)["error"]
-    assert error.startswith("error: Ray refuses the job: 400 ")
+    assert error.startswith("error: Ray rejects the job: 400 ")
     assert [path for path in Path().rglob("*") if path.is_file()] == []
 
 

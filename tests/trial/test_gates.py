@@ -145,7 +145,7 @@ def test_a_candidate_whose_loss_is_no_number_where_only_the_first_may_be_unknown
 def test_a_job_whose_own_loss_is_not_finite_is_told(value: float) -> None:
     baselines = [trial((*losses()[:at], *[value] * (30 - at))) for at in (7, 5, 9)]
     assert loss_note(baselines) == (
-        "the job's own loss is not finite at step 6 and after: what changes do to it is not checked there"
+        "the job's own loss is not finite at step 6 and after: how changes affect it is not checked there"
     )
 
 

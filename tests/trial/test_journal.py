@@ -80,7 +80,7 @@ def test_the_journal_of_another_tuning_is_refused_and_left_as_it_is(
     before = path.read_bytes()
     with pytest.raises(InputError) as caught:
         Journal(path, msgspec.structs.replace(HEADING, **other))
-    assert str(caught.value) == f"{path} is the journal of another tuning{how}"
+    assert str(caught.value) == f"{path} is the journal of another tuning run{how}"
     assert path.read_bytes() == before
 
 

@@ -88,7 +88,7 @@ def test_energy_of_which_a_part_is_missing_is_not_known(tmp_path: Path) -> None:
 def test_too_few_settled_steps_are_a_failure_that_says_why(tmp_path: Path) -> None:
     found = result(tmp_path, recording(tmp_path, rank(0, (0.1,) * 3), problems=["the job ended at step 3"]))
     assert (found.outcome, found.cause) == ("failed", "too_few_steps") and not found.is_complete
-    assert found.problem == "it made 2 settled steps, but at least 3 are needed (the job ended at step 3)"
+    assert found.problem == "it made 2 steps after the warm-up, but at least 3 are needed (the job ended at step 3)"
 
 
 def test_a_command_that_trains_nothing_is_a_failure(tmp_path: Path) -> None:

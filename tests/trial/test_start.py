@@ -39,7 +39,7 @@ def state(num_steps: int = 0, *, has_state: bool = False, weights: str | None = 
         (state(), [state(has_state=True)], "had no state"),
         # The weights of a script without a seed differ each time; one trial cannot show whether it has one.
         (state(weights="b"), [FRESH], None),
-        (state(weights="b"), [FRESH, FRESH], "began with other weights"),
+        (state(weights="b"), [FRESH, FRESH], "began with different weights"),
         (state(weights="c"), [FRESH, state(weights="b")], None),
         (state(weights=None), [FRESH, FRESH], None),
         (state(weights="b"), [state(weights=None), state(weights=None)], None),

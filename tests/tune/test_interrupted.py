@@ -96,7 +96,7 @@ def test_a_tuning_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     """By Ctrl-C in the noise floor, by a scheduler while it screens, and killed among the pairs."""
     tuning = Tuning(tmp_path)
     assert tuning.interrupt(signal.SIGINT, lambda: len(tuning.lines("trial")) >= 2) == 130
-    assert "resumes it" in tuning.text()
+    assert "to resume" in tuning.text()
     assert tuning.interrupt(signal.SIGTERM, lambda: "screening" in tuning.text()) == 143
     kept = tuning.lines("trial")
     half_a_pair = re.compile(r"confirming pause=0.01 .*\n.*  trial +\d+  baseline")

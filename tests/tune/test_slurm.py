@@ -114,7 +114,7 @@ def test_an_interruption_leaves_no_job(slurm: SlurmLab, tmp_path: Path) -> None:
         (["--launcher=k8s"], "`--launcher` must be local or slurm, but got k8s"),
         (["--sbatch-options=-N2"], "`--sbatch-options` needs `--launcher slurm`"),
         (["--launcher=slurm", "--sbatch-options='"], "cannot be parsed as shell arguments"),
-        (["--launcher=slurm", "--sbatch-options=--array=1-2"], "a trial is one job"),
+        (["--launcher=slurm", "--sbatch-options=--array=1-2"], "a trial is a single job"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(slurm: SlurmLab, tmp_path: Path, options: list[str], words: str) -> None:

@@ -34,16 +34,16 @@ def sign_of_unseen_gpu(table: EventTable, work: GpuWork, num_lost_launches: int)
     if num_lost_launches:
         return f"the host launched {num_lost_launches:,} kernels: the profiler lost them"
     if table.is_kind(Kind.GPU_ANNOTATION, Kind.SYNC).any():
-        return "it has marks on a GPU's timeline"
+        return "it has step marks on a GPU timeline"
     is_annotation = table.kind == Kind.USER_ANNOTATION
     if _has(table, _DEVICE_COLLECTIVE, is_annotation):
-        return "its collectives are those of a GPU's library"
+        return "its collectives come from a GPU library"
     if _has(table, _HOST_COLLECTIVE, is_annotation):
         return None
     if table.is_kind(Kind.RUNTIME).any():
-        return "the host called the GPU's runtime"
+        return "the host called the GPU runtime"
     if _has(table, _DEVICE_OPERATOR, table.kind == Kind.CPU_OP):
-        return "it has operators that only a GPU runs"
+        return "it has operators that only run on a GPU"
     backends = set(re.split(r"[:,]", table.meta.backend or "")) - {"", "cuda", "xpu", "hpu"}
     if backends and backends <= _DEVICE_BACKENDS:
         return f"its backend is {table.meta.backend}"

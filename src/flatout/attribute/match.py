@@ -324,7 +324,7 @@ def _end_together(ends: NDArray[np.int64], other_ends: NDArray[np.int64]) -> boo
 
 
 def _nameless_note(groups: Sequence[tuple[int, ...]]) -> Quality:
-    effect = "all ranks were taken for one group; if there are several groups, waiting across them is not real"
+    effect = "all ranks were taken for one group; if there are several groups, waiting across them is an artefact"
     if len(groups) > 1:
         shown = [", ".join(map(str, group)) for group in groups[:MAX_GROUPS_SHOWN]]
         if len(groups) > MAX_GROUPS_SHOWN:

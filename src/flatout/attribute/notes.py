@@ -35,7 +35,7 @@ def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: st
             )
         )
     elif not len(work):
-        notes.append(Quality(problem="the trace has no GPU events", effect="the time is split as for a job on the CPU"))
+        notes.append(Quality(problem="the trace has no GPU events", effect="the time is split as for a CPU job"))
     else:
         notes += _launch_notes(work, num_lost)
     return notes

@@ -52,7 +52,9 @@ def parse_knob(text: str) -> UserKnob:
         raise _bad(text, f"must have the form {FORM}")
     names = tuple(name.strip() for name in match["names"].split("*"))
     if not all(_NAME.fullmatch(name) for name in names) or len(set(names)) < len(names):
-        raise _bad(text, f"needs a name of small letters, digits and dashes before the `=`, but got `{match['names']}`")
+        raise _bad(
+            text, f"needs a name of lower-case letters, digits and dashes before the `=`, but got `{match['names']}`"
+        )
     safety = _stated_safety(text, match["safety"])
     values = _values(text, match["values"], len(names))
     words = _words(text, match["template"])
@@ -78,15 +80,15 @@ def check_apart(knobs: Sequence[UserKnob]) -> None:
     for knob in knobs:
         if knob.name in names:
             raise UsageError(
-                f"each `--knob` needs its own name, but got `{knob.name}` twice",
-                hint="give all values of an argument in one --knob, and other arguments another name",
+                f"each `--knob` must have a unique name, but got `{knob.name}` twice",
+                hint="pass all values of an argument in one --knob, and use a different name for each argument",
             )
         names.add(knob.name)
         for flag in dict.fromkeys(argument[0].partition("=")[0] for argument in knob.words):
             if flag in flags:
                 raise UsageError(
-                    f"an argument may be in one `--knob` only, but got {flag} in `{flags[flag]}` and `{knob.name}`",
-                    hint="give all values of an argument in one --knob",
+                    f"an argument can be in only one `--knob`, but got {flag} in `{flags[flag]}` and `{knob.name}`",
+                    hint="pass all values of an argument in one --knob",
                 )
             flags[flag] = knob.name
 
@@ -113,7 +115,7 @@ def knob_changes(
         safety=safety,
         valid=ValidRange(choices=tuple("*".join(value) for value in user_knob.values)),
         gates=("loss", "memory"),
-        doc="An argument of the script, as the user gave it with --knob.",
+        doc="A script argument, as passed with --knob.",
         source="--knob",
     )
     changes = [

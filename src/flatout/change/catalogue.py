@@ -78,7 +78,7 @@ def problems(change: Change) -> tuple[str, ...]:
     if change.patch is not None and (problem := patch_problem(change.patch)) is not None:
         lines.append(f"{change.name}: {problem}")
     if not _is_in_range(change):
-        lines.append(f"{change.name}: the value `{change.value}` is out of the knob's range")
+        lines.append(f"{change.name}: the value `{change.value}` is outside the knob's range")
     lines += [f"{change.name}: {line}" for line in forbidden_settings(change.environment)]
     return tuple(lines)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 MIB = 1 << 20
-_LEAVES_NONE = "a collective that none of the named ones supports then fails: exclude with ^ instead of naming"
+_LEAVES_NONE = "a collective that none of those named supports then fails: exclude with ^ instead of naming"
 _SITE = "belongs to the site and must match its fabric: ask the administrators, do not search"
 
 

@@ -65,7 +65,7 @@ THREADS = Knob(
     doc=(
         "torchrun sets OMP_NUM_THREADS=1 if it starts several ranks, which leaves cores idle; plain python uses all"
         " cores of the machine for each rank, so ranks compete for them. Sums over more threads are added up in"
-        " another order."
+        " a different order."
     ),
     source="torch.distributed.run documentation",
 )

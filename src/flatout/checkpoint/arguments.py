@@ -54,7 +54,7 @@ def checked_step(step: Any) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise CheckpointError(f"a step is a non-negative integer, but got {step!r}")
+        raise CheckpointError(f"a step must be a non-negative integer, but got {step!r}")
     return number
 
 

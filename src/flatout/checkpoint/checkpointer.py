@@ -314,11 +314,11 @@ class Checkpointer:
                 f" {world_size}: the gradients that were accumulated are lost"
             )
         if not saved.has_own:
-            self._warn(f"rank {rank} was not there when step {step} was saved: its random state is a new one")
+            self._warn(f"rank {rank} was not there when step {step} was saved: its random state is new")
         if saved.world_size != world_size and "data" in self._training.stateful and self._peers.is_leader:
             self._warn(
                 f"step {step} was saved by {saved.world_size} ranks, and now there are {world_size}: each rank has the"
-                " data position of the rank of its number, or of rank 0"
+                " data position of the rank with the same number, or of rank 0"
             )
 
     def _start_from(self, step: int) -> None:
@@ -427,7 +427,7 @@ class Checkpointer:
             except OSError as error:
                 raise CheckpointError(
                     f"{store.folder} cannot be written to: {(error.strerror or str(error)).lower()}",
-                    hint="give a folder that this user can write to on every host",
+                    hint="pass a folder that this user can write to on every host",
                 ) from error
 
     def _warn(self, text: str) -> None:

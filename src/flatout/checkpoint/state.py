@@ -58,7 +58,7 @@ def check(training: Training) -> None:
         if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             raise CheckpointError(
                 f"`{name}` is a {type(value).__qualname__} without state_dict() and load_state_dict()",
-                hint="give an object that has both, or omit it",
+                hint="pass an object that has both, or omit it",
             )
 
 
@@ -157,11 +157,11 @@ def restore(
     for name, optimizer in training.optimizers.items():
         saved = values["optimizers"].get(name)
         if saved is None:
-            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without; use another folder")
+            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without it; use another folder")
         _restore_optimizer(optimizer, name, names, saved, tensors)
     for name, value in training.stateful.items():
         if name not in values["stateful"]:
-            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without; use another folder")
+            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without it; use another folder")
         value.load_state_dict(decode(values["stateful"][name], tensors))
     if is_own:
         gradients = decode(values.get("gradients", {}), tensors) if has_gradients else {}
@@ -238,7 +238,7 @@ def _restore_optimizer(
     _, present = _optimizer_state(optimizer, name, names)
     if [group["params"] for group in groups] != [group["params"] for group in present]:
         raise CheckpointError(
-            f"`{name}` has other parameters, or in other groups, than it had when it was saved",
+            f"`{name}` has different parameters or groups than when it was saved",
             hint="build it as it was saved, or use another folder",
         )
     for group, given in zip(optimizer.param_groups, groups, strict=True):

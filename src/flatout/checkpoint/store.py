@@ -204,7 +204,7 @@ class Store:
             raise DamagedError(f"{MANIFEST} belongs to something else")
         if manifest["version"] > VERSION:
             raise CheckpointError(
-                f"{path} has version {manifest['version']} of the format, and {VERSION} is the last known here",
+                f"{path} has format version {manifest['version']}, but this Flatout reads versions up to {VERSION}",
                 hint=f"use Flatout {manifest['flatout']} or later",
             )
         if not all(_FILE.fullmatch(name) for name in manifest["files"]):
@@ -246,7 +246,7 @@ class Store:
             if time.monotonic() > until:
                 raise CheckpointError(
                     f"rank {missing} has not written its part within {timeout_s:g} s",
-                    hint="a larger timeout_s waits longer",
+                    hint="increase timeout_s to wait longer",
                 )
             time.sleep(_POLL_S)
 

@@ -46,7 +46,7 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         return marked
     raise CheckpointError(
         f"`{name}` is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold as data",
-        hint="omit it, or give an object whose state_dict() has numbers, text, containers and tensors only",
+        hint="omit it, or pass an object whose state_dict() has only numbers, text, containers and tensors",
     )
 
 

@@ -219,7 +219,7 @@ def _rent(kind: str | None, held: _Held, tariff: Tariff) -> Estimate:
     price = tariff.usd_per_gpu_hour
     if price is None and name is not None:
         price = tariff.prices.gpu(name, tariff.terms)
-    label = f"`{name}` {tariff.terms}" if name is not None else "GPUs of a type that Slurm does not report"
+    label = f"`{name}` {tariff.terms}" if name is not None else "GPUs whose type Slurm does not report"
     return rent(held.ms / MS_PER_S, price, gpu=label)
 
 

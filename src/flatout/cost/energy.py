@@ -46,7 +46,7 @@ def measured_energy(joules: float, prices: Prices) -> Estimate:
 
 def _of_limit(gpu: GpuFacts | None, share: Estimate) -> Estimate:
     if gpu is None:
-        return unknown("the type of GPU is unknown (--gpu-type)")
+        return unknown("the GPU type is unknown (pass --gpu-type)")
     if gpu.tdp_w is None:
         return unknown(f"the catalogue does not list the power of {gpu.name}")
     return product(exact(gpu.tdp_w, "vendor"), share)

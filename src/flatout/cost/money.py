@@ -15,7 +15,7 @@ def rent(gpu_seconds: float, usd_per_gpu_hour: Range | None, *, gpu: str = "thes
     if not gpu_seconds:
         return exact(0.0)
     if usd_per_gpu_hour is None:
-        return unknown(f"no price of {gpu} is known (--gpu-price, --prices)")
+        return unknown(f"the price of {gpu} is unknown (pass --gpu-price or --prices)")
     return of_range(usd_per_gpu_hour, gpu_seconds / S_PER_H)
 
 
@@ -27,5 +27,5 @@ def electricity(kwh: Estimate, usd_per_kwh: Range) -> Estimate:
 def carbon(kwh: Estimate, grid: GridCarbon | None) -> Estimate:
     """Return the kg of CO2 equivalent. The grid's value is a yearly average, so for one hour it is an assumption."""
     if grid is None:
-        return unknown("the grid is unknown (--region)")
+        return unknown("the grid is unknown (pass --region)")
     return product(kwh, exact(grid.g_per_kwh / 1000, "assumed"))

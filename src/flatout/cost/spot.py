@@ -250,7 +250,7 @@ def spot_advice(
         raise UsageError(
             f"the deadline must be at least the work with a start and its checkpoints, {needed_s / S_PER_H:.2f} h,"
             f" but is {job.deadline_s / S_PER_H:.2f} h",
-            hint="give a later --deadline, or more GPUs and fewer --work-hours",
+            hint="pass a later --deadline, or more GPUs and fewer --work-hours",
         )
     latest_s = trace.end_s - job.deadline_s
     if latest_s < 0:

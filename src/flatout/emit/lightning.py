@@ -35,7 +35,7 @@ def _ddp(change: Change, values: Settings) -> str | None:
 
 def _hook(change: Change, values: Settings) -> str | None:
     if change.value != "bf16":
-        return "give DDPStrategy your own ddp_comm_hook and ddp_comm_state"
+        return "pass DDPStrategy your own ddp_comm_hook and ddp_comm_state"
     values.setdefault("strategy", {})["ddp_comm_hook"] = "default_hooks.bf16_compress_hook"
     return None
 

@@ -48,7 +48,7 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
         f"{workload.name} is not a causal language model: pretrain_gpt.py trains a GPT of the same size": (
             not is_language_model
         ),
-        f"{workload.num_layers} layers on {layout.pp} stages: give --pipeline-model-parallel-layout": is_uneven,
+        f"{workload.num_layers} layers on {layout.pp} stages: pass --pipeline-model-parallel-layout": is_uneven,
     }
     return tuple(note for note, applies in notes.items() if applies)
 

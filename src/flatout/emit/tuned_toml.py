@@ -218,7 +218,7 @@ def _own_knob(stored: _StoredChange) -> Knob:
     if safety is None:
         raise InputError(f"`safety` of {stored.name} must be one of {', '.join(SAFETIES)}, but is `{stored.safety}`")
     if not stored.arguments or stored.environment or stored.launch or stored.patch:
-        raise InputError(f"{stored.name} is of the user's own arguments, and must have `arguments` and nothing else")
+        raise InputError(f"{stored.name} changes the user's own arguments, and must have `arguments` and nothing else")
     return msgspec.convert(
         {
             "name": stored.knob,
@@ -227,7 +227,7 @@ def _own_knob(stored: _StoredChange) -> Knob:
             "safety": safety,
             "valid": {"choices": [stored.value]},
             "gates": ["loss", "memory"],
-            "doc": "An argument of the script, as the user gave it with --knob.",
+            "doc": "A script argument, as passed with --knob.",
             "source": "--knob",
         },
         Knob,

@@ -10,7 +10,7 @@ from pathlib import Path
 from flatout.errors import OutputError
 from flatout.records.tuning import Emitted
 
-_HINT = "give another folder with --out"
+_HINT = "pass another folder with --out"
 
 
 def diff(emitted: Emitted, folder: Path) -> str:

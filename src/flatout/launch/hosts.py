@@ -45,7 +45,7 @@ def host_names(text: str) -> list[str]:
         names += _expanded(item) if "[" in item or "]" in item else [item] * bool(item)
     invalid = [name for name in names if not _HOST.fullmatch(name)]
     if invalid or not names:
-        raise UsageError(f"no host can be named `{(invalid or [text])[0]}`", hint="flatout doctor --hosts node1,node2")
+        raise UsageError(f"no host name can be `{(invalid or [text])[0]}`", hint="flatout doctor --hosts node1,node2")
     return list(dict.fromkeys(names))
 
 
@@ -98,7 +98,7 @@ def way_to(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) ->
 def on_hosts(hosts: Sequence[str], command: Sequence[str], *, via: Via, limit_s: float) -> dict[str, HostOutput]:
     """Run `command` once on each host. Raise InputError if srun or ssh is missing here."""
     if not shutil.which(via):
-        raise InputError(f"`--via {via}` needs {via}, which was not found")
+        raise InputError(f"`--via {via}` requires {via}, which was not found")
     with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(hosts))) as pool:
         done = pool.map(lambda host: _output_of(_command_for(host, command, via, limit_s), limit_s), hosts)
         return dict(zip(hosts, done, strict=True))

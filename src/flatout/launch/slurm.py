@@ -76,7 +76,9 @@ class SlurmLauncher:
     def __init__(self, options: Sequence[str], *, name: str, say: Callable[[str], None]) -> None:
         for option in options:
             if option.partition("=")[0] in ("--array", "--wrap") or re.match(r"-a($|\d)", option):
-                raise UsageError(f"`--sbatch-options` cannot have {option}: a trial is one job, of the command")
+                raise UsageError(
+                    f"`--sbatch-options` cannot have {option}: a trial is a single job that runs the command"
+                )
         for program in ("sbatch", "scontrol", "scancel"):
             if shutil.which(program) is None:
                 raise InputError(
@@ -158,7 +160,7 @@ class SlurmLauncher:
             )
         if seen.state == "CANCELLED" and not is_timed_out and not seen.was_preempted:
             raise FlatoutError(
-                f"job {job} was cancelled, but not by Flatout", hint="the same command with its --out resumes"
+                f"job {job} was cancelled, but not by Flatout", hint="run the same command with its --out to resume"
             )
         if seen.was_preempted and seen.state != "COMPLETED":
             cause, reason = _CAUSES["PREEMPTED"]
@@ -176,9 +178,11 @@ class SlurmLauncher:
             if done.returncode == 0 and "JobState=" in done.stdout:
                 return _seen(done.stdout)
             if "Invalid job id" in done.stderr:
-                raise FlatoutError(f"Slurm no longer knows job {job}", hint="the same command resumes")
+                raise FlatoutError(f"Slurm no longer knows job {job}", hint="run the same command to resume")
             if time.monotonic() - silent_since > _MAX_SILENCE_S:
-                raise FlatoutError(f"Slurm does not answer: {_last_line(done.stderr)}", hint="the same command resumes")
+                raise FlatoutError(
+                    f"Slurm does not answer: {_last_line(done.stderr)}", hint="run the same command to resume"
+                )
             time.sleep(_SLOWEST_POLL_S)
 
 

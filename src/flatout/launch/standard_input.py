@@ -33,7 +33,7 @@ class StandardInput:
             self.missing = "it is closed"
             return
         if os.isatty(descriptor):
-            self.missing = "it is a terminal, and runs ask the user nothing"
+            self.missing = "it is a terminal, and runs do not ask the user for input"
         elif stat.S_ISREG(mode):
             self._offset = os.lseek(descriptor, 0, os.SEEK_CUR)
         elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):

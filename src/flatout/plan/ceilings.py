@@ -100,5 +100,5 @@ def _read(path: Path) -> _Ceilings:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` holds no ceilings: {error}", hint="flatout bench --json writes them") from error
     if ceilings.schema != SCHEMA:
-        raise InputError(f"`{path}` must have schema `{SCHEMA}`, but is of `{ceilings.schema}`")
+        raise InputError(f"`{path}` must have schema `{SCHEMA}`, but has `{ceilings.schema}`")
     return ceilings

@@ -83,7 +83,7 @@ def system(alias: str) -> System:
         return systems[alias.lower()]
     close = difflib.get_close_matches(alias.lower(), systems, n=1, cutoff=0.1) or [MOST_LIKE_ANY]
     raise InputError(
-        f"the GPU must be one of the catalogue, but got `{alias}`",
+        f"the GPU must be in the catalogue, but got `{alias}`",
         hint=f"the nearest is `{close[0]}`; all: {', '.join(systems)}; describe any other GPU in a TOML file",
     )
 

@@ -24,7 +24,7 @@ def parse_goal(text: str, *, global_batch: int, seq: int) -> Goal:
     words = " ".join(text.split())
     parts, rest = _split(words.lower())
     if "work" not in parts or rest:
-        problem = f"`{rest}` is not understood in `{text}`" if rest else f"got `{text}`"
+        problem = f"`{rest}` in `{text}` is not understood" if rest else f"got `{text}`"
         raise UsageError(
             f"a goal is an amount of tokens or steps, then a time, a sum of money, or both, but {problem}",
             hint=f"for example: {EXAMPLES}",

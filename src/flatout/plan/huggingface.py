@@ -29,7 +29,7 @@ def from_config(path: Path) -> Workload:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"`{path}` is not valid JSON: {error}", hint="give the config.json of a Hugging Face model"
+            f"`{path}` is not valid JSON: {error}", hint="pass the config.json of a Hugging Face model"
         ) from error
     if not isinstance(config, dict):
         raise InputError(f"`{path}` must hold one JSON object, but holds a {type(config).__name__}")
@@ -51,7 +51,7 @@ def from_dict(path: Path, config: dict[str, Any]) -> Workload:
             hint="a transformer's config.json has num_hidden_layers, hidden_size and num_attention_heads",
         ) from error
     except (TypeError, ValueError) as error:
-        raise InputError(f"`{path}`: a value that must be a number is not: {error}") from error
+        raise InputError(f"`{path}` has a value that must be a number but is not: {error}") from error
 
 
 def _some_names(config: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ def _hint_for_room(context: SearchContext, fixed: tuple[str, ...]) -> str:
             return f"other layouts than those with {', '.join(fixed)} fit on {fitting:,} GPUs of this kind"
     if fitting:
         return f"it fits on {fitting:,} GPUs of this kind"
-    return f"no number of these GPUs up to {1 << MOST_DOUBLINGS:,} times as many holds it"
+    return f"it does not fit on up to {1 << MOST_DOUBLINGS:,} times as many GPUs of this kind"
 
 
 def _fitting_num_gpus(context: SearchContext) -> int | None:

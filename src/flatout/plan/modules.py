@@ -27,7 +27,7 @@ def from_module(path: Path, name: str) -> Workload:
     try:
         import torch
     except ImportError as error:
-        raise InputError(f"`{path}:{name}` needs torch", hint="pip install torch, or give a config.json") from error
+        raise InputError(f"`{path}:{name}` needs torch", hint="pip install torch, or pass a config.json") from error
     if not path.is_file():
         raise InputError(f"`{path}` cannot be read: no such file")
     try:
@@ -95,7 +95,7 @@ class _Transformer:
         total, counted = sum(parameters.values()), num_parameters(shape)
         if abs(counted / total - 1) > _CLOSE:
             raise InputError(
-                f"`{self._name}` has {total:,} parameters, but a transformer of the shape that was read from it has "
+                f"`{self._name}` has {total:,} parameters, but a transformer with the shape that was read from it has "
                 f"{counted:,}",
                 hint="give its widths: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)",
             )

@@ -99,7 +99,7 @@ def _modelled(situation: Situation, changes: Sequence[Change]) -> tuple[list[Sce
     left_out: list[str] = []
     for change in changes:
         model = MODELS.get(change.knob.name)
-        scenarios = model(situation, change) if model is not None else "there is no model of it"
+        scenarios = model(situation, change) if model is not None else "there is no model for it"
         if not isinstance(scenarios, str):
             modelled.append(scenarios)
         elif len(changes) == 1:

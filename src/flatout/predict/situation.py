@@ -47,7 +47,7 @@ class Situation:
     ) -> None:
         """Prepare the replay. `regular_share` is the share of the job's mean step that its regular step takes."""
         if not job.timelines or any(t.track is None for t in job.timelines):
-            raise ValueError("the traces mark no steps")
+            raise ValueError("no steps are marked in the traces")
         self.job, self.facts = job, facts
         self.regular_share = regular_share
         self.timelines: dict[int, RankTimeline] = {t.rank: t for t in job.timelines}

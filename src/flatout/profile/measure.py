@@ -20,8 +20,8 @@ from flatout.profile.totals import step_totals
 from flatout.records.ceilings import Ceilings
 from flatout.records.recording import Measured, RankRecording, Recording
 
-_NOT_SETTLED = "the job ended before its step times had settled"
-_NOT_COUNTED = "no step's operations were counted: the job ended too early, or it was a trial of a tuning"
+_NOT_SETTLED = "the job ended before its step times were stable"
+_NOT_COUNTED = "no step's operations were counted: the job ended too early, or it was a trial of a tuning run"
 
 
 def with_ceilings(recording: Recording, by_host: Mapping[str, Ceilings]) -> Recording:
@@ -153,7 +153,7 @@ def _flops(ranks: Sequence[RankRecording], reasons: dict[str, str]) -> float | N
         return None
     total = sum(sum(rank.flops_by_type.values()) for rank in ranks if rank.flops_by_type is not None)
     if not total:
-        reasons["flops_per_step"] = reasons["mfu"] = "torch's flop counter knows none of the operators that ran"
+        reasons["flops_per_step"] = reasons["mfu"] = "torch's flop counter does not know any of the operators that ran"
     return total or None
 
 
@@ -184,7 +184,7 @@ def _at_peak_s(
 
 def _vendor_rates(rank: RankRecording, reasons: dict[str, str]) -> Mapping[str, float] | None:
     if rank.device is None:
-        reasons["mfu"] = "no vendor states a peak rate for a CPU: only a measured ceiling gives one"
+        reasons["mfu"] = "no vendor states a peak rate for a CPU: only a measured ceiling provides one"
         return None
     facts = gpu_facts(rank.device.name)
     if facts is None:

@@ -37,7 +37,7 @@ def _nothing(run: HostRecording) -> Quality:
         left = f"{run.num_left_running} process{'es' * (run.num_left_running > 1)}"
         return Quality(
             problem=f"the command did not wait for {left} that it started, before any made a step",
-            effect="nothing was recorded but the machine; start the training in the foreground, without `&` or `nohup`",
+            effect="only the machine was recorded; start the training in the foreground, without `&` or `nohup`",
         )
     if run.num_pythons == 0:
         problem = f"the recorder was not loaded into any Python process: {_why_not_loaded(run.command)}"
@@ -51,7 +51,7 @@ def _nothing(run: HostRecording) -> Quality:
             f"{run.num_torch} process{'es' * (run.num_torch > 1)} imported torch, but none made an optimizer step, "
             "a backward pass or two batches of a DataLoader"
         )
-    return Quality(problem=problem, effect="nothing was recorded but the machine")
+    return Quality(problem=problem, effect="only the machine was recorded")
 
 
 def _why_not_loaded(command: Sequence[str]) -> str:
@@ -63,7 +63,7 @@ def _why_not_loaded(command: Sequence[str]) -> str:
         return (
             f"SLURM_EXPORT_ENV, as `sbatch --export=NONE` sets it, keeps the environment from the ranks: {_EXPORT_ALL}"
         )
-    return "the command starts no Python, or starts it without PYTHONPATH or with the option -I, -E or -S"
+    return "the command does not start Python, or starts it without PYTHONPATH or with the option -I, -E or -S"
 
 
 def _isolated_by(program: str, arguments: Sequence[str]) -> str | None:
@@ -111,7 +111,7 @@ def _missing_ranks(ranks: Sequence[RankRecording]) -> Quality | None:
     if not missing:
         return None
     return Quality(
-        problem=f"{len(missing)} of {world_size} ranks left no record: {_first_of(missing)}",
+        problem=f"{len(missing)} of {world_size} ranks were not recorded: {_first_of(missing)}",
         effect="what they waited for, or made others wait for, is unknown",
     )
 
@@ -123,7 +123,7 @@ def _unsampled_hosts(ranks: Sequence[RankRecording], sampled: Sequence[str]) -> 
         return None
     return Quality(
         problem=f"{len(unsampled)} of {len(hosts)} hosts were not sampled: {_first_of(unsampled)}",
-        effect="what their cores, disks, networks and GPUs did is unknown; the job's Python there may lack psutil",
+        effect="what their cores, disks, networks and GPUs did is unknown; the job's Python there might lack psutil",
     )
 
 
@@ -153,8 +153,8 @@ def _without_trace(rank: RankRecording, runs: Sequence[HostRecording], has_trace
         num_steps = len(rank.steps.number)
         # A killed rank may have made more steps than it recorded.
         what = "its record ends" if rank.ended_by is None else "the job ended"
-        problem = f"{what} after {num_steps} step{'s' * (num_steps != 1)}, before step times had settled"
-        missing = "no settled step time" if is_light else "no trace and no settled step time"
+        problem = f"{what} after {num_steps} step{'s' * (num_steps != 1)}, before step times were stable"
+        missing = "no settled step time" if is_light else "no trace and no stable step time"
         effect = f"{missing}; a shorter warm-up can be set with --warmup"
         return [Quality(rank=rank.rank, problem=problem, effect=effect)]
     if has_trace or is_light or rank.problems:

@@ -117,7 +117,10 @@ def _unrecorded(path: Path) -> list[Quality]:
     for file in sorted(path.glob(File.LOG.glob)):
         reasons.update(_NOT_RECORDED.findall(file.read_text(encoding="utf-8", errors="replace")))
     return [
-        Quality(problem=f"{reason}: {count} such process{'es' * (count > 1)}", effect="not recorded, and in no number")
+        Quality(
+            problem=f"{reason}: {count} such process{'es' * (count > 1)}",
+            effect="not recorded, and in no total",
+        )
         for reason, count in reasons.items()
     ]
 

@@ -19,7 +19,7 @@ from flatout.records.recording import DeviceFacts, RankRecording, Steps
 
 _MIN_FOR_SPREAD = 5
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
-_NO_TRACE = "this rank has no trace, or not all of it"
+_NO_TRACE = "this rank's trace is missing or incomplete"
 _decode = msgspec.json.Decoder().decode
 
 
@@ -185,7 +185,7 @@ def _problems(lines: _Lines, window: dict[str, Any], end: dict[str, Any] | None,
         effects[window["problem"]] = _NO_TRACE
     effects |= _effects_at_end(end)
     if lines.num_unreadable:
-        effects[f"{lines.num_unreadable} lines of its steps cannot be read, as on a full disk"] = ""
+        effects[f"{lines.num_unreadable} lines of its steps cannot be read, possibly because the disk was full"] = ""
     return [Quality(rank=rank, problem=problem, effect=effect) for problem, effect in effects.items()]
 
 

@@ -34,7 +34,7 @@ _SECOND_LIST = re.compile(rb"\}\s*\]\s*\[\s*\{")
 _MAX_MARK_BYTES = 64  # length of the text that is quoted as the beginning of a second trace
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
 EXPORT_HINT = "pass a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
-_SEVERAL_HINT = "give one file per rank: split it where each trace begins"
+_SEVERAL_HINT = "pass one file per rank: split it where each trace begins"
 _MAX_END_CANDIDATES = 16
 
 
@@ -116,7 +116,7 @@ class EventText:
         if self._stream.problem is not None:
             return InputError(f"{name} has no readable events: {self._stream.problem}", hint="copy or record it again")
         if _REPORT_OF_OURS.match(text):
-            return InputError(f"{name} is a report of Flatout, not a trace", hint=EXPORT_HINT)
+            return InputError(f"{name} is a Flatout report, not a trace", hint=EXPORT_HINT)
         if text.lstrip()[:1] == b"{":
             return InputError(f'{name} is not a trace: it has no list "traceEvents"', hint=EXPORT_HINT)
         if text.startswith(_OTHER_ARCHIVES):

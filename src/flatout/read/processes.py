@@ -48,7 +48,7 @@ def process_of(
         raise InputError(
             f"{path} must be the trace of one process, but has the events of {len(ranks)} (pid {shown}):"
             " traces of several ranks were merged",
-            hint="give the traces as the profiler wrote them, one file per rank",
+            hint="pass the traces as the profiler wrote them, one file per rank",
         )
     return ranks[0]
 

@@ -19,16 +19,25 @@ _TIME_IS_IDLE = "their time shows as idle or unattributed"
 DAMAGE: Mapping[str, tuple[str, str]] = {
     "unreadable": ("{} events could not be read: the JSON is broken there", _TIME_IS_IDLE),
     "repaired": ("{} events of broken JSON were repaired", "their times are right; some arguments may be lost"),
-    "text time": ("{} events have their times written as text", "none: they were read as numbers"),
+    "text time": ("{} events have times that are written as text", "none: the times were read as numbers"),
     "no time": ("{} events have no usable start time and were skipped", _TIME_IS_IDLE),
     "no object": (
         '{} entries of "traceEvents" are not events and were skipped',
         "none, unless they were meant to be events",
     ),
-    "control character": ("{} control characters in texts were replaced by spaces", "names only; times are right"),
-    "bad utf-8": ("{} bytes that are not UTF-8 were replaced", "names only; times are right"),
-    "no number": ("{} values are infinite or not a number and count as absent", "times are right where they are given"),
-    "oversized id": ("{} ids do not fit into 64 bits and count as absent", "some events lose their link to others"),
+    "control character": (
+        "{} control characters in texts were replaced by spaces",
+        "only names are affected; times are right",
+    ),
+    "bad utf-8": ("{} bytes that are not UTF-8 were replaced", "only names are affected; times are right"),
+    "no number": (
+        "{} values are infinite or not a number and are treated as missing",
+        "times are right where they are given",
+    ),
+    "oversized id": (
+        "{} ids do not fit into 64 bits and are treated as missing",
+        "some events lose their link to others",
+    ),
     "no name": ("{} events have no name", 'they are counted as "(no name)" and classified by their category alone'),
 }
 
@@ -53,7 +62,7 @@ def duration_quality(repairs: Repairs) -> list[Quality]:
         notes.append(
             Quality(
                 problem=_count("{} events have a negative or no duration", repairs.num_negative),
-                effect="they count as lasting 0 ns",
+                effect="they are treated as lasting 0 ns",
             )
         )
     if repairs.num_marks:
@@ -69,7 +78,7 @@ def duration_quality(repairs: Repairs) -> list[Quality]:
         notes.append(
             Quality(
                 problem=_count(
-                    "{} pieces of GPU work outlast later work of their stream, which is impossible",
+                    "{} pieces of GPU work outlast later work on their stream, which is impossible",
                     repairs.num_outlasting,
                 ),
                 effect="they were cut where the next work of the stream begins: "

@@ -21,7 +21,7 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.
 # trace_3.json: such a number is used only if it distinguishes all files of a job
 _NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _MAX_RANK = 1 << 20
-_SESSION_HINT = "diagnose one session at a time: give only its traces"
+_SESSION_HINT = "diagnose one session at a time: pass only its traces"
 _HINT = "pass one recording per rank, or assign ranks with --rank FILE=N"
 
 

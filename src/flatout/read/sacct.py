@@ -204,7 +204,7 @@ class _Table:
             )
         if num_without:
             notes.append(
-                f"{num_without:,} attempts asked for GPUs, but AllocTRES has none:"
+                f"{num_without:,} attempts requested GPUs, but AllocTRES has none:"
                 " AccountingStorageTRES of slurm.conf must have gres/gpu"
             )
         return Attempts(

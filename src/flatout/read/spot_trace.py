@@ -35,7 +35,7 @@ def read_spot_trace(path: Path) -> SpotTrace:
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
-        raise InputError(f"`{path}` is not text, and so not a trace of spot instances", hint=_HINT) from None
+        raise InputError(f"`{path}` is not a text file, so it is not a spot-instance trace", hint=_HINT) from None
     if text.lstrip().startswith("{"):
         steps, end_s = _json(path, text)
     else:
@@ -57,10 +57,10 @@ def _json(path: Path, text: str) -> tuple[list[tuple[float, int]], float]:
     try:
         found = msgspec.json.decode(text, type=_Availability)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"`{path}` is not a trace of spot instances: {error}", hint=_HINT) from None
+        raise InputError(f"`{path}` is not a spot-instance trace: {error}", hint=_HINT) from None
     gap_s = found.metadata.gap_seconds
     if not gap_s > 0 or not found.data:
-        raise InputError(f"`{path}` must have a gap above 0 and data, but has {gap_s:g} and {len(found.data)} values")
+        raise InputError(f"`{path}` must have a positive gap and data, but has {gap_s:g} and {len(found.data)} values")
     return [(place * gap_s, count) for place, count in enumerate(found.data)], len(found.data) * gap_s
 
 
@@ -75,7 +75,7 @@ def _events(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]]
             )
         time_s = int(words[0]) / 1000
         if time_s < steps[-1][0]:
-            raise InputError(f"`{path}`, line {number}: times must not fall, but {time_s:g} s is before the last line")
+            raise InputError(f"`{path}`, line {number}: times must not decrease, but {time_s:g} s is less than before")
         if words[1] == "add":
             nodes.add(words[2])
         else:
@@ -102,7 +102,9 @@ def _samples(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]
         first = first or time
         time_s = (time - first).total_seconds()
         if steps and time_s < steps[-1][0]:
-            raise InputError(f"`{path}`, line {number}: times must not fall, but {time} is before the last line")
+            raise InputError(
+                f"`{path}`, line {number}: times must not decrease, but {time} is earlier than on the line before"
+            )
         if steps and time_s == steps[-1][0]:
             steps.pop()
         steps.append((time_s, count))

@@ -157,7 +157,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_transformers: bool | None = None  # the model is from the transformers library
     is_autocast: bool | None = None
     is_compiled: bool | None = None
-    is_deterministic: bool | None = None  # the script asks for deterministic algorithms
+    is_deterministic: bool | None = None  # the script requests deterministic algorithms
     reshards_after_forward: bool | None = None
     environment: dict[str, str] = {}  # environment of the job at its start
 

@@ -27,7 +27,7 @@ from flatout.schedule.pool import Pool
 from flatout.schedule.result import SimulationResult
 
 STARVED_AFTER_S = 14 * 86_400.0
-_TOO_LARGE = "asks for more than the cluster has (GPUs of a type that it can use)"
+_TOO_LARGE = "requests more than the cluster has (GPUs of a type that it can use)"
 Progress = Callable[[int, int], None]  # jobs done, jobs in total
 
 

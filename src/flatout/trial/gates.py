@@ -161,7 +161,7 @@ def loss_note(baselines: Sequence[TrialResult]) -> str | None:
     ends += [start + int(np.flatnonzero(np.isinf(losses))[0]) + 1 for losses in known if np.isinf(losses).any()]
     if not ends:
         return _spread_note(known)
-    return f"the job's own loss is not finite at step {min(ends)} and after: what changes do to it is not checked there"
+    return f"the job's own loss is not finite at step {min(ends)} and after: how changes affect it is not checked there"
 
 
 def _spread_note(known: Sequence[NDArray[np.float64]]) -> str | None:
@@ -175,8 +175,8 @@ def _spread_note(known: Sequence[NDArray[np.float64]]) -> str | None:
     if MEAN_SPREADS * spread <= BLUNT:
         return None
     return (
-        f"mean losses of the unchanged job differ by {percent(spread)} between runs: a change that trains something"
-        f" else shows only above {percent(MEAN_SPREADS * spread)}; set the script's seeds for a sharper check"
+        f"mean losses of the unchanged job differ by {percent(spread)} between runs: a change that alters the"
+        f" training is detected only above {percent(MEAN_SPREADS * spread)}; set the script's seeds for a sharper check"
     )
 
 

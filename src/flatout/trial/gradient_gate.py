@@ -106,13 +106,13 @@ def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
         elif logs.shape[1] >= MIN_CLIPPED and float(np.ptp(logs)) <= CLIPPED:
             return (
                 f"the job's gradients have the norm {_times(logs.mean()):.4g} in each of its first steps, as after"
-                " clipping, and the norm before clipping is unknown: a change that scales gradients does not show"
+                " clipping, and the norm before clipping is unknown: a change that scales gradients cannot be detected"
             )
         allowed = MEAN_SPREADS * _mean_sd([logs])
         if allowed > math.log(BLUNT):
             return (
-                "gradient norms of the unchanged job differ from run to run: wrong gradients show only above a factor"
-                f" of {_times(allowed):.1f}; set the script's seeds for a sharper check"
+                "gradient norms of the unchanged job differ from run to run: wrong gradients are detected only above a"
+                f" factor of {_times(allowed):.1f}; set the script's seeds for a sharper check"
             )
     return None
 

@@ -105,7 +105,8 @@ class Journal:
         if is_foreign or (headings and headings[0] != heading):
             how = _difference(headings[0], heading) if headings else ""
             raise InputError(
-                f"{path} is the journal of another tuning{how}", hint="pass another --out, or replace it with --force"
+                f"{path} is the journal of another tuning run{how}",
+                hint="pass another --out, or replace it with --force",
             )
         if text and not text.endswith(b"\n"):  # truncated by an interruption
             with path.open("ab") as file:
@@ -148,7 +149,7 @@ class Journal:
         except OSError as error:
             raise OutputError(
                 f"{self.path} cannot be written to: {(error.strerror or str(error)).lower()}",
-                hint="the trials that are in it are kept: free disk space, and the same command resumes the tuning",
+                hint="its trials are kept: free some disk space, then run the same command to resume the tuning",
             ) from error
 
     def _decoded(self, raw: bytes) -> Heading | JournaledTrial | Profile | None:

@@ -87,7 +87,7 @@ def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
     if num_steps is None:
         problem = "no training step was seen in it"
     else:
-        problem = f"it made {num_steps} settled steps, but at least {MIN_STEPS} are needed"
+        problem = f"it made {num_steps} steps after the warm-up, but at least {MIN_STEPS} are needed"
     if recording is not None and recording.problems:
         problem += f" ({recording.problems[0].problem})"
     return problem

@@ -27,15 +27,15 @@ def other_start(start: Start, baselines: Sequence[Start], changes: ChangeSet) ->
         if mine.num_steps != before.num_steps:
             return (
                 f"it began at optimizer step {mine.num_steps:,}, and the first trial at step {before.num_steps:,},"
-                " as if it had resumed from a checkpoint: it is void"
+                " as if it had resumed from a checkpoint: it is invalid"
             )
         if mine.has_state != before.has_state:
             which = "its optimizer had a state" if mine.has_state else "its optimizer had no state"
-            return f"{which} before its first step, unlike that of the first trial: it is void"
+            return f"{which} before its first step, unlike that of the first trial: it is invalid"
     if any(change.argument is not None for change in changes.changes):
         return None  # the user's own argument may change the model
     if _have_fixed_weights(baselines) and _weights(start) not in (None, _weights(first)):
-        return "it began with other weights than the first trial, as if it had resumed from a checkpoint: it is void"
+        return "it began with different weights than the first trial, as if resumed from a checkpoint: it is invalid"
     return None
 
 

@@ -65,7 +65,7 @@ def _own_changes(state: TuningState, text: str, facts: JobFacts) -> Sequence[Cha
     if state.objective == "step_s" and knob.safety is None and len(knob.names) == 1:
         note = (
             f"the samples per step are unknown, or were not asked for, so steps are compared: if `{knob.name}` changes"
-            " how much one step does, its ratio means nothing"
+            " how much work one step does, its ratio is meaningless"
         )
         if note not in state.notes:
             state.notes.append(note)

@@ -43,7 +43,7 @@ class TuneCommand:
                 calibration = learned(history_path(), but=date) if options.uses_history else None
                 result = loop.tune(runner, options, say, calibration)
         except (KeyboardInterrupt, EndedBySignal):
-            say(f"interrupted; the same command with --out {self.folder} resumes it")
+            say(f"interrupted; run the same command with --out {self.folder} to resume")
             raise
         request = tune_request(options, self.warmup, applies=self.applies)
         result = msgspec.structs.replace(result, request=request)

@@ -100,7 +100,7 @@ def open_tuning(
         raise OutputError(f"{folder} cannot be written to: {reason}", hint="pass another --out") from error
     runs = f"{folder / 'runs'}{os.sep}"
     if num_left := end_marked(lambda environment: environment.get(Variable.RECORDING, "").startswith(runs)):
-        say(f"ended {num_left} process{'es' * (num_left > 1)} left by an earlier tuning")
+        say(f"ended {num_left} process{'es' * (num_left > 1)} left by an earlier tuning run")
     if journal.num_replaced:
         say(f"{folder} held another tuning, none of whose trials succeeded: it is replaced")
     if journal.num_before:

@@ -54,13 +54,13 @@ def _failed_baseline(state: TuningState, result: TrialResult) -> InputError:
         return InputError(f"the command cannot be tuned: {result.problem}", hint=output)
     if result.cause == "other_start":
         return InputError(
-            f"the command cannot be tuned, because its runs do not begin alike: {result.problem}",
-            hint="let each run begin afresh, e.g. with {trial_dir} as its output folder, or without resuming",
+            f"the command cannot be tuned, because its runs do not start from the same state: {result.problem}",
+            hint="make each run start from scratch, e.g. with {trial_dir} as its output folder, or without resuming",
         )
     if result.cause == "too_few_steps":
         return InputError(
             f"the command ended too early to be tuned: {result.problem}",
-            hint=f"let it make more steps: a trial stops it when it has enough; {output}",
+            hint=f"let it run for more steps: a trial stops the job when it has enough; {output}",
         )
     return InputError(f"the unchanged command fails: {result.problem}", hint=output)
 

@@ -231,11 +231,11 @@ class Runner:
             num_ended_by_cluster += 1
             if num_ended_by_cluster == MAX_ENDED_BY_CLUSTER:
                 break
-            self._say(f"running {folder.name} again: job {ended.job}: {ended.reason}")
+            self._say(f"repeating {folder.name}: job {ended.job}: {ended.reason}")
             self._folder(folder.name)
         raise FlatoutError(
             f"{MAX_ENDED_BY_CLUSTER} times in a row the cluster ended {folder.name}, the last time as {ended.reason}",
-            hint="the same command with its --out resumes the tuning",
+            hint="run the same command with its --out to resume the tuning",
         )
 
     def _record_once(

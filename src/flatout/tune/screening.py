@@ -60,7 +60,7 @@ def screen_candidates(state: TuningState, chosen: Sequence[Change], facts: JobFa
         num_tried += 1
         state.deferred.discard(change.name)
         result = trial(state, change_set)
-        record_pending(state, change, "it was tried, but no baseline trial followed to compare it with")
+        record_pending(state, change, "it was tried, but no baseline trial followed it for comparison")
         if is_fit(state, result, change_set, [change]):
             trials.append(result)
             sets[change_set.name] = change_set

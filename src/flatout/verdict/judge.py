@@ -181,7 +181,7 @@ def _claim(found: Estimate, analysis: InterimAnalysis, min_effect: float) -> tup
         return "equivalent", f"any difference is within {percent(min_effect)}"
     if abs(found.mean) > half:
         return "undecided", f"there is a difference, but it is not above {percent(min_effect)}"
-    return "undecided", "the interval includes 1, and is too wide to say that the arms are equivalent"
+    return "undecided", "the interval includes 1, and is too wide to show that the arms are equivalent"
 
 
 def _is_opposite(name: VerdictName, everything: Estimate, min_effect: float) -> bool:
@@ -210,7 +210,7 @@ def _check(pairs: Sequence[Pair], min_effect: float, fresh_after: int | None) ->
         raise UsageError(f"`min_effect` is a share between 0 and 1, but got {min_effect:g}")
     arms = {pair.candidate.arm for pair in pairs}
     if len(arms) > 1:
-        raise UsageError(f"a verdict is on one candidate, but the pairs have {len(arms)}: {', '.join(sorted(arms))}")
+        raise UsageError(f"a verdict is about one candidate, but the pairs have {len(arms)}: {', '.join(sorted(arms))}")
     if fresh_after is not None:
         old = [i for pair in pairs for i in (pair.baseline.index, pair.candidate.index) if i <= fresh_after]
         if old:

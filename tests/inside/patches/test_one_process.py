@@ -130,7 +130,7 @@ def test_patches_that_do_not_fit_say_why_and_change_nothing(baseline: Done, tmp_
         "fsdp2": "nothing was sharded by fully_shard",
         "fsdp2_no_sync": "a model is not sharded by fully_shard",
         "fused_attention": "no model of transformers was built",
-        "bind_cores": "unknown which of how many ranks of its host this one is",
+        "bind_cores": "the local rank and the number of ranks on this host are unknown",
         "garbage_collection": "no optimizer has stepped 19 times",
         "dataloader": "pin_memory needs a GPU",
         "of_the_future": "this version has no such patch",

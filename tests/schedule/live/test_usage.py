@@ -145,7 +145,7 @@ def test_a_value_that_is_not_a_number_is_unknown_and_not_idle(prometheus: str, m
 )
 def test_what_is_no_answer_of_prometheus(prometheus: str, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Prometheus, "answer", answer)
-    with pytest.raises(InputError, match="does not answer like Prometheus"):
+    with pytest.raises(InputError, match="does not respond like Prometheus"):
         read_samples(prometheus, now_unix_s=NOW, window_s=100)
 
 
@@ -153,5 +153,5 @@ def test_a_prometheus_without_gpus_and_none_at_all(prometheus: str, monkeypatch:
     monkeypatch.setattr(_Prometheus, "has", "something_else")
     with pytest.raises(InputError, match="has none of DCGM_FI_PROF_SM_ACTIVE"):
         read_samples(prometheus, now_unix_s=NOW, window_s=100)
-    with pytest.raises(InputError, match=r"does not answer like Prometheus: .*refused"):
+    with pytest.raises(InputError, match=r"does not respond like Prometheus: .*refused"):
         read_samples("http://127.0.0.1:9", now_unix_s=NOW, window_s=100)

@@ -26,7 +26,7 @@ def _patch(report: Report, module: Any, implementation: str) -> None:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         own = getattr(config, "_attn_implementation", None)
         if own == implementation:
-            report.note(f"a model has {implementation} already")
+            report.note(f"a model already has {implementation}")
             original(self, config, *args, **kwargs)
             return
         try:

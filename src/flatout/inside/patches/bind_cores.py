@@ -34,7 +34,7 @@ def bind_cores(report: Report, *, by: str = "exclusive") -> None:
     if rank_and_size is not None:
         _bind(report, by, *rank_and_size)
         return
-    report.waits("unknown which of how many ranks of its host this one is")
+    report.waits("the local rank and the number of ranks on this host are unknown")
     if not torch.distributed.is_available():
         return
     original = torch.distributed.init_process_group

@@ -48,7 +48,7 @@ def cudnn_benchmark(report: Report) -> None:
         if is_deterministic():
             core._set_cudnn_benchmark(False)
             report.is_applied = False
-            report.note("the script asks for deterministic algorithms")
+            report.note("the script requests deterministic algorithms")
 
     def set_deterministic(wanted: bool) -> None:
         core._set_cudnn_deterministic(wanted)

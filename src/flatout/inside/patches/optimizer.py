@@ -20,7 +20,7 @@ from flatout.inside.patches.report import Report
 def optimizer(report: Report, *, fused: bool = False, foreach: bool = False) -> None:
     keyword = "fused" if fused else "foreach"
     if not (fused or foreach):
-        report.note("neither fused nor foreach is asked for")
+        report.note("neither fused nor foreach is requested")
         return
     report.waits(f"no optimizer with the keyword `{keyword}` was made")
     for kind in {one for one in vars(torch.optim).values() if isinstance(one, type) and issubclass(one, Optimizer)}:
@@ -123,7 +123,7 @@ def _why_not_fused(optimizer: Any) -> str | None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not torch.is_floating_point(parameter):
-                return "a parameter is not of floating point"
+                return "a parameter is not a floating-point tensor"
             if parameter.device.type not in supported:
                 return f"no fused kernels for {parameter.device.type}"
         if group.get("differentiable"):

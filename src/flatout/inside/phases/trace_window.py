@@ -127,7 +127,7 @@ class TraceWindow:
                 raise OSError(f"no space left for it ({free_bytes >> 20} MiB are free)")
             self._profiler.export_chrome_trace(str(partial))
             if not _is_complete(partial):
-                raise OSError("it is truncated, as on a full disk")
+                raise OSError("it is truncated, possibly because the disk was full")
             os.replace(partial, self._path)
         except (OSError, RuntimeError) as error:
             partial.unlink(missing_ok=True)

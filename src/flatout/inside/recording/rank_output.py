@@ -51,7 +51,7 @@ class RankOutput:
             self.phases = Phases(settings, identity, self.file)
             self.phases.optimizers = optimizers
         except FileExistsError:
-            LOG.write(f"another process has recorded rank {identity.rank} already: {NOT_RECORDED}")
+            LOG.write(f"another process has already recorded rank {identity.rank}: {NOT_RECORDED}")
             return False
         except OSError as error:
             LOG.write(f"the recording cannot be written: {error}")

@@ -46,7 +46,7 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
         best=at_once / asked,  # workers that wait for storage take no core
         how=f"a batch costs {cost_s * 1e3:.1f} ms; {at_once:g} workers make batches during the steps",
         assumptions=(
-            "a batch costs a worker what it costs the training process",
+            "a batch costs a worker as much as it costs the training process",
             *((f"a worker keeps a core busy for {percent(share)} of its time",) if share < 1 else ()),
         ),
         frees_pace=True,
@@ -57,21 +57,21 @@ def _batch_s(situation: Situation) -> float | str:
     """Return the seconds of work that one step's batches cost one process, on the slowest rank."""
     seen_s = situation.spent_s(Spent.DATA_LOADING)
     if seen_s <= 0:
-        return "the trace has no time of the data loader"
+        return "the trace has no data loader time"
     names = [t.facts.loader_name for t in situation.job.timelines if t.facts and t.facts.loader_name]
     if situation.facts.loader_workers == 0 or any(SINGLE_PROCESS in name for name in names):
         return seen_s
     if situation.facts.loader_workers is None:
         return "the current number of workers is unknown"
     if not situation.pace_s:
-        return "the workers keep up, so the trace does not show what a batch costs"
+        return "the workers keep up, so the trace does not show the cost of a batch"
     return situation.pace_s * situation.facts.loader_workers
 
 
 def prefetch(situation: Situation, change: Change) -> Scenarios | str:
     del change
     if situation.spent_s(Spent.DATA_LOADING) <= 0:
-        return "the trace has no time of the data loader"
+        return "the trace has no data loader time"
 
     def apply(edits: Edits, factor: float) -> None:
         for edit in edits.values():
@@ -137,7 +137,7 @@ def non_blocking(situation: Situation, change: Change) -> Scenarios | str:
         for rank, track in situation.tracks.items()
     }
     if not sum(len(n) for n in nodes.values()):
-        return "the host waits for no copy to the device"
+        return "the host does not wait for any copy to the device"
 
     def apply(edits: Edits, factor: float) -> None:
         for rank, found in nodes.items():

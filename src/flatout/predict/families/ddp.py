@@ -121,7 +121,7 @@ def compression(situation: Situation, change: Change) -> Scenarios | str:
         return "the trace has no all-reduce whose size is known"
     kind = "powersgd" if change.value.startswith("powersgd") else change.value
     if kind not in _COMPRESSION:
-        return f"there is no model of {change.value}"
+        return f"there is no model for {change.value}"
     share, ns_per_byte = _COMPRESSION[kind]
 
     def apply(edits: Edits, factor: float) -> None:

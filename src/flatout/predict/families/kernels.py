@@ -86,7 +86,7 @@ def channels_last(situation: Situation, change: Change) -> Scenarios | str:
         worst=-0.5,
         best=4.0,
         how="transposes around convolutions are gone",
-        assumption="a prior: it gains with half precision, and may lose without",
+        assumption="a prior: it helps with half precision, and can hurt without it",
     )
 
 
@@ -98,7 +98,7 @@ def cudnn_benchmark(situation: Situation, change: Change) -> Scenarios | str:
         worst=-0.2,
         best=4.0,
         how="convolutions run with the fastest algorithm",
-        assumption="a prior: cuDNN's own choice is mostly right",
+        assumption="a prior: cuDNN's own choice is usually right",
     )
 
 

@@ -56,7 +56,7 @@ def channels(situation: Situation, change: Change) -> Scenarios | str:
     if situation.facts.transport == "socket":
         assumption = "a prior: with 8 channels two tunings on two H200 over TCP became 0.80 and 0.89 times as fast"
         return _by_size(situation, large=1.15, worst=1.5, best=0.7, how=how, assumption=assumption)
-    assumption = "a prior: on fast links NCCL's own choice is mostly right"
+    assumption = "a prior: on fast links NCCL's own choice is usually right"
     return _by_size(situation, large=0.97, worst=1.1, best=0.7, how=how, assumption=assumption)
 
 
@@ -67,7 +67,7 @@ def buffer(situation: Situation, change: Change) -> Scenarios | str:
         large=0.97,
         worst=1.1,
         best=0.75,
-        how="each channel's buffer has another size",
+        how="the buffer size of each channel changes",
         assumption="a prior: reports range from nothing to a quarter (NVIDIA/nccl#1530, PR 691)",
     )
 

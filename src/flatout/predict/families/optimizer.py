@@ -36,7 +36,7 @@ def _few_kernels(
         return "the trace marks no optimizer step that launches work"
     per_step = max(len(r) for r in rows.values()) / situation.num_steps
     if per_step < 5:
-        return f"the optimizer launches {per_step:.0f} kernels per step: it is fused already"
+        return f"the optimizer launches {per_step:.0f} kernels per step: it is already fused"
 
     def apply(edits: Edits, factor: float) -> None:
         for rank, mine in rows.items():

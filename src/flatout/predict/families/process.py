@@ -31,7 +31,7 @@ def threads(situation: Situation, change: Change) -> Scenarios | str:
         likely=0.98,
         worst=1.05,
         best=0.7,
-        how="host work with another number of threads",
+        how="host work uses a different number of threads",
         assumption="a prior: launches use one thread, so only tensor work on the host gains",
     )
 

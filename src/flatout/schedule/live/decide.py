@@ -217,7 +217,7 @@ def _reserved(job: JobView, nodes: Sequence[str]) -> Iterator[Action]:
         target=name,
         previous=ABSENT,
         value=PRESENT,
-        reason=f"only urgent job {job.id} may start there",
+        reason=f"only urgent job {job.id} can start there",
         group=job.id,
         cause=job.id,
         reservation=Reservation(user=job.user, nodes=tuple(nodes), duration_min=minutes),

@@ -37,7 +37,7 @@ class Enricher:
         try:
             samples = read_samples(self._usage, now_unix_s=view.now_unix_s, window_s=self._idle_after_s)
         except InputError as error:
-            self._say(f"no GPUs are reclaimed now: {error}")
+            self._say(f"no GPUs are being reclaimed: {error}")
             return view
         idle, unseen = idle_jobs(
             view.jobs,
@@ -47,7 +47,7 @@ class Enricher:
             threshold=self._idle_below,
         )
         if unseen:
-            self._say(f"unknown whether their GPUs are idle, for lack of samples: {len(unseen)} jobs, e.g. {unseen[0]}")
+            self._say(f"unknown for lack of samples whether their GPUs are idle: {len(unseen)} jobs, e.g. {unseen[0]}")
         return msgspec.structs.replace(view, idle_for_s=idle, unseen_jobs=unseen)
 
 

@@ -57,7 +57,8 @@ class LogFile:
         except BlockingIOError:
             self._close()
             raise OutputError(
-                f"{self.path} is in use by another controller", hint="end that one, or pass another --log to this one"
+                f"{self.path} is in use by another controller",
+                hint="end that controller, or pass another --log to this one",
             ) from None
         except OSError as error:
             self._close()
@@ -116,7 +117,7 @@ class LogFile:
         line = msgspec.json.encode(record) + b"\n"
         try:
             if os.write(self._file, line) != len(line):
-                raise OSError(0, "it was written only in part")
+                raise OSError(0, "only part of it was written")
             os.fsync(self._file)
         except OSError as error:
             raise OutputError(
@@ -142,7 +143,7 @@ def read_log(path: Path, *, cluster: str) -> tuple[list[LoggedAction], list[Node
             f"{path} is not a log of `flatout schedule slurm`", hint="its first line does not have that schema"
         )
     if header.get("cluster") != cluster:
-        raise InputError(f"{path} is of cluster `{header.get('cluster')}`, but this cluster is `{cluster}`")
+        raise InputError(f"{path} belongs to cluster `{header.get('cluster')}`, but this cluster is `{cluster}`")
     return _replayed(path, lines[1:])
 
 

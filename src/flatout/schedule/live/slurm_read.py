@@ -88,7 +88,7 @@ def read_failures(text: bytes) -> list[NodeFailure]:
     for line in text.decode("utf-8", "replace").splitlines():
         fields = line.split("|")
         if len(fields) != 3:
-            raise InputError(f"sacct -P must give three fields per line, but gave {line[:80]!r}")
+            raise InputError(f"sacct -P must print three fields per line, but printed {line[:80]!r}")
         if fields[0].split(" ")[0] == "NODE_FAIL" and fields[1].isdigit():
             nodes = _guarded("sacct", expanded, fields[2])
             failures.extend(NodeFailure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
@@ -101,7 +101,7 @@ def _document(text: bytes, command: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise InputError(f"{command} did not print valid JSON: {error}") from None
     if not isinstance(document, dict):
-        raise InputError(f"{command} must give an object, but gave {type(document).__name__}")
+        raise InputError(f"{command} must print an object, but printed {type(document).__name__}")
     return document
 
 
@@ -111,7 +111,7 @@ def _entries(text: bytes, command: str, name: str) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         errors = document.get("errors")
         said = f": {str(errors)[:120]}" if errors else ""
-        raise InputError(f"{command} must give a list of objects `{name}`, but gave none{said}")
+        raise InputError(f"{command} must print a list of objects `{name}`, but printed none{said}")
     return entries
 
 

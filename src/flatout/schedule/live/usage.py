@@ -173,4 +173,4 @@ def _query(address: str, expression: str, now_unix_s: float) -> list[dict[str, A
         return list(document["data"]["result"])
     except (OSError, urllib.error.URLError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         why = getattr(error, "reason", None) or error
-        raise InputError(f"{address} does not answer like Prometheus: {why}") from None
+        raise InputError(f"{address} does not respond like Prometheus: {why}") from None

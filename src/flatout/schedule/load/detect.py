@@ -53,6 +53,6 @@ def _sacct(path: Path) -> JobHistory:
     history = attempts.load(read.attempts)
     unreadable = Counter(f"unreadable: {row.reason}" for row in read.left_out)
     if not read.attempts and read.num_steps:
-        unreadable["a row of a job's step, not of a job"] = read.num_steps
+        unreadable["the row describes a job step, not a job"] = read.num_steps
     skipped = {**history.skipped, **dict(unreadable.most_common(_MOST_UNREADABLE))}
     return msgspec.structs.replace(history, skipped=skipped, notes=(*history.notes, *read.notes))

@@ -45,7 +45,7 @@ def load(path: Path, throughputs: Path | None = None) -> JobHistory:
         rates = {gpu_type: _steps_per_s(measured, job_type, num_gpus) for gpu_type, measured in steps_per_s_on.items()}
         first_rate = rates[first_type]
         if not first_rate:
-            skipped.add(f"no throughput on {first_type} for its type and GPUs")
+            skipped.add(f"no throughput on {first_type} for its job type and number of GPUs")
             continue
         speeds = tuple((gpu_type, rate / first_rate) for gpu_type, rate in rates.items() if rate)
         job = ClusterJob(

@@ -99,7 +99,7 @@ def _job(row: _Row) -> ClusterJob:
     num_gpus = row.whole("num_gpus")
     gpu_share = row.amount("gpu_share", 0.001, 1)
     if gpu_share is not None and gpu_share < 1 and num_gpus != 1:
-        raise row.error(f"only a job of one GPU may have a gpu_share below 1, but it has {num_gpus}")
+        raise row.error(f"only a job with one GPU can have a gpu_share below 1, but it has {num_gpus}")
     duration_s = row.number("duration_s")
     min_gpus, max_gpus = _gpu_range(row, num_gpus)
     scaling = row.amount("scaling", 0, 1)

@@ -57,7 +57,7 @@ def rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> It
         if len(row) != len(names):
             raise InputError(
                 f"{path}, line {line}: a row must have {len(names)} values, but has {len(row)}",
-                hint="fix or remove the line; a text that contains a comma must be in double quotes",
+                hint="fix or remove the line; text that contains a comma must be in double quotes",
             )
         yield line, ["" if position is None else row[position] for position in positions]
 

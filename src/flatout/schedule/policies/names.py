@@ -65,7 +65,7 @@ def check(names: Sequence[str]) -> None:
         if name not in POLICIES:
             raise UsageError(f"--policy must be one of {', '.join(POLICIES)}, but is `{name}`")
         if name in names[:index]:
-            raise UsageError(f"each --policy must be given once, but `{name}` is given twice")
+            raise UsageError(f"each --policy must be passed only once, but `{name}` is passed twice")
 
 
 def demand_by_team(jobs: Sequence[ClusterJob], cluster: Cluster) -> dict[str, tuple[float, int]]:

@@ -15,7 +15,7 @@ from flatout.schedule.levels import MultilevelPolicy
 
 class Priority(MultilevelPolicy):
     name: ClassVar[str] = "priority"
-    summary: ClassVar[str] = "by priority, then by submission; jobs of higher priority stop others"
+    summary: ClassVar[str] = "by priority, then by submission; jobs with higher priority stop others"
 
     def level(self, job: int) -> int:
         return -self.sim.jobs[job].priority
