@@ -190,7 +190,10 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
         (["--only", "matmul", "--only", "nonsense"], "`nonsense` is not a measurement"),
         (["--only", "storage_random_read"], "needs a folder on the storage to measure\nhint: --path DIR\n"),
         (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing in `--only all_reduce`"),
-        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "hint: collectives: they need 2 ranks or more\n"),
+        (
+            ["--time", "12s", "--ranks", "1", "--only", "all_reduce"],
+            "hint: collectives: they need at least 2 ranks\n",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], said: str) -> None:

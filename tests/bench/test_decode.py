@@ -118,7 +118,7 @@ def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     hide("PIL", "torchvision")
     assert [case.name for case in decode.benchmarks()] == ["decode_zlib"]
     assert decode.lacks() == {
-        "decode_jpeg": "neither Pillow nor torchvision is installed here: pip install pillow; zlib stands in"
+        "decode_jpeg": "neither Pillow nor torchvision is installed here: pip install pillow; zlib is used instead"
     }
     hide("torchvision")
     assert [case.labels["backend"] for case in decode.benchmarks()] == ["Pillow", "zlib"]

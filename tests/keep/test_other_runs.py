@@ -159,7 +159,7 @@ def test_a_ledger_that_another_run_writes_is_refused_until_that_one_is_gone(fold
         assert errors.splitlines() == [
             f"error: another `flatout run` (process {first.pid} on {os.uname().nodename}) is writing to the ledger "
             f"{name}, and only one run can write to it at a time",
-            "hint: --ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
+            "hint: pass --ledger ANOTHER_FILE, or an existing folder, in which each run has its own ledger",
         ]
     folder.kill_watch(first)  # its job lives, and has no part in the lock
     code, errors = folder.run("--ledger=a.jsonl", command=["touch", "started"])

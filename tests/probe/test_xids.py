@@ -69,7 +69,7 @@ def test_events_say_which_gpu_and_which_number_and_nothing_waits_for_them(monkey
 def test_a_driver_that_tells_no_xids_leaves_them_unknown(monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
     watch = gpus(monkeypatch, XidDriver(refuses=refuses)).xids()
     assert watch.read() is None
-    assert watch.problem == f"NVML reports no Xids of GPU 0: {refuses}; this kernel has no NVIDIA driver" or (
+    assert watch.problem == f"NVML reports no Xids for GPU 0: {refuses}; this kernel has no NVIDIA driver" or (
         watch.problem is not None and f"GPU 1: {refuses}" in watch.problem
     )
 
@@ -87,7 +87,7 @@ def test_a_gpu_that_is_lost_has_told_its_last_and_is_unknown_from_then_on(monkey
     driver.coming, driver.lost = {0: [79], 1: []}, {0}
     assert watch.read() == [{"gpu": 0, "number": 79}]
     assert watch.read() is None
-    assert watch.problem is not None and "no more Xids of GPU 0: GPU is lost" in watch.problem
+    assert watch.problem is not None and "no more Xids for GPU 0: GPU is lost" in watch.problem
     driver.coming[1] = [63]
     assert watch.read() == [{"gpu": 1, "number": 63}]
 

@@ -62,7 +62,10 @@ def test_nodes_and_gpus_are_those_of_a_real_plan(
     said = shown(
         monkeypatch, capfd, "--to", "slurm", "--plan", "plan.json", "--nodes", "2", "--gpus", "8", "--", "true"
     )
-    assert f"\nlayout: {found['layout']}, if its own arguments select it: flatout plan --emit\n" in said
+    assert (
+        f"\nlayout: {found['layout']}, but only if the command's own arguments select it: see flatout plan --emit\n"
+        in said
+    )
     assert list(folder.iterdir()) == [folder / "plan.json"]
 
 

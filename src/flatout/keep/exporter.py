@@ -80,7 +80,7 @@ class Collector:
         if totals.goodput is not None:
             yield GaugeMetricFamily(
                 "flatout_goodput_ratio",
-                "Share of the devices' time in which new steps were made.",
+                "Share of device time in which new steps were made.",
                 value=totals.goodput,
             )
         steps = GaugeMetricFamily("flatout_rank_steps", "Steps that each rank made in this attempt.", labels=["rank"])

@@ -122,7 +122,7 @@ def _held(path: Path, file: int) -> HeldError:
     os.close(file)
     return HeldError(
         f"{holder} is writing to the ledger {path}, and only one run can write to it at a time",
-        hint="--ledger ANOTHER_FILE, or an existing folder, where each run has its own ledger",
+        hint="pass --ledger ANOTHER_FILE, or an existing folder, in which each run has its own ledger",
     )
 
 

@@ -328,6 +328,6 @@ def _remark(attempt: int, done: AttemptResult, judgement: Judgement, progress: S
     if judgement.rule != "done" or not is_restarted or not done.ranks or has_step:
         return None
     return (
-        f"the restarted job ended without a step, after {progress.farthest} steps of the attempts before: "
-        "see whether its work was complete, and whether it resumed from the right checkpoint"
+        f"the restarted job ended without making a step, after {progress.farthest} steps in earlier attempts: "
+        "check whether its work was complete, and whether it resumed from the right checkpoint"
     )

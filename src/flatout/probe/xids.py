@@ -61,7 +61,7 @@ class _Events:
                 events = nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             except (nvml.NVMLError, AttributeError) as error:
-                self.problem = f"NVML reports no Xids of GPU {index}: {error}"
+                self.problem = f"NVML reports no Xids for GPU {index}: {error}"
                 continue
             self._sets[index] = events
 
@@ -74,7 +74,7 @@ class _Events:
                     event = self._nvml.nvmlEventSetWait(events, 0)
                 except self._nvml.NVMLError as error:
                     if getattr(error, "value", None) != self._nvml.NVML_ERROR_TIMEOUT:  # the GPU is lost
-                        self.problem = f"NVML reports no more Xids of GPU {index}: {error}"
+                        self.problem = f"NVML reports no more Xids for GPU {index}: {error}"
                         del self._sets[index]
                     break
                 if event.eventType & self._nvml.nvmlEventTypeXidCriticalError:

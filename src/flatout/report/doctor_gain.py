@@ -24,5 +24,5 @@ def gain_sentence(gain: Gain) -> str:
         return _UNKNOWN[gain.basis]
     bound = f"at most {units.seconds(gain.at_most_s)} per step ({100 * gain.step_share:.1f} % of the step)"
     if gain.basis == "unknown-bandwidth":
-        return f"unknown, {bound}: that is all of {_TRAFFIC[gain.traffic]}"
+        return f"unknown, {bound}, the total time of {_TRAFFIC[gain.traffic]}"
     return f"{bound}: the share of {_TRAFFIC[gain.traffic]} that the missing bandwidth takes"

@@ -19,7 +19,7 @@ def submission_text(result: Submitted, files: Mapping[Path, str], *, is_wrapped:
             lines.append(f"\n{path}:\n{text.rstrip()}\n")
     layout = None
     if result.layout is not None:
-        layout = f"{result.layout}, if its own arguments select it: flatout plan --emit"
+        layout = f"{result.layout}, but only if the command's own arguments select it: see flatout plan --emit"
     facts = [
         ("job", result.job),
         ("command", result.queued if is_wrapped else None),

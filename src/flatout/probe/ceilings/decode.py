@@ -36,7 +36,9 @@ def lacks() -> dict[str, str]:
     """Return the measurements that are not possible, and why."""
     missing = [name for name, module in _DECODERS.items() if importlib.util.find_spec(module) is None]
     if len(missing) == len(_DECODERS):
-        return {"decode_jpeg": "neither Pillow nor torchvision is installed here: pip install pillow; zlib stands in"}
+        return {
+            "decode_jpeg": "neither Pillow nor torchvision is installed here: pip install pillow; zlib is used instead"
+        }
     return {f"decode_jpeg with {name}": "it is not installed here" for name in missing}
 
 

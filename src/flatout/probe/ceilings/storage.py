@@ -122,7 +122,7 @@ def _read_benchmarks(
     missing: dict[str, str] = {}
     benchmarks: list[Benchmark] = []
     pool: _ReaderPool | None = None
-    hint = "or allow files of Flatout's own with --allow-write"
+    hint = "or let Flatout write its own files with --allow-write"
     readers = [reader for path in shards if (reader := _opened(path)) is not None]
     if readers:
         pool = _ReaderPool(readers)
@@ -377,7 +377,7 @@ def _small_files(paths: list[Path]) -> Benchmark:
 
     def check() -> str | None:
         bad = [path.name for path in chosen() if read(path) != min(sizes[path], SMALL_FILE_BYTES)]
-        return f"{len(bad)} files have another length than they say, as {bad[0]}" if bad else None
+        return f"{len(bad)} files differ in length from what they state, e.g. {bad[0]}" if bad else None
 
     drop()
     shares = [share for path in paths[:32] if (share := _Reader(path).cached_share()) is not None]

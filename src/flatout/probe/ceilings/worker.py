@@ -209,7 +209,7 @@ def _collectives(torch: Any, device: Any, rank_group: RankGroup, not_measured: d
     if torch is None:
         return []
     if rank_group.size == 1:
-        not_measured["collectives"] = "they need 2 ranks or more"
+        not_measured["collectives"] = "they need at least 2 ranks"
         return []
     from flatout.probe.ceilings.collectives import LARGEST_BYTES, SMALLEST_BYTES, Collectives, bytes_needed
 
@@ -227,7 +227,9 @@ def _collectives(torch: Any, device: Any, rank_group: RankGroup, not_measured: d
     collectives = Collectives(torch, device, largest=largest, step=1 if is_gpu else 2, hosts=hosts)
     if largest < LARGEST_BYTES:
         needed = bytes_needed(LARGEST_BYTES, is_gpu=is_gpu)
-        why = f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB per rank, and may have {usable / 1e9:.1f}"
+        why = (
+            f"memory: {LARGEST_BYTES:,} B need {needed / 1e9:.1f} GB per rank, but only {usable / 1e9:.1f} can be used"
+        )
         not_measured[f"collectives above {collectives.sizes[-1]:,} B"] = why
     return list(collectives.benchmarks())
 

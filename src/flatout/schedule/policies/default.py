@@ -29,7 +29,7 @@ _MAX_BUCKETS_AHEAD = 4
 
 class Default(MultilevelPolicy):
     name: ClassVar[str] = "flatout"
-    summary: ClassVar[str] = "Gittins index of the history times GPUs, restart costs, ageing, idle GPUs reclaimed"
+    summary: ClassVar[str] = "by Gittins index and GPUs; counts restart costs, ages waiting jobs, reclaims idle GPUs"
     margin: ClassVar[int] = 2
     protected_s: ClassVar[float] = 300.0
     ageing_s: ClassVar[float] = 3 * 86_400.0
