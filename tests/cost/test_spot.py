@@ -269,7 +269,7 @@ def test_public_events_and_samples_are_read(public: Path) -> None:
     assert found.end_s == 40_920
     google = read_spot_trace(public / "bamboo_spot" / "gcloud" / "a100x1-east1b.txt")
     assert (google.counts[:2], google.times_s[1]) == ((55, 54), 260)
-    with pytest.raises(InputError, match="line 4: times must not fall"):
+    with pytest.raises(InputError, match="line 4: times must not decrease"):
         read_spot_trace(public / "bamboo_spot" / "gcloud" / "v100x1-east1c.txt")
 
 
@@ -282,7 +282,7 @@ def test_public_events_and_samples_are_read(public: Path) -> None:
         ('{"metadata": {"gap_seconds": 60}, "data": []}', "a positive gap and data"),
         ('{"metadata": {"gap_seconds": 60}, "data": [-1]}', "counts of 0 or more"),
         ("0,add,a\n5,swap,b\n", "line 2: must look like `480000,add,node1`"),
-        ("5,add,a\n3,add,b\n", "line 2: times must not fall"),
+        ("5,add,a\n3,add,b\n", "line 2: times must not decrease"),
         ("hello\n", "line 1: must look like"),
         ("2026-01-01, 00:00:00, x\n", "line 1: must look like"),
         ("0,add,a\n", "must cover some time"),

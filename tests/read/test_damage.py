@@ -380,5 +380,5 @@ def test_times_written_as_text_are_told(read: Read) -> None:
     ]
     table = read({"traceEvents": events})
     assert table.start_ns.tolist() == [1000, 3000, 5500, 9000] and table.duration_ns.tolist() == [2000] * 4
-    assert problems(table) == "2 events have times that are written as text"
+    assert problems(table) == "2 events have their times written as text"
     assert problems(read({"traceEvents": events[:3]})) == "1 event has its times written as text"

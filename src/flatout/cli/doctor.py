@@ -150,7 +150,7 @@ def _refuse_without_hosts(via: str | None, flatout: str | None, bundles: Sequenc
     if via or flatout:
         raise UsageError("`--via` and `--flatout` require `--hosts` and host names", hint="flatout doctor --hosts a,b")
     if bundles:
-        raise UsageError("bundles need `--hosts`", hint=f"for one machine: flatout doctor --from {bundles[0]}")
+        raise UsageError("bundles require `--hosts`", hint=f"for one machine: flatout doctor --from {bundles[0]}")
 
 
 def _refuse_with_bundle_on_standard_output(*outputs: object) -> None:

@@ -19,7 +19,7 @@ _TIME_IS_IDLE = "their time shows as idle or unattributed"
 DAMAGE: Mapping[str, tuple[str, str]] = {
     "unreadable": ("{} events could not be read: the JSON is broken there", _TIME_IS_IDLE),
     "repaired": ("{} events of broken JSON were repaired", "their times are right; some arguments may be lost"),
-    "text time": ("{} events have times that are written as text", "none: the times were read as numbers"),
+    "text time": ("{} events have their times written as text", "none: the times were read as numbers"),
     "no time": ("{} events have no usable start time and were skipped", _TIME_IS_IDLE),
     "no object": (
         '{} entries of "traceEvents" are not events and were skipped',
