@@ -88,7 +88,7 @@ def test_where_ranks_are_missing_waiting_is_unknown_and_inside_communication(
     )
     assert found["exposed_communication"] == 350 * MS
     assert "late_rank_wait" not in found and "late_rank_wait" not in known
-    assert "it is inside exposed_communication" in reasons["late_rank_wait"]
+    assert "it is included in exposed_communication" in reasons["late_rank_wait"]
 
 
 @pytest.mark.parametrize(("num_ranks", "is_used"), [(2, True), (8, False)])
