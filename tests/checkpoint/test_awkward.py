@@ -96,7 +96,7 @@ def test_steps_in_another_order_are_refused_and_going_back_is_not(tmp_path: Path
 
 @pytest.mark.parametrize("step", [-1, 2.0, "3", None])
 def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
-    with running(tmp_path / "ckpt") as run, pytest.raises(CheckpointError, match="a step is a non-negative integer"):
+    with running(tmp_path / "ckpt") as run, pytest.raises(CheckpointError, match="a step must be a non-negative int"):
         run.checkpointer.save(step)
 
 
