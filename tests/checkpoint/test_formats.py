@@ -162,7 +162,7 @@ def test_every_flipped_bit_and_every_missing_byte_of_a_file_is_found(tmp_path: P
             check_file(path, expected)
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(DamagedError, match=f"torn: {length} of {len(data)} bytes"):
+        with pytest.raises(DamagedError, match=f"is truncated: {length} of {len(data)} bytes"):
             check_file(path, expected)
 
 

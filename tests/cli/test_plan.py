@@ -129,7 +129,7 @@ def test_ceilings_by_hand_are_below_the_peak_of_a_type_that_is_there(
     path = tmp_path / "c.toml"
     path.write_text(f'gpu = "h100"\nnum_gpus = 8\n[matmul_tflops]\n{dtype} = {tflops}\n')
     assert run(monkeypatch, "plan", "--model", "llama3-8b", "--cluster", str(path)) == 2
-    assert f"says {dtype} = {tflops}\n" in capfd.readouterr().err
+    assert f"but is {dtype} = {tflops}\n" in capfd.readouterr().err
 
 
 def test_the_number_of_gpus_that_is_named_holds_the_model_and_half_does_not(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_the_rank_gets_the_signal_and_its_launcher_lives(tmp_path: Path, capfd: 
         nonlocal is_sent
         if not is_sent and "up" in capfd.readouterr().out:
             is_sent = True
-            os.kill(os.getpid(), signal.SIGUSR1)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)  # another thread would not wait for it
         if time.monotonic() - began > 30:
             os.kill(pid, signal.SIGKILL)
 

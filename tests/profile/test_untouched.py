@@ -140,8 +140,8 @@ def test_a_trace_that_could_not_be_written_is_not_read(tmp_path: Path) -> None:
     recording = read_recording(out)
     assert (recording.traced_ranks, bool(recording.ranks[0].traced_steps)) == ((), True)
     diagnosed = run([sys.executable, "-m", "flatout", "diagnose", out])
-    assert diagnosed.returncode == 2
-    assert "is a recording without a trace" in diagnosed.stderr
+    assert diagnosed.returncode == 0
+    assert "the recording has no trace" in " ".join(diagnosed.stdout.split())
 
 
 def test_a_process_that_ends_itself_at_once_is_not_said_to_have_ended_early(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_zip_file_is_refused_even_if_its_members_are_stored_as_they_are(method
     with zipfile.ZipFile(path, "w", method) as archive:
         for number in (0, 1):
             archive.writestr(f"rank{number}.json", text(number))
-    with pytest.raises(InputError, match="compressed in a way that is not read"):
+    with pytest.raises(InputError, match="compressed in an unsupported format"):
         diagnose_paths([path])
 
 
