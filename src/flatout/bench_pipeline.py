@@ -27,7 +27,7 @@ from flatout.report.json import enveloped_json
 
 _MIN_MEASURING_S = 5.0
 _MAX_CPU_RANKS = 8
-_END_S, _GPU_END_S = 3.0, 5.0  # for the last processes to end, and to close communicators and contexts
+_END_S, _GPU_END_S = 3.0, 5.0  # time for the last processes to end, and to close communicators and contexts
 _RANK_BYTES = 512 << 20  # memory of a process with torch, and of its buffers
 
 

@@ -1,4 +1,4 @@
-"""Report what GPU time cost and what would cost less, from accounting files, power curves or spot traces.
+"""Report the cost of GPU time and ways to lower it, from accounting files, power curves or spot traces.
 
 Composes the readers, the catalogue of prices and carbon, and the arithmetic of `cost`, for `flatout cost` and, for
 spot machines, `flatout submit`. Nothing is printed.

@@ -1,4 +1,4 @@
-"""The diagnosis of a job: read its traces, attribute its time, and name what costs it.
+"""The diagnosis of a job: read its traces, attribute its time, and name the causes of lost time.
 
 In: trace files, folders, archives, or the folder of a recording. Out: a `Diagnosed`. This module composes the stages
 `read`, `attribute` and `diagnose` and contains no rules itself.
@@ -155,7 +155,7 @@ def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None
 
 
 def recorded_time_of(recording: Recording) -> RecordedTime | None:
-    """Return where the time of the whole recording went; None if it has no ordinary step."""
+    """Return the parts of the whole recording's time; None if it has no ordinary step."""
     log = job_log(recording.ranks)
     return None if log is None else recorded_time(recording, log)
 
@@ -194,7 +194,7 @@ def _untraced(recording: Recording) -> Untraced | None:
 
 
 def _facts(recording: Recording | None) -> JobFacts | None:
-    """Return what the recording knows of the job; None without a recording, or if its facts cannot be read."""
+    """Return the recording's facts about the job; None without a recording, or if its facts cannot be read."""
     if recording is None:
         return None
     from flatout.profile.read_facts import read_facts

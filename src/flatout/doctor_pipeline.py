@@ -1,4 +1,4 @@
-"""Collect what `flatout doctor` judges: this machine, files about one machine, or several hosts.
+"""Collect the input of `flatout doctor`: this machine, files about one machine, or several hosts.
 
 Composes the probe that reads this machine, the readers of bundles and tools' outputs, and the launch of a capture on
 other hosts. Nothing on a machine is changed, and nothing is printed except a progress line.

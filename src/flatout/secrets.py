@@ -1,4 +1,4 @@
-"""What looks like a secret: one rule for commands, recordings and bundles."""
+"""Recognise secrets by their name or form: one rule for commands, recordings and bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Format numbers with their units, the one way that Flatout prints them."""
+"""Format numbers with their units in Flatout's uniform style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How failures of jobs are worded -> what each wording means, from `failures.toml`.
+"""Map the wording of job failures to their meaning, by `failures.toml`.
 
 In: the type of an exception and its message, or a line of a log. Out: the first entry of the table that fits; None if
 none does. Names of data, which are quoted strings, URLs and paths, must have been taken out of the message before.
@@ -36,7 +36,7 @@ CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
 _FILE = Path(__file__).with_name("failures.toml")
 _ANY_TYPE = "*"
 _DEFAULT_TYPES = ("@native",)
-_MAX_GAP = 200  # characters that a `*` stands for
+_MAX_GAP = 200  # maximum number of characters that a `*` matches
 
 
 class _Override(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -40,7 +40,7 @@ def is_job_fault(number: int) -> bool:
 
 
 def xid_fix(number: int) -> str:
-    """Return what to do about the Xid."""
+    """Return the way to fix the Xid."""
     entry = _xids().xid.get(number)
     return entry.fix if entry is not None else _xids().fix_of_others
 

@@ -1,4 +1,4 @@
-"""The catalogue of changes: what can be set from outside a job, one file per family, and which changes to try.
+"""The catalogue of changes that can be made from outside a job, one file per family, and the choice of changes to try.
 
 `candidates.candidates` picks from the catalogue for a diagnosis, `combine.combine` merges changes that fit together,
 and `arguments` reads the user's own `--knob`s. `forbidden` refuses settings that are fast and wrong. Nothing is applied

@@ -1,8 +1,8 @@
 """Parse `--knob 'batch={8,16,32}:--batch-size={}'`, the user's own arguments as a knob, and set them in the command.
 
-    batch={8,16,32}:--batch-size={}                                     what is trained changes: semantic
+    batch={8,16,32}:--batch-size={}                                     the training changes: semantic
     workers/exact={4,8,16}:-j {}                                        the user says that it does not
-    micro*accumulate={8*4,16*2,32*1}:--batch-size={} --accumulate={}    the product stays: the same global batch
+    micro*accumulate={8*4,16*2,32*1}:--batch-size={} --accumulate={}    the product is constant: the same global batch
 
 An argument that the command already has is replaced, whether its value follows `=` or is the next word. Any other is
 added at the end, but before a `--`, because the script's parser reads no options after that.
@@ -28,14 +28,14 @@ FORM = "NAME={VALUE,VALUE,...}:ARGUMENT={}"
 _KNOB = re.compile(r"(?P<names>[^={}:/]*)(?:/(?P<safety>[^={}:]*))?=\{(?P<values>[^{}]*)\}:(?P<template>.*)", re.DOTALL)
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _OPTION = re.compile(r"-(?![\d.]|$)")  # as argparse tells them apart from values: -1 and -.5 are numbers, - is a file
-_Values = tuple[tuple[str, ...], ...]  # of a knob: each with one factor per name
+_Values = tuple[tuple[str, ...], ...]  # values of a knob: each with one factor per name
 _Words = tuple[tuple[str, ...], ...]  # arguments of the script: each a flag, or a flag and its value
 
 
 class UserKnob(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed `--knob`."""
 
-    names: tuple[str, ...]  # several: their product stays the same
+    names: tuple[str, ...]  # several names: their product stays the same
     safety: Safety | None  # None: the user does not say
     values: _Values
     words: _Words  # the template, with `{}` for values
@@ -46,7 +46,7 @@ class UserKnob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_knob(text: str) -> UserKnob:
-    """Parse a `--knob`. Raises UsageError with one line if the text does not have the form."""
+    """Parse a `--knob`. Raises a one-line UsageError if the text does not have this form."""
     match = _KNOB.fullmatch(text.strip())
     if match is None:
         raise _bad(text, f"must have the form {FORM}")
@@ -254,7 +254,7 @@ def _safety(user_knob: UserKnob, current: tuple[str, ...] | None, facts: JobFact
 
 
 def _product(value: tuple[str, ...]) -> int | None:
-    """Multiply the factors; None if one is not a whole number."""
+    """Multiply the factors; None if a factor is not a whole number."""
     if not all(factor.isdigit() for factor in value):
         return None
     return math.prod(int(factor) for factor in value)

@@ -29,7 +29,7 @@ def candidates(
     own: Iterable[Change] = (),
     for_memory: bool = False,
 ) -> list[Change]:
-    """Return the changes whose needs are met and that may make a step at least 1 % faster, by the bound of their gain.
+    """Return the changes whose needs are met and that can make a step at least 1 % faster, by the bound on their gain.
 
     `applied` are the applied changes: what contradicts them is excluded, what requires them is possible, and other
     values of their knobs may replace them. `own` are changes to the user's own arguments: they have no bound and come
@@ -59,7 +59,7 @@ def _is_possible(change: Change, applied: Sequence[Change], facts: JobFacts) -> 
 
 
 def _is_set(change: Change, facts: JobFacts) -> bool:
-    """Whether the job's environment already has all that the change would set."""
+    """Whether the job's environment already has all settings of the change."""
     sets_more = change.patch is not None or change.argument is not None or bool(change.launch)
     if sets_more or not change.environment:
         return False
@@ -86,7 +86,7 @@ def _with_bound(change: Change, diagnosis: Diagnosis) -> Change:
 
 
 def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]]:
-    """Return the share of the job that the change may save, and the findings or else the parts that it comes from."""
+    """Return the share of the job that the change can save, and the findings or parts from which it is derived."""
     by_finding: dict[str, float] = {}
     for finding in diagnosis.findings:
         share = change.knob.answers.get(finding.name, 0.0)
@@ -99,7 +99,7 @@ def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]
 
 
 def _step_s(diagnosis: Diagnosis) -> float:
-    """Return the mean step; without steps the mean window, which the costs are of then."""
+    """Return the mean step or, without steps, the mean window, to which the costs then refer."""
     if diagnosis.job.step_s is not None:
         return diagnosis.job.step_s
     windows = [rank.window_s for rank in diagnosis.ranks]

@@ -1,4 +1,4 @@
-"""All knobs and changes of all families, and what may forbid a change: its needs, its range, a forbidden setting."""
+"""All knobs and changes of all families, and the reasons that forbid a change: needs, range, forbidden settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def set_by_script(facts: JobFacts) -> frozenset[str]:
 
 
 def problems(change: Change) -> tuple[str, ...]:
-    """Return what is wrong with the change in itself, one line per problem; no change of the catalogue has any."""
+    """Return the problems of the change itself, one per line; no change in the catalogue has any."""
     lines = []
     if not (change.environment or change.launch or change.patch or change.argument):
         lines.append(f"{change.name} does nothing")

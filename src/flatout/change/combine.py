@@ -1,4 +1,4 @@
-"""Merge changes into one set that can be applied, or say in one line why they do not fit together."""
+"""Merge changes into one set that can be applied, or say in one line why they are incompatible."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def conflicts(changes: Sequence[Change], facts: JobFacts) -> Iterator[str]:
 
 
 def _forbidden_together(changes: Sequence[Change], facts: JobFacts) -> Iterator[str]:
-    """Yield the forbidden settings that only the changes together, or with the job's own variables, make."""
+    """Yield the forbidden settings that result only from the changes together, or with the job's own variables."""
     set_by_changes = _merged_environment(changes)
     reported = {line for change in changes for line in forbidden_settings(change.environment)}
     for line in forbidden_settings(facts.environment | set_by_changes):
-        # The user's own variables are the user's business.
+        # The user's own variables are not checked.
         if line not in reported and line.partition("=")[0] in set_by_changes:
             yield line
 

@@ -2,8 +2,8 @@
 
 Cores are those that the control group allows this job, shared among the ranks of a host, with one per rank reserved for
 the training process. torch itself uses the machine's cores and the affinity, not a container's quota. A loader that
-mostly waits, as for network storage, may have more workers than cores: the share of CPU time in the time that its
-batches take was recorded.
+mostly waits, as for network storage, can have more workers than cores: the recording has the CPU share of the time in
+which batches are made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flatout.change.setting import setting
 from flatout.records.change import Change, JobFacts, Knob, Need, ValidRange
 
 FAMILY = "dataloader"
-MAX_WORKERS = 32  # per rank: more cost memory and rarely help
+MAX_WORKERS = 32  # per rank: more workers cost memory and rarely help
 PREFETCH = (4, 8)
 WAITING_WORKERS_PER_CORE = 8
 _TORCH = "torch.utils.data documentation"

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: when gradients are reduced, in what pieces, and in what precision."""
+"""DistributedDataParallel: when gradients are reduced, in which pieces, and in which precision."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Forbidden settings: they are fast and wrong, may hang a job, or belong to the site. Each has its reason.
 
-The catalogue has none of them, and `combine` refuses them wherever they come from. `forbidden_settings` also checks the
-environment that a job is started with, to warn of what is set already.
+The catalogue does not contain them, and `combine` refuses them regardless of their source. `forbidden_settings` also
+checks the environment that a job is started with, to warn of forbidden settings that are already set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Put words that a change adds to a launcher into the command; `arguments` does the same for the script's own."""
+"""Add a change's launcher arguments to the command; `arguments` does the same for the script's own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_launch_words(
     replaced = {_flag(word) for word in added if word.startswith("-")} | set(dropped)
     kept: list[str] = []
     position = start
-    while position < end:  # of two values a launcher takes the last: the user's own would win
+    while position < end:  # a launcher takes the last of two values: the user's own value would win
         word = command[position]
         if _flag(word) not in replaced:
             kept.append(word)

@@ -1,4 +1,4 @@
-"""Device memory: what is kept, and how the allocator holds it."""
+"""Device memory: the tensors that are kept, and how the allocator manages memory."""
 
 from __future__ import annotations
 

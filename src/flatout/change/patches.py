@@ -69,7 +69,7 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
 
 
 def patch_problem(patch: Patch) -> str | None:
-    """Say in one line what is wrong with a patch; None if nothing is."""
+    """Describe in one line the problem of a patch; None if there is none."""
     allowed = PATCHES.get(patch.name)
     if allowed is None:
         return f"there is no patch `{patch.name}`"

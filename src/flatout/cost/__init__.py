@@ -1,4 +1,4 @@
-"""Money, energy and carbon of a job, a team or a plan; what a power cap and spot machines would change.
+"""Cost, energy and carbon of a job, a team or a plan; the effects of a power cap and of spot machines.
 
 In: GPU time with its measured usage and power, and the catalogue's prices. Out: records of `records.cost` and
 `records.chargeback`, each number with its range and provenance. What is unknown stays unknown.

@@ -32,7 +32,7 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
     prices: Prices
     terms: Terms = "on-demand"
     usd_per_gpu_hour: Range | None = None  # replaces the prices by type
-    gpu: str | None = None  # if the accounting names no type
+    gpu: str | None = None  # used if the accounting does not name a type
     grid: GridCarbon | None = None
 
 

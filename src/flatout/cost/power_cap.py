@@ -180,7 +180,7 @@ def _is_cheaper(point: CapPoint) -> bool:
 def _break_even(limit_w: float, curves: Sequence[_Curve], money: _Money) -> float | None:
     """Return the median over configurations of the price at which the energy saved is worth the time lost.
 
-    None if the median configuration loses no time, so that capping pays at any price, and without a cap.
+    Return None without a cap, or if the median configuration loses no time, so that capping pays at any price.
     """
     prices = [
         _break_even_price(curve, limit_w, money)

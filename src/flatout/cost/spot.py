@@ -1,7 +1,7 @@
-"""Compute from a spot trace what a job would have cost on spot, on demand and on both, and whether it was in time.
+"""Compute from a spot trace a job's cost on spot, on demand and on a mix of both, and whether it met its deadline.
 
 The job needs `num_instances` at once and works on them for `work_s`. After every interval of work it saves a
-checkpoint, which stops it for the checkpoint's cost, and each start takes `restart_s` without work. When instances are
+checkpoint, which pauses it for the checkpoint's cost, and each start takes `restart_s` without work. When instances are
 taken away, it falls back to its last checkpoint. Instances are paid for while they are held. On-demand instances are
 always available.
 
@@ -88,7 +88,7 @@ class _Capacity:
                 self.is_enough.append(count >= num_instances)
 
     def at(self, time_s: float) -> tuple[bool, float]:
-        """Return whether there are enough instances, and until when that holds."""
+        """Return whether there are enough instances, and when that changes."""
         index = bisect_right(self.times_s, time_s) - 1
         is_last = index + 1 == len(self.times_s)
         return self.is_enough[index], self.end_s if is_last else self.times_s[index + 1]
@@ -182,7 +182,7 @@ class _Replayed:
         return self.job.work_s * min((time_s - self.start_s) / self.job.deadline_s, 1.0)
 
     def _wanted(self, is_enough: bool) -> Strategy | None:
-        """Return what to run on now; None: wait."""
+        """Return the kind of instances to run on now; None: wait."""
         if self.strategy == "on-demand":
             return "on-demand"
         if self.strategy == "mix":

@@ -4,7 +4,7 @@ In: the traffic of a job, its wrapper, and the bandwidth of its large messages. 
 - small messages show the latency of each message, so fewer and larger ones come first;
 - large messages at a low rate show a slow transport, so that comes first;
 - large messages at a good rate show a lack of overlap, so earlier or hidden messages come first.
-Nothing here names a setting of a wrapper that the job does not use.
+No advice names a setting of a wrapper that the job does not use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 from flatout.diagnose.traffic import Traffic, TrafficKind, Wrapper
 
-SLOW_BYTES_PER_S = 10e9  # of the bus; TCP sockets reach a few GB/s, a good network tens, NVLink hundreds
-MIN_OTHER_SHARE = 0.25  # of the exposed time of the most exposed kind; a kind below has no advice
+SLOW_BYTES_PER_S = 10e9  # bus bandwidth; TCP sockets reach a few GB/s, a good network tens, NVLink hundreds
+MIN_OTHER_SHARE = 0.25  # share of the exposed time of the most exposed kind; below it, no advice is given
 
 _ON_GPU = (
     "check which transport is used: NCCL_DEBUG=INFO (TCP sockets instead of NVLink or InfiniBand?)",
@@ -26,12 +26,12 @@ _ON_CPU = ("check which network interface is used: GLOO_SOCKET_IFNAME",)
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes for one kind of traffic, by what they do to it."""
+    """The changes for one kind of traffic, by their effect on it."""
 
     group: tuple[str, ...] = ()  # fewer, larger messages
     overlap: tuple[str, ...] = ()  # messages behind compute
     reduce: tuple[str, ...] = ()  # fewer bytes over the slow links
-    inexact: tuple[str, ...] = ()  # changes of what is computed: rounding or semantic
+    inexact: tuple[str, ...] = ()  # changes to the computation: rounding or semantic
 
 
 _DDP_GRADIENTS = Advice(
@@ -163,7 +163,7 @@ def advice(
         else:
             lines += [*transport, *of_kind.reduce, *of_kind.overlap, *of_kind.group]
     lines += transport
-    # A finding's safety is that of its first change: changes of what is computed come last.
+    # A finding's safety is that of its first change: changes to the computation come last.
     return tuple(dict.fromkeys((*lines, *inexact)))
 
 

@@ -1,6 +1,6 @@
 """Lower the confidence of findings that rest on a damaged or incomplete trace.
 
-In: findings and the data-quality notes of their ranks. Out: the findings, none of them surer than the notes allow.
+In: findings and the data-quality notes of their ranks. Out: the findings, with no more confidence than the notes allow.
 """
 
 from __future__ import annotations

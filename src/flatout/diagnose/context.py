@@ -30,13 +30,13 @@ PARTS_WITH_FINDING = frozenset(
         Part.ALLOCATOR,
         Part.HOST_SYNC,
         Part.HOST_LAUNCH,
-        Part.LAUNCH_LATENCY,  # latency of work that was launched in time: too small for a finding
+        Part.LAUNCH_LATENCY,  # launch latency of work that was launched in time: too small for a finding
         Part.TRANSFER,
         Part.COMMUNICATION_UNSPLIT,
         Part.MEMORY_COPY,
     }
 )
-MIN_TRACED_SHARE = 0.9  # of the job that its traces stand for; below, their costs are scaled to the job
+MIN_TRACED_SHARE = 0.9  # share of the job that its traces represent; below this, their costs are scaled to the job
 HOST_PARTS = (Part.HOST_SYNC, Part.HOST_LAUNCH)
 _PART_OF_STALL = {
     StallCause.LOADER_START: Part.DATA_LOADING,
@@ -61,7 +61,7 @@ class DiagnosisContext:
         log: JobLog | None = None,
     ) -> None:
         self.job = job
-        self.job_facts = job_facts or JobFacts()  # what a recording knows beyond the traces
+        self.job_facts = job_facts or JobFacts()  # facts from a recording that traces do not contain
         self.log = log  # the step log of a recording; None: a plain trace
         self.measured_peaks = peaks  # FLOP/s by operand type of the job's GPU, where `flatout bench` measured it
         self.ranks: tuple[RankTimeline, ...] = job.timelines
@@ -80,18 +80,18 @@ class DiagnosisContext:
         self._lateness = self._late_pools()
         self._claimed_s = 0.0
         self.host_traced_s = sum(self._pools[part] for part in HOST_PARTS)
-        self._kept_share = 1.0  # of the host-bound idle time, without the recorder
+        self._kept_share = 1.0  # share of the host-bound idle time, without the recorder
         self.recorder = self._discount_recorder()
         self.stalled_s = self._discount_stalls()  # in the traced steps, reported from the step log
         self.traced_share = self._traced_share()
 
     @property
     def mean_step_s(self) -> float:
-        """Return the step that shares refer to: the job's mean step if its traces stand for too little of it."""
+        """Return the step time to which shares refer: the job's mean step if its traces represent too little of it."""
         return self.step_s if self.log is None or self._is_typical else self.log.step_s
 
     def cost_in_job(self, cost_s: float) -> float:
-        """Return what a cost found in the traces is per step of the job.
+        """Convert a cost found in the traces to a cost per step of the job.
 
         In a job with many stalls, traced steps can hold a stall too, and then their costs are those of longer steps.
         """
@@ -140,7 +140,7 @@ class DiagnosisContext:
         return got
 
     def late_ranks(self) -> list[int]:
-        """Return the ranks that others wait for because of their compute or an unknown cause, latest first."""
+        """Return the ranks that others wait for because of compute or an unknown cause, the latest rank first."""
         return sorted(self._lateness, key=lambda rank: -self._lateness[rank])
 
     def lateness(self, rank: int) -> float:
@@ -186,7 +186,7 @@ class DiagnosisContext:
     def busy_s(self, rank: int) -> float:
         """Return the seconds per step in which the rank's GPU has work that a faster host cannot shorten.
 
-        Copies that are claimed already are excluded.
+        Copies that are already claimed are excluded.
         """
         parts = [Part.COMPUTE, Part.TRANSFER, Part.COMMUNICATION_UNSPLIT, Part.BUBBLE]
         return float(self.own[self.row[rank], parts].sum()) + self._pools[Part.MEMORY_COPY]
@@ -246,7 +246,7 @@ class DiagnosisContext:
         return max(float(self.own[self.row[rank], Part.WAIT]) - self.per_step(int(of_rank) / 1e9), 0.0)
 
     def is_straggling(self, part: str) -> bool:
-        """Whether lateness in this part is claimed by no other finding.
+        """Whether lateness in this part is not claimed by any other finding.
 
         Lateness from before the recording occurs once, not in each step: it counts only with at most one step.
         """
@@ -263,7 +263,7 @@ class DiagnosisContext:
         return pools
 
     def _traced_share(self) -> float:
-        """Return the share of the job that its traces stand for: its regular steps, without stalls."""
+        """Return the share of the job that its traces represent: its regular steps, without stalls."""
         if self.log is None or self.log.step_s <= 0:
             return 1.0
         return min(float(np.nanmean(self.log.baseline_s)) / self.log.step_s, 1.0)

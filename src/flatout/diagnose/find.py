@@ -48,13 +48,13 @@ def diagnose(
 ) -> Diagnosis:
     """Return the findings of a job with its parts, blame and data quality.
 
-    `ceilings`: measured rates by host; `facts`: what a recording knows of the job beyond its traces; `log`: its step
+    `ceilings`: measured rates by host; `facts`: facts from a recording that the traces do not contain; `log`: its step
     log, with or without traces.
     """
     context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}), facts, log)
     quality = tuple(quality)
     findings: list[Finding] = []
-    logged: list[Finding] = []  # from the step log: what is wrong with a trace does not concern them
+    logged: list[Finding] = []  # from the step log, so problems with a trace do not affect them
     for rule in LOG_RULES:
         (findings if log is None else logged).extend(rule.find(context))
     if context.step_s > 0:
@@ -98,7 +98,7 @@ def _traced_share(context: DiagnosisContext) -> float | msgspec.UnsetType | None
 
 
 def _untypical(context: DiagnosisContext) -> list[Quality]:
-    """Say what share of the job the traces stand for, if it is not nearly all of it."""
+    """Say which share of the job the traces represent, unless it is nearly the whole job."""
     if context.log is None or not context.num_steps or context.traced_share >= MIN_TRACED_SHARE:
         return []
     return [

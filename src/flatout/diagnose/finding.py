@@ -8,7 +8,7 @@ from flatout.diagnose.context import DiagnosisContext
 from flatout.records.diagnosis import Finding
 from flatout.units import percent, seconds
 
-MIN_SHARE_OF_STEP = 0.02  # a cause below this share of the step does not become a finding
+MIN_SHARE_OF_STEP = 0.02  # a cause that costs less than this share of the step does not become a finding
 
 
 def is_reportable(context: DiagnosisContext, cost_s: float) -> bool:

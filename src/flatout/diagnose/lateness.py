@@ -1,4 +1,4 @@
-"""Which ranks are late by causes that no other finding covers, in which steps, and whether they take turns.
+"""Find the ranks that are late for causes that no other finding covers, the steps, and whether the ranks take turns.
 
 In: the context of a diagnosis. Out: ranks and steps. One rank is a straggler only if the others do not make it wait as
 long as it makes them wait; otherwise the ranks are late in turn, and replacing one of them would change nothing.
@@ -12,7 +12,7 @@ from flatout.diagnose.context import DiagnosisContext
 
 # Ranks take turns if the shorter of their waits for each other is at least this share of the longer one.
 MIN_MUTUAL_SHARE = 0.5
-MIN_LATE_SHARE = 0.02  # of a step: a rank is late in a step if another one waits at least that long for it
+MIN_LATE_SHARE = 0.02  # share of a step: a rank is late in a step if another rank waits at least this long for it
 
 
 def late_steps(context: DiagnosisContext) -> dict[int, list[int]]:
@@ -54,7 +54,7 @@ def _take_turns(context: DiagnosisContext, one: int, other: int) -> bool:
 
 
 def _wait_s(context: DiagnosisContext, waiting: int, late: int) -> float:
-    """Return the seconds per step that one rank waits for another by causes that no other finding covers."""
+    """Return the seconds per step that one rank waits for another for causes that no other finding covers."""
     return sum(
         seconds
         for (rank, part), seconds in context.waits_for[late].items()

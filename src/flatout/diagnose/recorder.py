@@ -26,7 +26,7 @@ MAX_SHARE_OF_IDLE = 0.75
 RecorderCostSource = Literal["measured", "assumed", "below the noise of the steps", "untraced steps spike too"]
 BELOW_NOISE: Final = "below the noise of the steps"
 SPIKES: Final = "untraced steps spike too"
-MIN_SPIKE_PROBABILITY = 0.05  # that at least one traced step is a spike
+MIN_SPIKE_PROBABILITY = 0.05  # probability that at least one traced step is a spike
 NUM_ERRORS = 2.0  # standard errors: 95 %
 
 
@@ -79,7 +79,7 @@ def recorder_cost(
 
 
 def _noise_s(untraced: Untraced, num_traced: int) -> float | None:
-    """Return how far the mean of traced and the median of untraced steps can differ if recording costs nothing.
+    """Return how much the mean of traced steps and the median of untraced steps can differ if recording is free.
 
     The variance of a median is pi / 2 times that of a mean (of normal values, Kendall and Stuart, vol. 1, 10.10).
     """

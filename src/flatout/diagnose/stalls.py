@@ -20,9 +20,9 @@ from flatout.units import percent, seconds
 
 MIN_GAPS = 2  # between stalls; fewer show no period
 MIN_REGULAR_GAPS = 0.75  # share of the gaps that agree with the period
-MAX_GAP_DEVIATION = 0.1  # of the period; a gap may always differ by one step
+MAX_GAP_DEVIATION = 0.1  # share of the period; a gap may always differ by one step
 MIN_FOR_HIGH = 3  # stalled steps for high confidence
-MIN_SHARE_OF_RANK = 0.1  # of the time of the rank with most of it; a rank with less is not named
+MIN_SHARE_OF_RANK = 0.1  # share of the time of the rank with the most time; a rank with less is not named
 NUM_EXAMPLES = 8
 
 
@@ -43,7 +43,7 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks that have the cause, without those that hardly do; all ranks if the cause is unknown."""
+        """Return the ranks that have the cause, except those with little of it; all ranks if the cause is unknown."""
         by_rank: dict[int, float] = {}
         for stall in self.stalls:
             if stall.rank is not None:
@@ -70,7 +70,7 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return float(np.nansum(self.log.duration_s[:, is_stalled])) / total if total else 0.0
 
     def words(self) -> str:
-        """Return how often and when: `8 of 320 steps, every 40 steps`."""
+        """Return the number and the period of the stalls: `8 of 320 steps, every 40 steps`."""
         steps = self.steps
         often = f"{len(steps):,} of {self.log.num_steps:,} steps"
         period = self.period_steps

@@ -2,8 +2,8 @@
 
 In: the attributed ranks. Out: one `Traffic` per kind, the one with the most exposed time first. The kind follows from
 the wrapper that the trace names (DistributedDataParallel, FSDP, DeepSpeed), the name of the process group, the
-operation, and when in the step it first occurs. The model itself is not read: a hand-written scheme that looks like
-another one is taken for it.
+operation, and when in the step it first occurs. The model itself is not read: so a hand-written scheme can be mistaken
+for a scheme that it resembles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXPERT_GROUP = re.compile(_WORD.format("ep|etp|expert|experts|moe"), re.IGNOREC
 
 
 class Wrapper(StrEnum):
-    """What distributes the model, as the names of a trace's operators show."""
+    """The wrapper that distributes the model, according to the operator names in a trace."""
 
     DDP = "ddp"
     FSDP = "fsdp"
@@ -66,7 +66,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wrapper_of(context: DiagnosisContext) -> Wrapper | None:
-    """Return what distributes the model; None if the traces name nothing, or only torch's collectives."""
+    """Return the wrapper that distributes the model; None if the traces name none, or only torch's collectives."""
     names = {name for timeline in context.ranks if timeline.facts for name in timeline.facts.wrappers}
     for wrapper in (Wrapper.DEEPSPEED, Wrapper.FSDP, Wrapper.DDP):
         if wrapper in names:
@@ -117,7 +117,7 @@ def _calls_in_steps(timeline: RankTimeline) -> list[CommunicationCall]:
 
 
 def _kind_by_name(description: str | None) -> TrafficKind | None:
-    """Return what a group's name says that its sums and gathers carry; None for data parallelism or an unknown name.
+    """Return the kind of data in a group's sums and gathers, by its name; None for data parallelism or an unknown name.
 
     A group of data-parallel experts is named after both, and carries gradients.
     """
@@ -179,7 +179,7 @@ class _RankKinds:
         return TrafficKind.WEIGHT_SHARDS
 
     def _sums_activations(self, operation: str, group: str | None) -> bool:
-        """Whether the sums occur in the forward pass already, where there are no gradients yet, and in many layers."""
+        """Whether the sums already occur in the forward pass, when there are no gradients yet, and in many layers."""
         num_steps = max(len(self._timeline.steps), 1)
         facts = self._timeline.facts
         passes = max(round(facts.num_passes / num_steps), 1) if facts is not None else 1

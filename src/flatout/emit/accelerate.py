@@ -1,4 +1,4 @@
-"""Write a configuration file for `accelerate launch --config_file`, with the changes that it has fields for.
+"""Write a configuration file for `accelerate launch --config_file`, with the changes for which it has fields.
 
 The fields are those of `accelerate.commands.config.ClusterConfig` (1.15). DDP's keywords are not among them: the notes
 show how to set them in the code, as `DistributedDataParallelKwargs`.

@@ -1,6 +1,6 @@
 """Keys for a DeepSpeed configuration (JSON), to be merged into the user's own.
 
-DeepSpeed reduces gradients itself, in place of DistributedDataParallel, so few changes carry over one to one.
+DeepSpeed reduces gradients itself, instead of DistributedDataParallel, so few changes can be translated directly.
 """
 
 from __future__ import annotations

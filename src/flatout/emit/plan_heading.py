@@ -1,4 +1,4 @@
-"""Write the heading of every emitted plan: the layout, its predictions, and what the target cannot express."""
+"""Write the heading of every emitted plan: the layout, its predictions, and parts that the target cannot express."""
 
 from __future__ import annotations
 

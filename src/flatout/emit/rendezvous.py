@@ -18,7 +18,7 @@ _REPLACED_FLAGS = ("--standalone", "--nnodes", "--node-rank", *_RENDEZVOUS_FLAGS
 
 
 def num_nodes(tuning: Tuning) -> int:
-    """Return the command's `--nnodes` (the maximum of MIN:MAX), else the number of nodes used for the tuning."""
+    """Return the command's `--nnodes` (the maximum of MIN:MAX), or else the number of nodes used for the tuning run."""
     asked = launch_word(tuning.command, "torchrun", "--nnodes") if calls(tuning.command, "torchrun") else None
     text = asked.rpartition(":")[2] if asked is not None else tuning.machine.get("num_hosts", "")
     return max(int(text), 1) if text.isdecimal() else 1

@@ -1,4 +1,7 @@
-"""Write plain data as block YAML. Texts are quoted as in JSON, which is valid YAML, so that none is misread."""
+"""Write plain data as block YAML.
+
+Strings are quoted as in JSON, which is valid YAML, so that they cannot be misread.
+"""
 
 from __future__ import annotations
 

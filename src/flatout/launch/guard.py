@@ -1,4 +1,4 @@
-"""`python -m flatout.launch.guard MARK`: end the processes that a job leaves if the Flatout that started it is killed.
+"""`python -m flatout.launch.guard MARK`: end a job's processes if the Flatout process that started it is killed.
 
 A process that gets SIGKILL cannot end the processes that it started: its job would continue to run, alongside the
 trials of the resumed tuning. So this process waits until its standard input closes, which happens when its parent ends

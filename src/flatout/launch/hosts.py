@@ -1,7 +1,7 @@
 """Run one command on each of several hosts, through srun or ssh, all at the same time.
 
-In: hosts, a command, how to reach them. Out: by host, its standard output, or the reason for having none. There are no
-prompts (no password, no key) and nothing is copied to the hosts. A host that does not answer delays the result only
+In: hosts, a command, how to reach them. Out: by host, its standard output, or the reason why there is none. Nothing
+prompts for a password or a key, and nothing is copied to the hosts. A host that does not answer delays the result only
 until the limit.
 """
 
@@ -78,7 +78,7 @@ def _numbers(pattern: str, ranges: str) -> list[str]:
 
 
 def way_to(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> Via:
-    """Return `srun` within a Slurm job, or if Slurm knows all of the hosts; else `ssh`."""
+    """Return `srun` within a Slurm job or if Slurm knows all of the hosts, or else `ssh`."""
     if not shutil.which("srun"):
         return "ssh"
     if "SLURM_JOB_ID" in environment:
@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(errors: bytes) -> str:
-    """Return the line of standard error that names the error, else the last line."""
+    """Return the line of standard error that names the error, or else the last line."""
     lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("error: ")]
     if named:

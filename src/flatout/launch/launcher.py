@@ -1,7 +1,7 @@
-"""Start the runs of a tuning: the interface, and its implementation on this machine; `slurm` has the other one.
+"""Start the runs of a tuning: the interface, and its implementation on this machine.
 
-A launcher runs a command until it ends or reaches its limit, writes its output to a file, and leaves no process of it
-running, even if the launcher itself is interrupted.
+`slurm` has the other implementation. A launcher runs a command until it ends or reaches its limit, writes its output to
+a file, and does not leave any of its processes running, even if the launcher itself is interrupted.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ FORWARDED = (
 
 
 class PassSignal(Protocol):
-    """Delivers a signal to the job in another way than to its first process; returns whether it did."""
+    """Delivers a signal to the job other than through its first process; returns whether it did."""
 
     def __call__(self, number: int, *, group_has_it: bool) -> bool: ...
 
@@ -77,7 +77,8 @@ def run_local(
     """Run `command` until it ends. Raise InputError if it cannot be started.
 
     `watch` is called every `poll_s` with the PID of the job's first process, and `on_signal` with each signal that the
-    user or a scheduler sends. `pass_on` has, by signal, who delivers it; where that fails, the first process gets it.
+    user or a scheduler sends. `pass_on` maps a signal to the function that delivers it; if that fails, the first
+    process gets the signal.
     """
     deliver = pass_on or {}
     with _blocked() as mask, GroupSignalProbe(FORWARDED) as probe:

@@ -1,7 +1,7 @@
 """Run each command as a Slurm batch job: submit it, wait for it, and cancel it if it must end.
 
 In: a command, and the options with which the user's jobs are submitted. Out: `ExitStatus`. Slurm's state of the job
-distinguishes the command's own end from what was done to it: a failed node or a preemption says nothing about the
+distinguishes the command's own end from an external cause: a failed node or a preemption says nothing about the
 command. All jobs of one launcher run on the nodes of the first job, because runs on other nodes are not comparable. The
 output folder, and Flatout itself, must be on a file system that the nodes can see.
 
@@ -32,7 +32,7 @@ from flatout.records.tuning import HEAD_NODE
 _POLL_S, _SLOWEST_POLL_S = 0.3, 3.0
 _TELL_AFTER_S = _GONE_AFTER_S = 10.0
 _COMMAND_TIMEOUT_S = 120.0
-_MAX_SILENCE_S = 600.0  # without an answer from a controller that restarts or is busy
+_MAX_SILENCE_S = 600.0  # time without an answer from a controller that restarts or is busy
 _CANCEL_PATIENCE_S = 90.0
 _OUTPUT_NOT_OPENED = 53  # slurmstepd's signal in `ExitCode` if the output file could not be opened, so nothing ran
 

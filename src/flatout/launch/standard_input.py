@@ -1,7 +1,7 @@
 """Give each run of a command the user's standard input from its beginning, as if the user had started only that run.
 
-In: our own standard input. Out: a file descriptor for each run. A file is opened again for each run. What comes through
-a pipe is read only as far as a run wants it, is kept in a temporary file, and is given to each later run from its
+In: our own standard input. Out: a file descriptor for each run. A file is opened again for each run. Data from a pipe
+are read only as far as a run needs them, are kept in a temporary file, and are given to each later run from the
 beginning. A terminal is not given to runs, because several runs cannot ask the user the same questions: `missing` says
 so. Nothing here waits for a pipe that is open and silent.
 """
@@ -26,7 +26,7 @@ class StandardInput:
         self._descriptor = descriptor
         self._replay: _Replay | None = None
         self._offset = 0
-        self.missing: str | None = None  # why runs have no standard input; None: they have the user's
+        self.missing: str | None = None  # why runs have no standard input; None: they get the user's
         try:
             mode = os.fstat(descriptor).st_mode
         except OSError:
@@ -120,7 +120,7 @@ class _Replay:
             self._reader.start()
 
     def _read(self) -> None:
-        """Read the pipe, a piece each time that a run wants more."""
+        """Read the pipe, one piece each time that a run needs more."""
         while True:
             self._is_wanted.wait()
             self._is_wanted.clear()

@@ -1,4 +1,4 @@
-"""Distinguish a signal to this process alone from one to its process group.
+"""Distinguish a signal to this process alone from a signal to its process group.
 
 Both look the same to the receiver. So a second process in the group only waits for signals: a signal that it received
 as well was also received by the job, and must not be sent to the job again. It keeps none of our streams open, and ends

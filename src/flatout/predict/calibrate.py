@@ -32,10 +32,10 @@ from flatout.records.prediction import NOMINAL, PredictionRecord
 MAX_SCORE = 2.0  # an outlier counts as this much
 BETWEEN_JOBS_SD = 0.6  # standard deviation of the scores of a family's jobs, before any record
 BETWEEN_FAMILIES_SD = 0.25  # standard deviation of families' means
-PRIOR_WEIGHT = 3.0  # tunings that the prior of BETWEEN_JOBS_SD is worth
+PRIOR_WEIGHT = 3.0  # weight of the prior of BETWEEN_JOBS_SD, in tuning runs
 ALIKE = 0.1  # predictions whose log speedups differ by less are about the same
 MIN_OWN = 20  # with at least as many scores, a family has its own width
-MAX_OUTCOMES = 400  # the newest; older versions of torch and of Flatout predict other things
+MAX_OUTCOMES = 400  # number of newest records; older versions of torch and Flatout predict differently
 MIN_HALF_WIDTH = math.log(1.03)  # steps differ by as much anyway
 DEFAULT_EFFECT = 0.3  # half width of records without an interval, as a share of the log speedup
 REFERENCE = Path(__file__).parent / "reference.jsonl"
@@ -115,7 +115,7 @@ def reference_outcomes() -> tuple[PredictionRecord, ...]:
 
 
 def conformal(values: Sequence[float]) -> float:
-    """Return the bound that `NOMINAL` of similar future values stay within; the largest value if there are too few."""
+    """Return the bound within which `NOMINAL` of similar future values stay; the largest value if there are too few."""
     if not values:
         return 1.0
     place = math.ceil((len(values) + 1) * NOMINAL)

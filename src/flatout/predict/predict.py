@@ -19,7 +19,7 @@ from flatout.records.prediction import NoPrediction, Prediction
 UNSURE_EFFECT = 0.15  # share of the log speedup: durations that depend on concurrent work are not replayed
 UNSURE = 0.03  # share of the speedup: normal variation between steps
 MAX_SAVED_SHARE = 0.99  # share of the step
-MIN_STALL_SHARE = 0.05  # of the job, that a prediction mentions
+MIN_STALL_SHARE = 0.05  # share of the job that a prediction mentions
 UNKNOWN_DILATION = 0.1  # added if the recorder's cost is unknown
 
 
@@ -38,7 +38,7 @@ def situation_of(
 
 
 def predict(situation: Situation, change: Change, calibration: Calibration | None = None) -> Prediction | NoPrediction:
-    """Predict a change's speedup, never above what the findings allow (`Change.predicted_speedup`, see `_bound`).
+    """Predict a change's speedup, never above the findings' bound (`Change.predicted_speedup`, see `_bound`).
 
     Its interval can reach above: the cost of a finding is itself known from only a few steps under the recorder.
     """

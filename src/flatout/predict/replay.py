@@ -55,7 +55,7 @@ class TraceReplayer:
         self._rows = {rank: _rows_of_kernels(track) for rank, track in self.tracks.items()}
         self._needs = self._all_needs(job.matches)
         self._transfer = {t.rank: self._transfers(job, t.rank) for t in job.timelines if t.rank in self.tracks}
-        self.num_forced = 0  # collectives of the last replay whose partners never came
+        self.num_forced = 0  # number of collectives in the last replay whose partners never arrived
 
     def edits(self, host_scale: float = 1.0) -> Edits:
         """Return all times as recorded; host work, which the profiler prolongs, is multiplied by `host_scale`."""
@@ -205,7 +205,7 @@ class _Run:
         return self.stuck is not None and self.start[self.stuck] is not None
 
     def force(self) -> bool:
-        """End what blocks the rank: a collective as if all ranks had arrived, a wait for later work immediately."""
+        """End the blocking operation: a collective as if all ranks had arrived; a wait for later work at once."""
         if self.stuck is None or self.end[self.stuck] is not None:
             return False
         arrived = self.start[self.stuck]
@@ -214,7 +214,7 @@ class _Run:
 
 
 def _run_all(runs: Mapping[int, _Run]) -> int:
-    """Run every rank; return how many collectives had to be ended without their partners."""
+    """Run every rank; return the number of collectives that had to be ended without their partners."""
     active = {rank: run.go(runs) for rank, run in runs.items()}
     forced = 0
     before: dict[int, tuple[int | None, int]] = {}

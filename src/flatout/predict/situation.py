@@ -20,7 +20,7 @@ HALVINGS = 8
 # median of twelve jobs whose step does show it, and about their minimum and maximum (0.48 to 0.80).
 HIDDEN_HOST_SCALE = 0.68
 HIDDEN_RANGE = {"likely": HIDDEN_HOST_SCALE, "worst": 0.80, "best": 0.50}
-SAME_STEPS = 0.1  # traced and untraced steps that differ by more than the recorder can explain are other steps
+SAME_STEPS = 0.1  # traced and untraced steps that differ by more than the recorder can explain are different steps
 # Shares of the step spent waiting for loader workers. Below the first, workers do not set the pace. Between the two
 # they do if the recorder does not prolong the step: a step that waits for a worker anyway hides the recorder's cost.
 MIN_WAIT_SHARE, CLEAR_WAIT_SHARE = 0.02, 0.1
@@ -82,7 +82,7 @@ class Situation:
         return self._steps_s[scale_]
 
     def speedup_of_job(self, speedup: float) -> float:
-        """Return how much faster the job gets by a speedup of its regular step: stalls stay as they are."""
+        """Return the job's speedup from a speedup of its regular step; stalls do not change."""
         return 1 / (1 - self.regular_share * (1 - 1 / speedup))
 
     def busy_s(self) -> float:

@@ -19,7 +19,7 @@ WIDTHS = {"": 200, "medium": 480, "wide": 830}
 _CHARACTER_PX, _AROUND_PX = 8.5, 11
 _UNUSUAL = 1.5  # times the median step: a longer step is of interest, a shorter one has little space
 _MOST_LONG = 8
-_MOST_OF_LEVEL = 0.8  # of equally round numbers: if fewer fit, they would look chosen on purpose
+_MOST_OF_LEVEL = 0.8  # share of equally round numbers: if fewer fit, they would look deliberately chosen
 BEFORE = 0.8  # of the axis: beyond this, a number is placed left of its mark to stay inside the chart
 
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, per step: the blame of a diagnosis as sums and as a matrix.
+"""Which ranks wait for which, per step: the blame of a diagnosis as sums and as a matrix.
 
 In: `Diagnosis.blame` (seconds over all complete steps). Out: seconds per step of the waiting rank. It judges nothing.
 """
@@ -12,7 +12,7 @@ import msgspec
 from flatout.records.diagnosis import Diagnosis
 from flatout.report.rows import Rows
 
-SMALLEST_WAIT = 0.05  # of the longest wait for the same cause
+SMALLEST_WAIT = 0.05  # share of the longest wait for the same cause
 SMALLEST_SHARE = 0.02  # of the step: the smallest cost of a finding
 STRONGEST_SHARE = 0.5  # of the step
 

@@ -165,7 +165,7 @@ def _fit_cells(fit: CollectiveFit | None) -> tuple[str, str, str]:
 
 
 def _latencies(ceilings: Ceilings, style: TextStyle) -> list[str]:
-    """Say whose time a latency on GPUs is: that of the GPUs, or that of the host that starts a call."""
+    """Say whether a latency on GPUs is the time of the GPUs or of the host that starts a call."""
     if not ceilings.is_gpu:
         return []
     lines: list[str] = []

@@ -140,7 +140,7 @@ def _budget_lines(result: Chargeback, style: TextStyle) -> list[str]:
 
 
 def _basis(result: Chargeback, style: TextStyle) -> list[str]:
-    """Say where the numbers come from, or why they are unknown."""
+    """Name the sources of the numbers, or say why they are unknown."""
     line = result.total.total
     lines = []
     for name, estimate in (("USD", line.usd), ("kWh", line.kwh), ("kg CO2", line.kg_co2)):

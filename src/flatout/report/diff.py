@@ -134,7 +134,7 @@ def _basis(*, is_step: bool, is_recording: bool) -> str:
 
 
 def _speedup(a: DiffSide, b: DiffSide) -> tuple[float | None, bool | None]:
-    """Return how much faster B is, and whether its steps do as much work."""
+    """Return the speedup of B, and whether its steps do as much work."""
     for a_rate, b_rate in ((a.samples_per_s, b.samples_per_s), (a.tokens_per_s, b.tokens_per_s)):
         if a_rate and b_rate:
             work_ratio = b_rate * b.time_s / (a_rate * a.time_s)
@@ -154,7 +154,7 @@ def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
 
 
 def _recorded_parts(a: Diagnosis, b: Diagnosis, a_step_s: float, b_step_s: float) -> tuple[PartChange, ...]:
-    """Return how the stalls of each cause changed, per step, and what is left of the mean step: the regular steps."""
+    """Return the change in stalls by cause, per step, and in the rest of the mean step: the regular steps."""
     if isinstance(a.recorded, msgspec.UnsetType) or isinstance(b.recorded, msgspec.UnsetType):
         return ()
     a_stalls = {cause: seconds / a.recorded.num_steps for cause, seconds in a.recorded.stalls_s.items()}

@@ -1,4 +1,4 @@
-"""Write what fixing a defect of a path or link would gain a job: a bound, or that it is unknown, and why."""
+"""Write a job's gain from fixing a defect of a path or link: a bound, or the reason why it is unknown."""
 
 from __future__ import annotations
 

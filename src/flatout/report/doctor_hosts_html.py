@@ -1,7 +1,7 @@
 """Write a HostsReport as one self-contained HTML file: hosts that differ first, then facts, and each host's problems.
 
-A problem of most hosts is shown in full once, not at each of them, so that the page of a thousand hosts stays
-readable. No script, no outside reference; texts from the machines are hostile, and the template escapes all of them.
+A problem of most hosts is shown in full only once, so that a page with a thousand hosts stays readable. No script, no
+outside reference; texts from the machines are hostile, and the template escapes all of them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from flatout.report.terminal import TextStyle
 from flatout.report.topology import has_missing_lanes, nodes_below, own_name, paired_devices, relations
 
 _MOST_IN_MATRIX = 24
-_MOST_FAILURES = 3  # of a host, in the comparison of hosts
+_MOST_FAILURES = 3  # maximum width of a host name, in the comparison of hosts
 _DEEPEST = 32  # a damaged source can describe a loop
 _INDENT = "          "
 
@@ -198,7 +198,7 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
 
 
 def _difference_title(difference: HostDifference) -> str:
-    """Return the fact or, for a check, what it found on the first host that differs."""
+    """Return the fact or, for a check, its finding on the first host that differs."""
     if difference.check is None or not difference.hosts:
         return difference.fact
     return f"{difference.check}: {difference.found[difference.hosts[0]]}"

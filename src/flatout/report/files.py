@@ -1,6 +1,6 @@
 """Write files atomically, and never overwrite one without permission.
 
-In: a path and bytes. Out: the file. Missing parent folders are created. Every failure is an `OutputError` of one line.
+In: a path and bytes. Out: the file. Missing parent folders are created. Every failure is a one-line `OutputError`.
 Devices and pipes (`/dev/stdout`, `/dev/null`) are written to directly.
 """
 

@@ -1,4 +1,4 @@
-"""Print what a goal requires, as rows and sentences for the terminal and the page."""
+"""Print the requirements of a goal, as rows and sentences for the terminal and the page."""
 
 from __future__ import annotations
 

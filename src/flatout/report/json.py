@@ -51,7 +51,7 @@ def enveloped_json(
 
 
 def is_diagnosis(path: str | Path) -> bool:
-    """Return whether a file begins like one that `diagnosis_json` wrote."""
+    """Return whether a file begins like a file written by `diagnosis_json`."""
     try:
         with Path(path).open("rb") as file:
             return b'"flatout/' in file.read(200)
@@ -60,9 +60,9 @@ def is_diagnosis(path: str | Path) -> bool:
 
 
 def read_diagnosis(path: str | Path) -> Diagnosis:
-    """Read what `diagnosis_json` wrote.
+    """Read a file written by `diagnosis_json`.
 
-    Raises InputError if the file is missing or not JSON, has another schema or version, or lacks a key.
+    Raises InputError if the file is missing or not JSON, has the wrong schema or version, or lacks a key.
     """
     try:
         data = Path(path).read_bytes()

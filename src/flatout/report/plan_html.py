@@ -101,7 +101,7 @@ def _answers(plan: Plan, best: PlannedLayout, details: PlanDetails) -> list[dict
 def _bar(
     parts: Mapping[str, float], named: Callable[[str], tuple[str, str, str]], written: Callable[[float], str]
 ) -> dict[str, object]:
-    """Return a bar of 100 % with its legend, without parts that are almost nothing."""
+    """Return a bar of 100 % with its legend, without negligible parts."""
     total = sum(parts.values())
     rows = []
     for name, value in parts.items():

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import msgspec
 
-PAD = 0.06  # of the axis, on both sides
+PAD = 0.06  # share of the axis, on both sides
 SMALLEST_SPAN = 1.04  # highest over lowest ratio: a smaller span would magnify noise
 LOWEST, HIGHEST = 0.01, 1000.0
 MARK_DISTANCE = 0.14  # of the axis: the width of a label on a phone

@@ -25,7 +25,7 @@ def recorded_lines(recorded: RecordedTime, style: TextStyle) -> list[str]:
 
 
 def parts_sentence(recorded: RecordedTime) -> str:
-    """Say where the wall time of the recording went: the parts sum to it."""
+    """Describe the parts of the recording's wall time, which sum to it."""
     parts = [
         f"{units.seconds(recorded.parts_s[part])} {_part(part, recorded)}"
         for part in WallPart
@@ -45,7 +45,7 @@ def _part(part: WallPart, recorded: RecordedTime) -> str:
 
 
 def _key(recorded: RecordedTime) -> str:
-    """Say what the blocks mean."""
+    """Explain the blocks."""
     timeline = recorded.timeline
     scale = scale_of(timeline)
     last = timeline.first_step + timeline.num_steps - 1

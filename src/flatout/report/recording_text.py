@@ -1,4 +1,4 @@
-"""A recording as a few lines of text: what was recorded, what was measured, and what could not be."""
+"""A recording as a few lines of text: the recorded data, the measurements, and those that are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print a diagnosis on a terminal: what is wrong and what it costs, in 80 columns, readable without colour.
+"""Print a diagnosis on a terminal: the problems and their costs, in 80 columns, readable without colour.
 
 In: a `Diagnosis` and a style. Out: a string. With more than 16 ranks, ranks that behave alike share a row.
 """

@@ -1,4 +1,4 @@
-"""Write a tuning as one self-contained HTML file: no script, no external reference, under 1 MB however much was tried.
+"""Write a tuning run as one self-contained HTML file: no script, no external reference, always under 1 MB.
 
 In: a `TuneResult`, the command line, and the tuning's folder. Out: a string. Texts from the job are untrusted: the
 template escapes all of them, and a content policy in the page forbids scripts and external references.

@@ -1,4 +1,4 @@
-"""Write a tuning as the JSON of the contract `flatout/tuning`, version 1."""
+"""Write a tuning run as the JSON of the contract `flatout/tuning`, version 1."""
 
 from __future__ import annotations
 

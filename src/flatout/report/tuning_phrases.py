@@ -429,7 +429,7 @@ def end_sentence(result: TuneResult) -> str:
 
 
 def why_ended(end: TuningEnd) -> str:
-    """Say what ended the tuning, in a sentence without a capital letter and full stop."""
+    """Say what ended the tuning run, in a sentence without a capital letter and full stop."""
     limit = f"{end.limit:.0f}" if end.limit is not None else UNKNOWN
     reserved = f" but {end.num_reserved}, which are reserved for the final verdict," if end.num_reserved else ""
     sentences: Mapping[EndedBy, str] = {

@@ -35,7 +35,7 @@ class CheckpointInterval:
         return {Variable.CHECKPOINT_EVERY_S: f"{saving.every_s:.6g}"}
 
     def report_improvements(self, *, num_nodes: int) -> None:
-        """Report at the end, from all measurements, which cost of failures is worth lowering first."""
+        """Report at the end, from all measurements, which cost of failures should be lowered first."""
         saving, totals = self._choose(num_nodes)
         if saving is None:
             return

@@ -1,7 +1,7 @@
 """Report at the end of `flatout run` which checkpoint is the newest, and which saves failed.
 
 In: the notes of `flatout.checkpoint` in the job's processes on this host (`checkpoint.notes`). Out: `Saves`, by folder.
-A job that another node's processes lead has no notes here, and nothing is said of it.
+If processes on another node lead a job, it has no notes here and is not reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from flatout.inside.protocol import File
 from flatout.run.messages import say
 
-_MOST_FAILURES = 3  # that are named
+_MOST_FAILURES = 3  # maximum number of failed saves that are named
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saves(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the saves to one folder."""
+    """The outcomes of the saves to one folder."""
 
     folder: str
     is_local: bool
@@ -77,9 +77,9 @@ def _saves_to(folder: str, notes: Sequence[_Note]) -> Saves:
 
 
 def report_saves(saves: Sequence[Saves]) -> bool:
-    """Say what became of the saves; return whether the last one is missing.
+    """Report the outcomes of the saves; return whether the last save is missing.
 
-    One that is missing in a local folder is not if the shared folder has it.
+    A save that is missing in a local folder does not count as missing if the shared folder has it.
     """
     for of_folder in saves:
         newest = "none" if of_folder.newest is None else f"step {of_folder.newest}"

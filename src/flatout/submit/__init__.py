@@ -1,8 +1,8 @@
 """Queue one command on the available scheduler, Slurm or Ray, or write a manifest for Kubernetes.
 
-`job_request` turns the options into a `JobRequest`, `prepare` finds the scheduler and prepares the job, for which
-each scheduler has a file, and `submit` submits it. Nothing is overwritten: each submission has its own folder, with
-what was submitted, its output and its exit code.
+`job_request` turns the options into a `JobRequest`, `prepare` finds the scheduler and prepares the job, for which each
+scheduler has a file, and `submit` submits it. Nothing is overwritten: each submission has its own folder, with the
+submitted files, the output and the exit code.
 """
 
 from __future__ import annotations

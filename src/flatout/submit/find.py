@@ -1,4 +1,4 @@
-"""Find the schedulers that can be reached from here, and report what was looked for."""
+"""Find the schedulers that can be reached from here, and report how they were searched for."""
 
 from __future__ import annotations
 

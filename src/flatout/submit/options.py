@@ -35,7 +35,7 @@ class KeepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
-    """The options of one submission. None: not requested, or still to be found."""
+    """The options of one submission. None: not requested, or not yet determined."""
 
     command: tuple[str, ...]
     config: Path | None = None  # a tuned.toml

@@ -60,7 +60,7 @@ def submit(prepared: Prepared, request: JobRequest) -> str | None:
 def submitted(
     prepared: Prepared, request: JobRequest, *, job: str | None, notes: Sequence[str], next_command: str, dry_run: bool
 ) -> Submitted:
-    """Return a record of what was, or would be, submitted."""
+    """Return a record of the submission that was made or would be made."""
     planned = request.planned
     return Submitted(
         scheduler=prepared.scheduler,

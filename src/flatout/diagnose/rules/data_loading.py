@@ -109,7 +109,7 @@ def _changes(loader: JobFacts, *, single: bool, has_gpu: bool, is_one_for_all: b
 
 
 def _more_workers(loader: JobFacts, *, single: bool) -> str:
-    """Return the advice on workers, with what an IterableDataset does with several of them unless it is none."""
+    """Return the advice on workers, with a warning about IterableDatasets unless the data set is not one."""
     if loader.loader_waits:
         text = "DataLoader(num_workers=N), N above the number of cores: workers that wait need few of them"
     elif single:

@@ -36,10 +36,10 @@ from flatout.units import percent, seconds
 CODE = "F21"
 NAME = "drift"
 HOST_EVIDENCE = (busy_cores,)
-MIN_CHANGE = 0.2  # of the shorter end
-MIN_DEVIATIONS = 2.0  # of a single step; the ends are medians of many
+MIN_CHANGE = 0.2  # share of the shorter end
+MIN_DEVIATIONS = 2.0  # standard deviations of a single step; the ends are medians of many steps
 MIN_STEPS = 100
-NUM_PARTS = 8  # of the job; its ends are the first and the last part
+NUM_PARTS = 8  # share of the job; its ends are the first and the last part
 MIN_AGREEMENT = 0.7  # share of the changes between parts of the job that have the direction of the whole
 
 

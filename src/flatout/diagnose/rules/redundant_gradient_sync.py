@@ -76,7 +76,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _changes(wrapper: Wrapper | None) -> tuple[str, ...]:
-    """Return the change for what distributes the model; both if that is unknown."""
+    """Return the change for the wrapper that distributes the model; both changes if the wrapper is unknown."""
     if wrapper is Wrapper.DEEPSPEED:
         return ("set gradient_accumulation_steps, and call engine.backward and engine.step in each pass",)
     no_sync = "with model.no_sync(): around all accumulation passes but the last"

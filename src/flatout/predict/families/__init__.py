@@ -1,7 +1,8 @@
 """Models of how each change edits the replay, one file per family of the catalogue. `MODELS` maps knob name -> model.
 
-A model takes the situation and the change, and returns `Scenarios`, or the reason why it has none as text. Numbers that
-no trace can show are priors; each is stated with its source, and `calibrate` corrects them from use.
+A model takes the situation and the change, and returns `Scenarios`, or text with the reason why there are none. Numbers
+that cannot be determined from a trace are priors; each is stated with its source, and `calibrate` corrects them from
+use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints in the background: the copies to the host stay in the step, the writing does not."""
+"""Checkpoints in the background: the copies to the host stay in the step, but the writing does not."""
 
 from __future__ import annotations
 
