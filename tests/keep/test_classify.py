@@ -217,3 +217,12 @@ def test_the_table_is_whole() -> None:
 def test_secrets_in_a_message_are_masked() -> None:
     answer = explain_failure("RuntimeError: HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123 was refused")
     assert "hf_abc" not in answer.text
+
+
+def test_the_text_of_a_native_exception_counts_and_not_its_announcement() -> None:
+    """As NCCL's watchdog ends a rank (ultralytics/yolov5#12429); without a text, a crash is all that is known."""
+    announced = "terminate called after throwing an instance of 'std::runtime_error'\n"
+    said = "  what():  [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLGATHER)\n"
+    assert explain_failure(announced + said).failure_class == "timeout"
+    assert explain_failure("[rank1]: " + announced + "[rank1]: " + said).failure_class == "timeout"
+    assert explain_failure(announced).name == "crash"

@@ -22,6 +22,8 @@ _RANK_PREFIX = re.compile(
     r"^(?:\[(?:rank|default)\d+\]:\s?|\d{1,5}:\s|\[\d+(?:,\d+)?\]<std(?:err|out)>:\s?"
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\)\s)+"
 )
+# The runtime of C++ announces an exception; its text, on the next line, says what happened.
+_ABORTED_WITH_TEXT = re.compile(r"[^\n]*terminate called after throwing an instance of[^\n]*\n(?=[^\n]*\bwhat\(\):)")
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TRACEBACK = re.compile(r"^\s*(?:Original )?Traceback \(most recent call last\):")
 _CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above exception was the direct cause)")
@@ -103,7 +105,8 @@ def _plain(text: str) -> list[str]:
     if "\n" not in text.strip():  # as a table or a JSON string has it
         for written_out, character in _WRITTEN_OUT:
             text = text.replace(written_out, character)
-    lines = _TERMINAL.sub("", text).replace("\r", "\n").splitlines()
+    text = _ABORTED_WITH_TEXT.sub("", _TERMINAL.sub("", text).replace("\r", "\n"))
+    lines = text.splitlines()
     return lines[-_MAX_LINES:]
 
 
