@@ -52,7 +52,7 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     is_local: bool  # whether its PID is valid on this host and in this PID namespace
     is_alive: bool  # unknown, and therefore assumed, for processes that are not local
-    has_ended: bool  # whether it ended by itself, rather than being killed
+    has_ended: bool  # whether the process ended on its own, rather than being killed
     num_events: int
     num_steps: int
     base_step: int | None  # steps made before this process, by the optimizer's count
