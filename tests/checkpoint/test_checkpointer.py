@@ -548,5 +548,5 @@ def test_a_newer_format_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(store_module, "VERSION", 9)
         with running(tmp_path / "ckpt") as run:
             run.train(0, 1)
-    with pytest.raises(CheckpointError, match="has version 9 of the format"):
+    with pytest.raises(CheckpointError, match="has format version 9"):
         resumed(tmp_path / "ckpt")

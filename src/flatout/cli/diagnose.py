@@ -137,7 +137,7 @@ def _remarks(
     if ceilings is not None and (reason := unused_ceilings_reason(ceilings, done)):
         lines.append(f"note: {ceilings} was not used: {reason}")
     for rank, count in num_lost_events.items():
-        lines.append(f"note: {perfetto} lacks {counted(count, 'event')} of rank {rank}, which have no usable time")
+        lines.append(f"note: {perfetto} lacks {counted(count, 'event')} of rank {rank}: no usable time")
     return lines
 
 

@@ -147,7 +147,7 @@ def test_reservation_and_partition_of_urgent_jobs() -> None:
     assert told(view, settings) == [
         "set partition of job 9 from low to high: it is urgent",
         "set qos of job 9 from none to now: it is urgent",
-        "reserve a as flatout_9 for bob: only urgent job 9 may start there",
+        "reserve a as flatout_9 for bob: only urgent job 9 can start there",
         "put job 9 into reservation flatout_9: it is urgent",
         "requeue job 1 and hold it: urgent job 9 needs 8 GPUs; it ran 100 s on 8 GPUs and loses 100 s of it",
     ]
