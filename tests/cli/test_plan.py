@@ -42,7 +42,7 @@ def test_a_plan_as_text_ends_with_the_next_command(
     [
         (["plan"], "a plan needs --model and --cluster"),
         (["plan", "evaluate"], "missing argument 'RUNS.csv'"),
-        (["plan", "--json", "evaluate", "runs.csv"], "`--json` stands before `evaluate`"),
+        (["plan", "--json", "evaluate", "runs.csv"], "`--json` precedes `evaluate`"),
         (["plan", "prove"], "the only command is `evaluate`"),
         (["plan", "evaluate", "missing.csv"], "cannot be read"),
         ([*PLAN, "--precision", "int3"], "--precision must be one of"),

@@ -120,7 +120,7 @@ def test_a_copy_that_outlasts_later_kernels_of_its_stream_ends_where_the_next_on
     table = read([*gemms(200), copy(3_091, 5_000, correlation=1)])
     assert table.duration_ns[table.kind == Kind.MEMCPY].tolist() == [9_000]
     (note,) = table.quality
-    assert note.problem == "1 piece of GPU work outlasts later work of its stream, which is impossible"
+    assert note.problem == "1 piece of GPU work outlasts later work on its stream, which is impossible"
     assert "4.99 ms less in total" in note.effect
 
 

@@ -113,7 +113,7 @@ _SINGULAR = {
     "marks of steps (ProfilerStep) last": "mark of a step (ProfilerStep) lasts",
     "follows them": "follows it",
     "pieces of GPU work outlast": "piece of GPU work outlasts",
-    "of their stream": "of its stream",
+    "on their stream": "on its stream",
     "events": "event",
     "entries": "entry",
     "are not events": "is not an event",

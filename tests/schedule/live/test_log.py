@@ -70,7 +70,7 @@ def test_it_is_locked_while_it_is_open(tmp_path: Path) -> None:
     [
         ("hello\n", "is not a log"),
         ("{}\n", "is not a log"),
-        ('{"schema":"flatout/schedule-log","version":1,"cluster":"other"}\n', "is of cluster `other`"),
+        ('{"schema":"flatout/schedule-log","version":1,"cluster":"other"}\n', "belongs to cluster `other`"),
         (
             '{"schema":"flatout/schedule-log","version":1,"cluster":"lab"}\n{"event":"end","number":7}\n',
             "cannot be read",
