@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.profile.runs import environment, job, profiling, recorded, run, torchrun, words
+from tests.slurm import free_port
 
 from flatout.profile import read_recording
 from flatout.read import open_sources, read_trace
@@ -137,9 +138,10 @@ def test_every_task_of_a_slurm_step_may_have_a_parent_of_its_own(tmp_path: Path)
     """`srun flatout profile -- python train.py`: one recording, told once, with every rank's trace packed."""
     out = tmp_path / "r"
     tasks = []
+    port = str(free_port())
     for rank in ("0", "1"):
         variables = {"SLURM_PROCID": rank, "SLURM_NTASKS": "2", "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
-        ports = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29547", "RANK": rank, "WORLD_SIZE": "2"}
+        ports = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": "2"}
         command = [*profiling(out, *WARMUP), *job("--steps", 200)]
         tasks.append(
             subprocess.Popen(
