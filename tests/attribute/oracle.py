@@ -451,7 +451,7 @@ def attribute(table: EventTable) -> Timeline:
 
 
 def num_start_steps(timeline: Timeline) -> int:
-    """Of at least three steps, the first ones, each longer than twice any later one; fewer than half."""
+    """Return the first steps that each take over twice as long as any later one, if they are a minority."""
     lengths = [step.end - step.start for step in timeline.steps]
     for number in range(len(lengths), 0, -1):
         after = lengths[number:]

@@ -37,7 +37,7 @@ def test_the_gap_of_a_lost_kernel_is_unattributed_from_its_launch_on() -> None:
 
 
 def test_gaps_without_a_lost_kernel_keep_their_cause() -> None:
-    """Of ten kernels the last is lost: 5 us before the first, eight gaps of 10, and 5 until the last launch."""
+    """The last of ten kernels is lost: 5 us before the first, eight gaps of 10, and 5 until the last launch."""
     parts = parts_us(attribute_rank(kernels(10, lost={9}).to_table()))
     assert parts["host_launch"] + parts["launch_latency"] == 5 + 8 * 10 + 5
     assert parts["unattributed"] == 100

@@ -43,7 +43,7 @@ def shifted(steps: Steps, step: int, gap_s: float) -> Steps:
 
 
 def test_checkpoints_that_the_other_rank_waits_for_are_stalls() -> None:
-    """Of 100 steps of 10 ms, those at 20, 40, 60 and 80 write a checkpoint of 500 ms on rank 0."""
+    """In a job with 100 steps of 10 ms, rank 0 writes a checkpoint for 500 ms in steps 20, 40, 60 and 80."""
     times = dict.fromkeys((20, 40, 60, 80), 0.5)
     durations = [0.010 + times.get(step, 0.0) for step in range(100)]
     found = recorded(rank_of(0, steps_of(durations, checkpoint_s=times)), rank_of(1, steps_of(durations)))

@@ -125,7 +125,7 @@ def test_more_workers_than_ranks_is_another_failure_than_fewer() -> None:
 
 CHAIN = """
 Traceback (most recent call last):
-  File "/work/train.py", line 31, in <module>
+  File "/home/user/train.py", line 31, in <module>
     torch.save(state, path)
   File "/lib/torch/serialization.py", line 965, in save
     _save(obj, opened_zipfile)
@@ -134,7 +134,7 @@ OSError: [Errno 28] No space left on device
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/work/train.py", line 31, in <module>
+  File "/home/user/train.py", line 31, in <module>
     torch.save(state, path)
 RuntimeError: the checkpoint is incomplete
 """

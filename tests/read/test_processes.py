@@ -148,7 +148,7 @@ def test_ranks_that_say_nothing_but_were_recorded_together_are_ranks(tmp_path: P
 
 
 def test_the_user_can_say_that_recordings_one_after_the_other_are_ranks(tmp_path: Path) -> None:
-    """Of hosts whose clocks are a minute apart."""
+    """The hosts' clocks are a minute apart."""
     for number in (0, 1):
         write(tmp_path, f"{'ab'[number]}.json", rank(number, at=60e6 * number), says_rank=False)
     done = diagnose_paths([tmp_path], given_ranks={"a.json": 0, "b.json": 1})

@@ -83,7 +83,7 @@ def test_many_steps_are_binned_by_their_longest() -> None:
 
 
 def test_a_step_of_the_recorder_does_not_hide_the_jobs_own() -> None:
-    """Of two steps in a block, the ordinary one counts, however long the recorder's is; alone, it is marked."""
+    """In a block of two steps only the ordinary one counts; a recorder's step that is alone is marked."""
     shown = timeline(lane(0, [0.010] * 8 + [5.0, 0.010, 5.0, 5.0], "." * 8 + "r.rr"))
     half = fitted(shown, most_bins=6, most_lanes=1)
     assert half.lanes[0].longest_s == (0.010, 0.010, 0.010, 0.010, 0.010, 5.0)
@@ -149,7 +149,7 @@ def test_the_reports_show_the_recording_before_the_traced_step() -> None:
 
 
 def test_the_bars_of_a_lane_cover_all_of_its_bins() -> None:
-    """Of 500 bins with alternating heights, no bar is lost, however long the path gets."""
+    """No bar of 500 bins with alternating heights is lost, however long the path gets."""
     kinds = "ww" + ".s" * 249
     drawn = lane(0, [0.010 if bin % 2 else 0.5 for bin in range(500)], kinds)
     paths = dict(lane_paths(drawn, scale_of(timeline(drawn))))

@@ -73,7 +73,7 @@ def test_the_bandwidth_is_the_median_of_collectives_of_at_least_a_quarter_of_the
 
 @pytest.mark.parametrize(("transfer", "is_known"), [(700, True), (300, False)])
 def test_where_most_of_it_cannot_be_split_it_is_inconclusive(transfer: float, is_known: bool) -> None:
-    """Of 1000 us of exposed communication, the rest is in groups with a missing rank."""
+    """The rest of the 1000 us of exposed communication is in groups with a missing rank."""
     traces = [TraceBuilder(rank, 3) for rank in (0, 1)]
     for trace in traces:
         for number, at in times(2):
