@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import ctypes
 import errno
 import os
 import random
@@ -131,6 +132,8 @@ def main(arguments: list[str]) -> int:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=world_size
         )
+        group = torch.distributed.group.WORLD
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # never freed, see jobs/ends_later.py
     random.seed(rank)
     np.random.seed(rank)  # noqa: NPY002
     model = build(given.kind, width=given.width)

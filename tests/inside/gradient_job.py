@@ -9,6 +9,7 @@ a second word or alone. Prints the losses and the sums of the weights, to the la
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import time
@@ -98,6 +99,7 @@ def main(how: str, fault: str = "") -> None:
     if "RANK" in os.environ:
         atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see tests/jobs/ends_later.py
         dist.init_process_group("gloo")
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))  # never freed, see jobs/ends_later.py
     rank = dist.get_rank() if dist.is_initialized() else 0
     if "unseeded" in fault:
         torch.seed()  # processes that are forked would have the same numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import sys
 import time
 
@@ -28,6 +29,7 @@ def main():
     torch.set_num_threads(1)
     atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
     dist.init_process_group("gloo")
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))  # never freed, see jobs/ends_later.py
     rank = dist.get_rank()
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ def main() -> None:
     rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(torch.distributed.group.WORLD))  # never freed, see jobs/ends_later.py
     model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(torch.randn(int(sys.argv[1]) * 4, 64), batch_size=4)

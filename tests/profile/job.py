@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import ctypes
 import os
 import shutil
 import signal
@@ -214,6 +215,8 @@ def train(rank: int, world_size: int, arguments: argparse.Namespace) -> None:
             store = torch.distributed.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
         atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        group = torch.distributed.group.WORLD
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # never freed, see jobs/ends_later.py
         model = nn.parallel.DistributedDataParallel(model)
     if arguments.end == "early-in-turn-1" and os.environ["FLATOUT_TEST_TURN"] == "1":
         if rank == 1:

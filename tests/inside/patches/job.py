@@ -6,6 +6,7 @@ They print `losses`, to the last bit, and what there is to see of how they ran.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import os
 import resource
@@ -25,6 +26,7 @@ def start_gloo() -> None:
     """The group is never destroyed: torch 2.13 may then wait with the GIL for a thread of gloo's that waits for it."""
     atexit.register(time.sleep, 0.1)  # else gloo may abort the process, see jobs/ends_later.py
     dist.init_process_group("gloo")
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))  # never freed, see jobs/ends_later.py
 
 
 class Block(nn.Module):
