@@ -69,13 +69,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": {"errors", "units", "records"},
     **{stage: NOUNS | {room for room, users in SHARED.items() if stage in users} for stage in STAGES},
     **dict.fromkeys(COMPOSERS, EVERYTHING),
-    "inside": set(),
-    "checkpoint": {"errors"},
+    "inside": {"secrets"},
+    "checkpoint": {"errors", "secrets"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
     "__init__": set(),
 }
-ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint"}
+ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint", "secrets"}
 PROTOCOL = "inside.protocol"  # the one module of `inside` that every other room may import; it imports nothing
 # What these rooms use besides the standard library and torch, by module.
 MAY_ALSO_USE = {"checkpoint.values": {"numpy"}}  # only a job that has values of numpy saves or reads any

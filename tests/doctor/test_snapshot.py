@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.doctor.secrets import without_secrets
 from flatout.probe import limits
 from flatout.probe import snapshot as probe
 from flatout.probe.snapshot import read_machine
-from flatout.report.command import masked_command
+from flatout.secrets import masked_command, masked_text
 
 
 def test_a_tool_that_hangs_with_children_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,5 +56,5 @@ def test_bundles_and_commands_know_the_same_secrets() -> None:
     words = ("--signing-key=abc", "hf_abcdefghijklmnop", "xoxb-123456789012", "https://me:abc@host/x")
     shown = masked_command(words)
     assert not any("abc" in word or "123456789012" in word for word in shown)
-    text = without_secrets("\n".join(words[1:]) + "\nAuthorization: Bearer abc\npad_token=7")
+    text = masked_text("\n".join(words[1:]) + "\nAuthorization: Bearer abc\npad_token=7")
     assert "abc" not in text and "123456789012" not in text and "pad_token=7" in text

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.report.command import masked_command
+from flatout.secrets import masked_command
 
 
 @pytest.mark.parametrize(

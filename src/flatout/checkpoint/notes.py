@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from flatout.inside.protocol import File, Variable, process_name
+from flatout.secrets import masked_text, open_private
 
 Event = Literal["resumed", "begun", "committed", "failed"]
 
@@ -35,8 +36,8 @@ class SaveNotes:
             "folder": str(folder.absolute()),
             "is_local": is_local,
             "step": step,
-            "reason": reason,
+            "reason": masked_text(reason),
             "unix_s": time.time(),
         }
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+        with suppress(OSError), open_private(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(note) + "\n")

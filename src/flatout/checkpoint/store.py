@@ -32,6 +32,7 @@ from flatout import __version__
 from flatout.checkpoint.files import check_file, read_json, sync_folder, write_file, write_json
 from flatout.checkpoint.lock import Lock
 from flatout.checkpoint.problems import CheckpointError, DamagedError
+from flatout.secrets import masked_text
 
 SCHEMA, VERSION = "flatout/checkpoint", 1
 MANIFEST, LOG = "manifest.json", "checkpoints.jsonl"
@@ -115,7 +116,7 @@ class Store:
         folder = self.partial(step, token)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"rank{self._rank:05d}.failed").write_text(reason)
+            (folder / f"rank{self._rank:05d}.failed").write_text(masked_text(reason))
 
     def commit(self, step: int, token: str, *, timeout_s: float, is_given_up: Callable[[], bool]) -> dict[str, Any]:
         """On the leader: wait for all parts, write the manifest, rename the checkpoint, and return the manifest."""
@@ -192,7 +193,7 @@ class Store:
 
     def log(self, line: dict[str, Any]) -> None:
         with suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(masked_text(json.dumps(line)) + "\n")
 
     # Reading.
 

@@ -25,6 +25,7 @@ from flatout.cli.help import Command, Group
 from flatout.cli.values import InvalidValue
 from flatout.errors import FlatoutError, OutputError
 from flatout.inside.protocol import Variable
+from flatout.secrets import masked_text
 
 # The commands by heading, in the order of `flatout --help`. The command `x` is the function `x` of `x.py`, or the `app`
 # of `x.py` if that has several commands.
@@ -125,9 +126,9 @@ def _report(error: BaseException) -> int:
     if isinstance(error, _UsageError):
         return _refuse(error)
     flatout_error = error if isinstance(error, FlatoutError) else _translated(error)
-    print(f"error: {flatout_error}", file=sys.stderr)
+    print(f"error: {masked_text(str(flatout_error))}", file=sys.stderr)
     if flatout_error.hint:
-        print(f"hint: {flatout_error.hint}", file=sys.stderr)
+        print(f"hint: {masked_text(flatout_error.hint)}", file=sys.stderr)
     return flatout_error.exit_code
 
 
@@ -139,7 +140,7 @@ def _refuse(error: Any) -> int:
         return 2
     if isinstance(error, InvalidValue) and error.param is not None:
         message = f"`{error.param.opts[0]}` {error.message}"
-    print(f"error: {message[:1].lower()}{message[1:].rstrip('.')}", file=sys.stderr)
+    print(f"error: {masked_text(message[:1].lower() + message[1:].rstrip('.'))}", file=sys.stderr)
     print(f"hint: {_command_of(error)} --help", file=sys.stderr)
     return 2
 

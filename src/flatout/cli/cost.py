@@ -15,6 +15,7 @@ from flatout.cli.next_command import has_option, repeated
 from flatout.cli.output import print_json, text_style
 from flatout.cli.paths import given_path
 from flatout.cli.values import amount, whole_number
+from flatout.secrets import masked_command
 
 if TYPE_CHECKING:
     from flatout.records.chargeback import Chargeback
@@ -30,7 +31,7 @@ class _CostGroup(Group):
         if not is_known and not ctx.resilient_parsing:
             raise UsageError(
                 f"`flatout cost` needs one of {', '.join(self.commands)}, but got `{args[0]}`",
-                hint=f"to charge jobs: flatout cost jobs {shlex.join(args)}",
+                hint=f"to charge jobs: flatout cost jobs {shlex.join(masked_command(args))}",
             )
         return super().parse_args(ctx, args)  # type: ignore[arg-type, unused-ignore]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from flatout.secrets import masked_command
+
 
 def repeated(arguments: Sequence[str], *, without: Collection[str] = ("--html",)) -> list[str]:
-    """Return `flatout` and its arguments without --json, --force, and the options `without`, which have values.
+    """Return `flatout` and its arguments, masked, without --json, --force, and the options `without`, which have values.
 
     A file that was just written exists now, and would be refused.
     """
@@ -19,7 +21,7 @@ def repeated(arguments: Sequence[str], *, without: Collection[str] = ("--html",)
             is_value = "=" not in word
         elif word not in ("--json", "--force"):
             words.append(word)
-    return words
+    return list(masked_command(words))
 
 
 def has_option(arguments: Sequence[str], option: str) -> bool:

@@ -46,7 +46,7 @@ def profile(
     from flatout.launch import end_like
     from flatout.profile import Options, record
     from flatout.profile.folder import default_path
-    from flatout.report.command import masked_command
+    from flatout.secrets import masked_command
 
     recorded = record(
         command,

@@ -142,6 +142,8 @@ def run(
         say(warning)
     if dry_run:
         print(prepared.as_typed())
+        for note in prepared.masked_notes():
+            say(note)
         return
     ended = run_job(request, prepared)
     sys.stdout.flush()

@@ -14,6 +14,7 @@ from flatout.cli.durations import Duration, duration
 from flatout.cli.output import print_json
 from flatout.cli.paths import given_path
 from flatout.cli.values import amount, whole_number
+from flatout.secrets import masked_command
 
 
 def submit(
@@ -178,4 +179,4 @@ def _without_dry_run(arguments: list[str]) -> str:
     """Return this `flatout` invocation without its first `--dry-run`; one of the user's own command is kept."""
     words = list(arguments)
     words.remove("--dry-run")
-    return shlex.join(["flatout", *words])
+    return shlex.join(["flatout", *masked_command(words)])

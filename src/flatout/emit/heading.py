@@ -5,12 +5,18 @@ from __future__ import annotations
 from flatout import __version__
 from flatout.records.tuning import Tuning
 from flatout.records.verdict import Verdict
+from flatout.secrets import MASK
 
 _OBJECTIVES = {
     "peak_memory_bytes": "less peak memory",
     "j_per_sample": "less energy per sample",
     "j_per_step": "less energy per step",
 }
+
+MASKED = (
+    f"Values that look like secrets are {MASK} in the command: before you run it, replace each of them, e.g. with a"
+    " variable of the environment"
+)
 
 
 def heading(tuning: Tuning) -> list[str]:
@@ -26,6 +32,8 @@ def heading(tuning: Tuning) -> list[str]:
     where = ", ".join(f"{name} {value}" for name, value in {**tuning.machine, **tuning.versions}.items())
     if where:
         lines.append(f"On: {where}")
+    if any(MASK in word for word in (*tuning.command, *tuning.sbatch_options)):
+        lines.append(MASKED)
     return [one_comment_line(line) for line in lines]
 
 

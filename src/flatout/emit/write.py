@@ -1,4 +1,4 @@
-"""Compare emitted files with those on disk: show a diff, and write only if asked."""
+"""Compare emitted files with those on disk: show a diff, and write only if asked, for the user alone to read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flatout.errors import OutputError
 from flatout.records.tuning import Emitted
+from flatout.secrets import write_private
 
 _HINT = "pass another folder with --out"
 
@@ -35,7 +36,7 @@ def write(emitted: Emitted, folder: Path, *, force: bool = False) -> Path:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(emitted.text, encoding="utf-8")
+        write_private(partial, emitted.text)
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

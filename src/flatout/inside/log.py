@@ -1,4 +1,4 @@
-"""Log errors of `inside/` to `inside-<host>.log` in the recording; they are never shown and never raised.
+"""Log errors of `inside/`, secrets masked, to `inside-<host>.log` in the recording; they are never shown or raised.
 
 `guarded` wraps the functions that torch calls. After `MAX_ERRORS` errors a process gives up: `is_silenced` becomes
 true, and each guarded function returns None at once.
@@ -35,9 +35,11 @@ class Log:
         """Append a line with the time and the process; do nothing if the log cannot be written."""
         if self.folder is None:
             return
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} pid {os.getpid()}: {text.rstrip()}\n"
+        from flatout.secrets import masked_text, open_private  # after an error only: the job starts without it
+
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} pid {os.getpid()}: {masked_text(text).rstrip()}\n"
         try:
-            with (self.folder / File.LOG.of(os.uname().nodename)).open("a", encoding="utf-8") as file:
+            with open_private(self.folder / File.LOG.of(os.uname().nodename), "a", encoding="utf-8") as file:
                 file.write(line)
         except OSError:
             pass

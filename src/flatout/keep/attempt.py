@@ -28,6 +28,7 @@ from flatout.keep.pass_on import WARNINGS, PassOn
 from flatout.keep.peer_board import PeerBoard
 from flatout.keep.stacks import ask_stacks, loader_stacks
 from flatout.launch import ExitStatus, end_marked, run_local, with_environment
+from flatout.secrets import masked_command
 
 _ENDS = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM
 _LOOK_EVERY_S = 0.25
@@ -225,7 +226,7 @@ def left_running(folder: Path) -> tuple[str, ...]:
 
 def _words(process: psutil.Process) -> str | None:
     try:
-        return f"{process.pid} ({shlex.join(process.cmdline())[:_SHOWN]})"
+        return f"{process.pid} ({shlex.join(masked_command(process.cmdline()))[:_SHOWN]})"
     except psutil.Error:
         return None
 

@@ -17,8 +17,8 @@ import msgspec
 
 from flatout.inside.protocol import STDERR_BYTES, STDERR_COUNT_BYTES, File
 from flatout.keep.heartbeats import HeartbeatSample
-from flatout.keep.redact import without_tokens
 from flatout.keep.stacks import Stack, parse
+from flatout.secrets import masked_text
 
 _TAKES_DOWN = signal.SIGTERM  # launchers send it to the remaining ranks
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
@@ -219,5 +219,5 @@ def _last_lines(folder: Path, pulse: HeartbeatSample) -> tuple[str, ...]:
         text = stderr_tail((folder / File.STDERR.of(pulse.name)).read_bytes())
     except OSError:
         return ()
-    lines = [line.strip() for line in without_tokens(text).splitlines() if line.strip()]
+    lines = [line.strip() for line in masked_text(text).splitlines() if line.strip()]
     return tuple(line[:_MAX_CHARACTERS] for line in lines[-_LAST_LINES:])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from flatout.catalog.failures import Phase
 from flatout.keep.classify import classify
 from flatout.keep.error_text import errors_in, phase_in
-from flatout.keep.redact import without_tokens
 from flatout.records.failure import FailureExplanation
+from flatout.secrets import masked_text
 
 _MAX_CHARACTERS = 500
 
@@ -52,4 +52,4 @@ def _unexplained(last_line: str, phase: Phase | None) -> FailureExplanation:
 
 
 def _shown(message: str) -> str:
-    return without_tokens(message)[:_MAX_CHARACTERS]
+    return masked_text(message)[:_MAX_CHARACTERS]

@@ -59,7 +59,7 @@ class LedgerFile:
         self.path = path
         self.problem: str | None = None  # why the ledger cannot be written; this must not end the job
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not stat.S_ISREG(os.fstat(self._file).st_mode):  # a pipe or a device cannot be read back
                 return
             if not _is_taken(self._file):

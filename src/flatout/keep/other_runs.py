@@ -23,6 +23,7 @@ from flatout.errors import InputError
 from flatout.inside.protocol import Variable
 from flatout.keep.heartbeats import is_alive, own_namespace
 from flatout.launch import end_marked, with_environment
+from flatout.secrets import write_private
 
 _NAME = "run.json"
 _KILLED_S = 15.0  # the time that the kernel may need after a SIGKILL
@@ -78,7 +79,7 @@ def about_this(
 def write_about(state: Path, about: RunInfo) -> None:
     partial = state / f".{_NAME}"
     # names may not be valid UTF-8, which msgspec refuses to write
-    partial.write_text(json.dumps(msgspec.to_builtins(about)))
+    write_private(partial, json.dumps(msgspec.to_builtins(about)))
     partial.replace(state / _NAME)
 
 

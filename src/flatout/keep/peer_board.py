@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.secrets import write_private
+
 _REPORT_EVERY_S = 1.0
 LOST_AFTER_S = 15.0  # time without a new status; torchrun's agents wait equally long
 _HEAR_S = 4.0  # the wait for the reason, on a node whose ranks only lost their peers
@@ -168,7 +170,7 @@ class PeerBoard:
         path = self._path(self._own.node)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         with suppress(OSError):  # a full or missing folder must not end the job
-            partial.write_bytes(msgspec.json.encode(self._own))
+            write_private(partial, msgspec.json.encode(self._own))
             partial.replace(path)
 
     def _is_of_job(self, status: PeerStatus) -> bool:

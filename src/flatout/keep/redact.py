@@ -1,4 +1,4 @@
-"""Mask secrets in texts: strings that look like tokens and, on request, host names."""
+"""Replace host names in texts with numbers, on request; `flatout.secrets` masks the secrets."""
 
 from __future__ import annotations
 
@@ -6,25 +6,6 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-
-from flatout.secrets import BEARER, KNOWN_SECRETS, MASK, URL_PASSWORD, names_a_secret
-
-# `NAME=value`, `--name=value` and `--name value`, as in a `sh -c` command or in the text of an exception.
-_NAMED = re.compile(r"""(?<![\w-])((?:--?)?([A-Za-z_][\w.-]*)=|--?([A-Za-z][\w-]*)\s+)("[^"]*"|'[^']*'|[^\s'"]+)""")
-
-
-def without_tokens(text: str) -> str:
-    """Mask tokens in a text, such as an exception's message that quotes a URL, a header or a command."""
-    text = KNOWN_SECRETS.sub(MASK, text)
-    text = _NAMED.sub(_masked, text)
-    return BEARER.sub(rf"\1 {MASK}", URL_PASSWORD.sub(rf"\1{MASK}@", text))
-
-
-def _masked(found: re.Match[str]) -> str:
-    if names_a_secret(found[2] or found[3]):
-        return f"{found[1]}{MASK}"
-    # the value can contain further names, as in `-c 'NAME=value train'`
-    return found[1] + _NAMED.sub(_masked, found[4])
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:

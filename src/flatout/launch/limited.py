@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from flatout.launch.local import ExitStatus, cannot_start
+from flatout.secrets import open_private
 
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
@@ -37,7 +38,7 @@ def run_limited(
     """
     start_unix_s = time.time()
     deadline = time.monotonic() + limit_s
-    with output.open("wb") as file:
+    with open_private(output, "wb") as file:
         try:
             process = subprocess.Popen(
                 command,

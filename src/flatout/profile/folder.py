@@ -240,7 +240,7 @@ def _host_files(path: Path) -> tuple[Path, Path | None]:
     first = path / File.HOST.of(_hostname())
     for file in (first, path / File.HOST.of(f"{_hostname()}.{os.getpid()}")):
         with suppress(FileExistsError):
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             return file, path / File.SAMPLES.of(_hostname()) if file == first else None
     raise FileExistsError
 

@@ -22,6 +22,7 @@ from flatout.launch import ExitStatus, run_local, with_environment, with_inside
 from flatout.profile.finish import count_processes, hosts_without_parent, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import HostRecording
+from flatout.secrets import write_private
 
 # Set or unset here; the recorder's other variables are left to the caller.
 _VARIABLES = {Variable.RECORDING, Variable.STEPS, Variable.WARMUP, Variable.LIGHT}
@@ -169,7 +170,7 @@ def write_run(folder: Folder, run: HostRecording) -> None:
     """Write the file of this host atomically, as another host may be reading it."""
     partial = folder.host_file.with_name(partial_name(folder.host_file.name))
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
+        write_private(partial, msgspec.json.format(msgspec.json.encode(run)) + b"\n")
         partial.replace(folder.host_file)
     finally:
         partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Write files atomically, and never overwrite one without permission.
+"""Write files atomically, for the user alone to read, and never overwrite one without permission.
 
 In: a path and bytes. Out: the file. Missing parent folders are created. Every failure is a one-line `OutputError`.
 Devices and pipes (`/dev/stdout`, `/dev/null`) are written to directly.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flatout.errors import OutputError
+from flatout.secrets import open_private
 
 _WRITABLE = "pass a path that you can write to"
 
@@ -55,7 +56,7 @@ def open_new(path: str | Path, *, force: bool = False) -> Iterator[BinaryIO]:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
         try:
-            with partial.open("xb") as file:
+            with open_private(partial, "xb") as file:
                 yield file
             _give_name(partial, target, force=force)
         finally:

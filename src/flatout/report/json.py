@@ -14,7 +14,7 @@ import msgspec
 from flatout import __version__
 from flatout.errors import InputError
 from flatout.records.diagnosis import PART_NAMES, Diagnosis
-from flatout.report.command import masked_command
+from flatout.secrets import masked_command
 
 SCHEMA = "flatout/diagnosis"
 VERSION = 2

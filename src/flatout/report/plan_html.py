@@ -12,12 +12,13 @@ from flatout import __version__, units
 from flatout.records.plan import Plan, PlannedLayout
 from flatout.records.plan_details import PlanDetails, StageMemory
 from flatout.report.axis import ticks
-from flatout.report.command import command_line, masked_command, quoted
+from flatout.report.command import command_line, quoted
 from flatout.report.goal_text import INTERVALS, goal_rows, goal_sentence, option_rows
 from flatout.report.plan_charts import PipelineChart, beginning_s, front_points, pipeline_chart
 from flatout.report.plan_phrases import SENSITIVITY, difference, layout_words, memory_part, schedule_name, step_part
 from flatout.report.plan_text import calibration_note, layout_text
 from flatout.report.template import rendered
+from flatout.secrets import masked_command
 
 MOST_STAGES = 64
 SMALLEST_DRAWN = 0.0005  # of a bar

@@ -18,7 +18,7 @@ from flatout.records.change import Change
 from flatout.records.prediction import Prediction
 from flatout.records.tuning import TriedSet, TuneResult
 from flatout.records.verdict import Verdict
-from flatout.report.command import command_line, masked_command, quoted
+from flatout.report.command import command_line, quoted
 from flatout.report.parts import SAFETY_MEANINGS
 from flatout.report.phrases import counted
 from flatout.report.ratio_axis import RatioAxis, ratio_axis
@@ -47,6 +47,7 @@ from flatout.report.tuning_phrases import (
     ratio,
     why,
 )
+from flatout.secrets import masked_command
 
 MOST_TRIED = 200
 MOST_BOUNDS = 40

@@ -12,10 +12,10 @@ from flatout.records.change import Patch, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.tuning import Bound, EndedBy, TriedOutcome, TriedSet, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
-from flatout.report.command import masked_command
 from flatout.report.json import enveloped_json
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
 from flatout.report.tuning_phrases import Adopted, adopted_rows, why_ended
+from flatout.secrets import masked_command
 
 SCHEMA = "flatout/tuning"
 VERSION = 1

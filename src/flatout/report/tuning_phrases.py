@@ -19,8 +19,8 @@ from flatout.records.change import SAFETIES, Change, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TunedChange, TuneResult, TuningEnd, TuningStage
 from flatout.records.verdict import Objective, Verdict
-from flatout.report.command import masked_command
 from flatout.report.phrases import counted
+from flatout.secrets import masked_command
 
 UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"

@@ -13,6 +13,7 @@ from flatout.errors import InputError
 from flatout.launch import with_inside
 from flatout.records.change import ChangeSet
 from flatout.run.request import RunRequest
+from flatout.secrets import MASK, masked_command
 from flatout.trial.command import TRIAL_DIR, describe, keeps_outputs_apart, trial_command
 
 
@@ -28,11 +29,17 @@ class PreparedCommand:
     notes: tuple[str, ...] = ()  # printed when the command is started
 
     def as_typed(self) -> str:
-        """Return the command as typed in a shell, with the variables that it needs."""
+        """Return the command as typed in a shell, with the variables that it needs; secrets are masked."""
         variables = dict(self.variables)
         if self.changes.patches:
             variables = {"PYTHONPATH": self.environment["PYTHONPATH"]} | variables
-        return describe(variables, self.command)
+        return describe(variables, masked_command(self.command))
+
+    def masked_notes(self) -> tuple[str, ...]:
+        """Return a note for whoever copies `as_typed`, if secrets are masked there."""
+        if masked_command(self.command) == self.command:
+            return ()
+        return (f"values that look like secrets are {MASK} in this command, but not in the one that is run",)
 
 
 def prepare(request: RunRequest, environment: Mapping[str, str]) -> PreparedCommand:
@@ -100,7 +107,7 @@ def _notes_on_another_script(tuned_command: Sequence[str], command: Sequence[str
         return []
     return [
         f"tuned on {', '.join(sorted(tuned_scripts))}; "
-        f"{', '.join(sorted(scripts))} still gets its arguments {shlex.join(arguments)}"
+        f"{', '.join(sorted(scripts))} still gets its arguments {shlex.join(masked_command(arguments))}"
     ]
 
 

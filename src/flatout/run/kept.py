@@ -25,7 +25,7 @@ from flatout.keep.ledger_writer import LedgerWriter
 from flatout.keep.other_runs import about_this
 from flatout.keep.peer_board import LOST_AFTER_S, PeerBoard
 from flatout.keep.previous_runs import earlier_of, start_of
-from flatout.keep.redact import redactor, without_tokens
+from flatout.keep.redact import redactor
 from flatout.keep.step_breakdown import StepBreakdown, StepShares
 from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
 from flatout.launch import ExitStatus
@@ -35,6 +35,7 @@ from flatout.run.messages import say
 from flatout.run.other_jobs import is_part_of_job, settle_with_others
 from flatout.run.request import RunRequest
 from flatout.run.resume import resuming
+from flatout.secrets import Masker
 
 
 class KeptRun:
@@ -49,6 +50,7 @@ class KeptRun:
         self._command = tuple(command)  # changes when a host is excluded
         self._environment = environment
         self._state = state
+        self._masker = Masker(environment, command)
         self._mask_hosts = redactor() if request.redacts else str
         self._num_nodes_option = launch_value(self._command, "torchrun", "--nnodes", environment)
         self._others_continue = goes_on_without_host(self._num_nodes_option)
@@ -81,7 +83,7 @@ class KeptRun:
 
     def _clean(self, text: str) -> str:
         """Mask secrets, and host names if requested."""
-        return self._mask_hosts(without_tokens(text))
+        return self._mask_hosts(self._masker.text(text))
 
     def _recorded_shares(self) -> StepShares | None:
         if self._request.recording is None:

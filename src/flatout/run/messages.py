@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from flatout.secrets import masked_text
+
 PREFIX = "flatout: "
 
 
 def say(text: str, *, prefix: str = PREFIX) -> None:
-    """Print `text` on standard error. The job is kept alive even if standard error is closed or full."""
+    """Print `text`, masked, on standard error. The job is kept alive even if standard error is closed or full."""
     with suppress(OSError, ValueError):
-        print(f"{prefix}{text}", file=sys.stderr, flush=True)
+        print(f"{prefix}{masked_text(text)}", file=sys.stderr, flush=True)

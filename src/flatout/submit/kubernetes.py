@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.emit import kubernetes
 from flatout.emit.command import CONFIG
+from flatout.emit.masked import masked_note, masked_tuning
 from flatout.emit.rendezvous import own_rendezvous
 from flatout.errors import UsageError
 from flatout.submit.job import JobRequest, Prepared
@@ -20,7 +21,8 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 def prepare(request: JobRequest) -> Prepared:
     """Prepare the manifest. Raises UsageError for a rendezvous that no pod could find."""
     # The tuning's path on this machine is meaningless in the image.
-    tuning = msgspec.structs.replace(request.tuning, config=CONFIG, keep=_keep_in_a_pod(request))
+    # The manifest is a file for the user, so its secrets are masked: Kubernetes has a place of its own for them.
+    tuning = msgspec.structs.replace(masked_tuning(request.tuning), config=CONFIG, keep=_keep_in_a_pod(request))
     manifest = kubernetes.emit(
         tuning,
         name=request.name,
@@ -38,7 +40,7 @@ def prepare(request: JobRequest) -> Prepared:
         files={file: manifest.text},
         output=None,
         exit_code_file=None,
-        notes=(*manifest.notes, *_notes(request)),
+        notes=(*manifest.notes, *masked_note(request.tuning), *_notes(request)),
         submit=lambda: None,
         next_command=lambda _: apply,
     )

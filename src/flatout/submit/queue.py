@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
 from flatout.emit.command import tuned_command
 from flatout.errors import InputError, UsageError
 from flatout.records.submission import SCHEDULERS, Submitted
+from flatout.report.command import command_line
 from flatout.report.files import write_new
 from flatout.submit import kubernetes, ray, slurm
 from flatout.submit.find import RAY_DASHBOARD, FoundScheduler, found_schedulers
@@ -35,7 +35,7 @@ def _no_scheduler(request: JobRequest, candidates: Sequence[FoundScheduler]) -> 
     tuning = request.tuning
     config = ["--config", tuning.config] if tuning.changes.changes and tuning.config else []
     wrapper = ["flatout", "run", *config, *tuning.keep, "--"] if config or tuning.keep else []
-    command = shlex.join([*wrapper, *tuning.command])
+    command = command_line([*wrapper, *tuning.command])
     return InputError(f"no scheduler was found ({looked_for})", hint=f"to run it here and now: {command}")
 
 
@@ -67,7 +67,7 @@ def submitted(
         job=job,
         dry_run=dry_run,
         submitted=prepared.shown,
-        queued=shlex.join(tuned_command(request.tuning)),
+        queued=command_line(tuned_command(request.tuning)),
         num_nodes=request.num_nodes,
         gpus_per_node=request.gpus_per_node,
         plan=str(planned.path) if planned is not None else None,

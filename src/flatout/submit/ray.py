@@ -1,7 +1,8 @@
 """Submit a request as a Ray job: the output of `emit`, sent to the dashboard as `ray job submit` does.
 
 POST {address}/api/jobs/, Ray's documented REST interface for jobs. The entrypoint changes to the working folder first,
-which the head node must see: nothing is uploaded.
+which the head node must see: nothing is uploaded. The
+copy in the submission's folder has its secrets masked.
 """
 
 from __future__ import annotations
@@ -12,18 +13,38 @@ import urllib.error
 import urllib.request
 
 from flatout.emit import ray_job
+from flatout.emit.masked import masked_note, masked_tuning
 from flatout.errors import InputError
+from flatout.records.tuning import Emitted
 from flatout.submit.job import JobRequest, Prepared
 from flatout.submit.unsupported import unsupported_notes
 
 _TIMEOUT_S = 30.0
+_OUTPUT, _EXIT_CODE = "output.log", "exit_code"
 
 
 def prepare(request: JobRequest, address: str) -> Prepared:
     """Prepare the job for the dashboard at `address`."""
     emitted = ray_job.emit(request.tuning)
-    output = request.folder / "output.log"
-    code_file = request.folder / "exit_code"
+    text = _job_text(request, emitted)
+    copy = _job_text(request, ray_job.emit(masked_tuning(request.tuning)))
+    job_file = request.folder / "ray_job.json"
+    url = f"{address}/api/jobs/"
+    return Prepared(
+        scheduler="ray",
+        shown=shlex.join(["curl", "--json", f"@{job_file}", url]),
+        files={job_file: copy},
+        output=request.folder / _OUTPUT,
+        exit_code_file=request.folder / _EXIT_CODE,
+        notes=(*emitted.notes, *masked_note(request.tuning), *unsupported_notes(request, "Ray's jobs have")),
+        submit=lambda: _post(url, text),
+        next_command=lambda job: shlex.join(["ray", "job", "status", "--address", address, job or request.name]),
+    )
+
+
+def _job_text(request: JobRequest, emitted: Emitted) -> str:
+    """Return the job as Ray takes it: the emitted one, started in the working folder, with its output in a file."""
+    output, code_file = request.folder / _OUTPUT, request.folder / _EXIT_CODE
     job = json.loads(emitted.text)
     # Ray starts the entrypoint with sh.
     job["entrypoint"] = (
@@ -33,19 +54,7 @@ def prepare(request: JobRequest, address: str) -> Prepared:
     if request.gpus_per_node:
         job["entrypoint_num_gpus"] = request.gpus_per_node
     job["submission_id"] = request.name
-    text = json.dumps(job, indent=2) + "\n"
-    job_file = request.folder / "ray_job.json"
-    url = f"{address}/api/jobs/"
-    return Prepared(
-        scheduler="ray",
-        shown=shlex.join(["curl", "--json", f"@{job_file}", url]),
-        files={job_file: text},
-        output=output,
-        exit_code_file=code_file,
-        notes=(*emitted.notes, *unsupported_notes(request, "Ray's jobs have")),
-        submit=lambda: _post(url, text),
-        next_command=lambda job: shlex.join(["ray", "job", "status", "--address", address, job or request.name]),
-    )
+    return json.dumps(job, indent=2) + "\n"
 
 
 def _post(url: str, text: str) -> str:

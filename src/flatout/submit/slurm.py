@@ -1,7 +1,7 @@
 """Submit a request as a Slurm batch job: the script that `emit` writes, with options of `sbatch`.
 
 The script writes its exit code next to its output, so both are known without Slurm's accounting. sbatch reads it
-from standard input; a copy is in the submission's folder.
+from standard input; a copy, its secrets masked, is in the submission's folder.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import shlex
 import shutil
 
 from flatout.emit import slurm as emitted
+from flatout.emit.masked import masked_note, masked_tuning
 from flatout.emit.rendezvous import own_rendezvous
 from flatout.errors import InputError, UsageError
 from flatout.launch.slurm import job_number, run_sbatch
+from flatout.report.command import command_line
 from flatout.submit.job import JobRequest, Prepared
 
 _CHOOSES_NODES = ("--nodelist", "-w", "--nodefile", "-F")
@@ -31,7 +33,9 @@ def prepare(request: JobRequest) -> Prepared:
     output = request.folder / "output.log"
     code_file = request.folder / "exit_code"
     setup = f"exit_code_file={shlex.quote(str(code_file))}\n{_SAVE_EXIT_CODE}{_CPUS}"
-    job = emitted.emit(request.tuning, keeps_rendezvous=_keeps_rendezvous(request), setup=setup)
+    keeps_rendezvous = _keeps_rendezvous(request)
+    job = emitted.emit(request.tuning, keeps_rendezvous=keeps_rendezvous, setup=setup)
+    copy = emitted.emit(masked_tuning(request.tuning), keeps_rendezvous=keeps_rendezvous, setup=setup)
     script_file = request.folder / "job.sbatch"
     escaped_output = str(output).replace("%", "%%")
     command = ["sbatch", "--parsable", *_options(request), f"--output={escaped_output}"]
@@ -46,11 +50,11 @@ def prepare(request: JobRequest) -> Prepared:
 
     return Prepared(
         scheduler="slurm",
-        shown=shlex.join([*command, str(script_file)]),
-        files={script_file: job.text},
+        shown=command_line([*command, str(script_file)]),
+        files={script_file: copy.text},
         output=output,
         exit_code_file=code_file,
-        notes=(*job.notes, *_notes(request)),
+        notes=(*job.notes, *masked_note(request.tuning), *_notes(request)),
         submit=submit,
         next_command=lambda number: shlex.join(["squeue", "--jobs", number]) if number else "flatout submit -- COMMAND",
     )

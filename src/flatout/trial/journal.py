@@ -17,6 +17,7 @@ import msgspec
 
 from flatout.errors import InputError, OutputError
 from flatout.records.trial import TrialResult
+from flatout.secrets import masked_command, masked_text, open_private
 
 
 class Heading(msgspec.Struct, frozen=True, kw_only=True, tag="heading"):
@@ -144,7 +145,7 @@ class Journal:
                 for name in ("norms", "unclipped"):
                     optimizer[name] = _as_texts(optimizer[name])
         try:
-            with self.path.open("ab") as file:
+            with open_private(self.path, "ab") as file:
                 file.write(msgspec.json.encode(content) + b"\n")
         except OSError as error:
             raise OutputError(
@@ -155,7 +156,13 @@ class Journal:
     def _decoded(self, raw: bytes) -> Heading | JournaledTrial | Profile | None:
         try:
             line: Heading | JournaledTrial | Profile = _LINE.decode(raw)
-            return line
         except msgspec.DecodeError:
             self.num_damaged += 1
             return None
+        return _masked(line) if isinstance(line, Heading) else line
+
+
+def _masked(heading: Heading) -> Heading:
+    """Mask what an earlier version of Flatout left in a heading, so that its tuning can be resumed."""
+    options = {name: masked_text(value) for name, value in heading.options.items()}
+    return msgspec.structs.replace(heading, command=masked_command(heading.command), options=options)

@@ -21,9 +21,8 @@ from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.history import append_history, prediction_record, read_history
 from flatout.records.prediction import PredictionRecord
-from flatout.records.tuning import TIMES, TuneResult, Tuning
-from flatout.report.command import masked_command
-from flatout.secrets import MASK
+from flatout.records.tuning import TIMES, TuneResult
+from flatout.secrets import masked_command, masked_text
 from flatout.trial.command import TRIAL_DIR, keeps_outputs_apart
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.options import TuneOptions
@@ -88,7 +87,9 @@ def open_tuning(
             _lock(folder)
         shown = masked_command(command)
         shown_options = {
-            name: repr(value) for name, value in msgspec.structs.asdict(options).items() if name not in _BUDGETS
+            name: _shown_option(value)
+            for name, value in msgspec.structs.asdict(options).items()
+            if name not in _BUDGETS
         }
         journal = Journal(
             folder / JOURNAL,
@@ -243,6 +244,7 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
     finished, is the last of the three: without it the same command writes them again from the journal.
     """
     from flatout.emit import tuned_toml
+    from flatout.emit.masked import masked_tuning
     from flatout.emit.write import write
     from flatout.report.files import write_new
     from flatout.report.tuning_html import tuning_html
@@ -251,7 +253,7 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
     write_new(folder / "report.html", tuning_html(result, command, folder), force=True)
     lines = [f"wrote {folder / 'report.html'}"]
     if is_better(result):
-        lines.append(f"wrote {write(tuned_toml.emit(_masked(result.tuning)), folder, force=True)}")
+        lines.append(f"wrote {write(tuned_toml.emit(masked_tuning(result.tuning)), folder, force=True)}")
     else:
         _remove(folder / "tuned.toml")  # written by this tuning before it was resumed
     write_new(folder / "tuning.json", tuning_json(result, command), force=True)
@@ -260,6 +262,7 @@ def write_results(result: TuneResult, folder: Path, *, apply: bool, command: Seq
 
 def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
     """Write the files for other tools, or show them; a file that the user may have edited is not overwritten."""
+    from flatout.emit.masked import masked_note, masked_tuning
     from flatout.emit.targets import TARGETS
     from flatout.emit.write import diff, write
 
@@ -267,7 +270,7 @@ def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
     notes: list[str] = []
     others = []
     # The real job has no trial folder: it writes where it is started, as with `flatout run`.
-    shown = _masked(result.tuning)
+    shown = masked_tuning(result.tuning)
     tuning = msgspec.structs.replace(shown, command=tuple(word.replace(TRIAL_DIR, ".") for word in shown.command))
     here = msgspec.structs.replace(tuning, config=_from_here(folder.parent / "tuned.toml"))
     for name, emit in TARGETS.items():
@@ -289,9 +292,7 @@ def _others(result: TuneResult, folder: Path, *, apply: bool) -> list[str]:
     if others:
         lines.append(f"not written without --apply: the two above, and {', '.join(others)}")
     lines += notes
-    if shown.command != result.tuning.command:
-        lines.append(f"values that look like secrets are {MASK} in the commands of these files: fill them in")
-    return lines
+    return [*lines, *masked_note(result.tuning)]
 
 
 def _from_here(path: Path) -> str:
@@ -303,11 +304,12 @@ def _from_here(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _masked(tuning: Tuning) -> Tuning:
-    """Return the result with secrets masked, because its files are meant to be shared, or are printed."""
-    return msgspec.structs.replace(
-        tuning, command=masked_command(tuning.command), sbatch_options=masked_command(tuning.sbatch_options)
+def _shown_option(value: object) -> str:
+    """Return an option's value for the journal, with its secrets masked."""
+    words = (
+        masked_command(value) if isinstance(value, tuple) and all(isinstance(word, str) for word in value) else value
     )
+    return masked_text(repr(words))
 
 
 def _remove(path: Path) -> None:

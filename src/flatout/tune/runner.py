@@ -26,6 +26,7 @@ from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.recording import Recording
 from flatout.records.trial import BASELINE, TrialResult
+from flatout.secrets import Masker, mask_file
 from flatout.trial.command import trial_command
 from flatout.trial.data import check_data
 from flatout.trial.gradients import read_gradients, read_start
@@ -249,15 +250,18 @@ class Runner:
             force=True,
             variables={**command.variables, Variable.DIVERT: str(folder / "saved"), Variable.FACTS: "1", **variables},
         )
-        recorded = record(
-            command.words,
-            folder / "recording",
-            options,
-            shown_command=self._shown_command,
-            sampler=[sys.executable, "-m", "flatout.probe.sampler"],
-            environment=self._environment,
-            run_command=partial(self._launcher.run, output=output, limit_s=limit_s),
-        )
+        try:
+            recorded = record(
+                command.words,
+                folder / "recording",
+                options,
+                shown_command=self._shown_command,
+                sampler=[sys.executable, "-m", "flatout.probe.sampler"],
+                environment=self._environment,
+                run_command=partial(self._launcher.run, output=output, limit_s=limit_s),
+            )
+        finally:
+            mask_file(output, Masker(self._environment, self.command))
         return _read(folder / "recording"), recorded.ended, output
 
     def _limit_s(self, num_steps: int = 0) -> float:

@@ -1,14 +1,15 @@
 """Write to `failure-<host>-<pid>.json` in the recording how a rank failed, with a separate kind for out of memory.
 
 In: an exception, from `pre_torch_hooks` before torch is imported, or from `failure_hooks`. Out: one file, for the first
-exception with those that led to it; a launcher writes how its ranks ended. A process that the kernel kills leaves no
-file. This module does not import torch, as that import may have failed.
+exception with those that led to it, their secrets masked; a launcher writes how its ranks ended. A process that the
+kernel kills leaves no file. This module does not import torch, as that import may have failed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -18,6 +19,7 @@ from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import guarded
 from flatout.inside.protocol import FailureKind, File, MemoryKind, partial_name, process_name
 from flatout.inside.recording.attempt import started_unix_ns
+from flatout.secrets import Masker, write_private
 
 SCHEMA, VERSION = "flatout/failure", 1
 _MAX_CHARACTERS, _MAX_CAUSES = 2000, 8
@@ -128,6 +130,7 @@ class FailureNotes:
         where = out_of_memory_where(error)
         if where is not None:
             kind = FailureKind.OUT_OF_MEMORY
+        masker = Masker(os.environ, sys.argv)
         content = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -138,13 +141,13 @@ class FailureNotes:
             "unix_s": round(time.time(), 3),
             "kind": kind or FailureKind.ERROR,
             "where": where,
-            "exception": type(error).__name__,
-            "message": _message(error)[:_MAX_CHARACTERS],
+            **_described(error, masker),
             "line": _raised_at(error),
             "has_torch": self._has_torch,
             "age_s": _age_s(),
             "chain": [
-                {"exception": type(one).__name__, "message": _message(one)[:_MAX_CHARACTERS]} for one in chain[:-1]
+                {"exception": type(one).__name__, "message": masker.text(_message(one))[:_MAX_CHARACTERS]}
+                for one in chain[:-1]
             ],
             "space": _space(chain),
         }
@@ -168,7 +171,7 @@ class FailureNotes:
 
     def _replace(self, path: Path, content: dict[str, Any]) -> None:
         partial = path.with_name(partial_name(path.name))
-        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        write_private(partial, json.dumps(content) + "\n")
         partial.replace(path)
 
 
@@ -183,6 +186,10 @@ def _chain(error: BaseException) -> list[BaseException]:
             break
         chain.append(before)
     return chain[::-1]
+
+
+def _described(error: BaseException, masker: Masker) -> dict[str, str]:
+    return {"exception": type(error).__name__, "message": masker.text(_message(error))[:_MAX_CHARACTERS]}
 
 
 def _children(error: BaseException) -> list[dict[str, int]]:

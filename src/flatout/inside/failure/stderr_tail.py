@@ -15,10 +15,14 @@ from flatout.inside.protocol import STDERR_BYTES, STDERR_COUNT_BYTES, File, proc
 _RING_BYTES = STDERR_BYTES - STDERR_COUNT_BYTES
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # what the job says can hold secrets; `keep.exits` masks what it shows
+
+
 class StderrTail:
     def __init__(self, folder: Path) -> None:
         path = folder / File.STDERR.of(process_name(os.uname().nodename, os.getpid()))
-        with path.open("w+b") as file:
+        with open(path, "w+b", opener=_private) as file:
             file.truncate(STDERR_BYTES)
             self._map = mmap.mmap(file.fileno(), STDERR_BYTES)
         self._num_written = 0

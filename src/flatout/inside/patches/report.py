@@ -25,6 +25,7 @@ from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.log import LOG
 from flatout.inside.protocol import File, process_name
+from flatout.secrets import masked_text, open_private
 
 SCHEMA, VERSION = "flatout/patches", 1
 _MAX_NOTES = 8
@@ -129,12 +130,13 @@ class Reports:
                 "pid": os.getpid(),
             }
         )
+        line = masked_text(line)  # reasons and notes quote exceptions
         if self._last.get(report.name) == line:
             return
         self._last[report.name] = line
         try:
             path = self.folder / File.PATCHES.of(process_name(os.uname().nodename, os.getpid()))
-            with path.open("a", encoding="utf-8") as file:
+            with open_private(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError:
             LOG.error("the report of the patches")

@@ -26,6 +26,7 @@ from flatout.inside.identity import Identity
 from flatout.inside.live_objects import live_objects, parameters_of, root_modules
 from flatout.inside.protocol import File, partial_name
 from flatout.inside.recording.loader_watch import WATCHES
+from flatout.secrets import masked_environment, write_private
 
 SCHEMA, VERSION = "flatout/facts", 1
 _VARIABLES = ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "KMP_", "GOMP_", "GLOO_")
@@ -69,11 +70,13 @@ class FactsCollector:
                 **(self._loaders or {}),
                 **_object_facts(list(optimizers)),
             },
-            "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
+            "environment": masked_environment(
+                {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+            ),
         }
         path = recording / File.FACTS.of(identity.rank)
         partial = path.with_name(partial_name(path.name))
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_private(partial, json.dumps(content, indent=1) + "\n")
         partial.replace(path)
 
     def _step_facts(self) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import InputError, OutputError
-from flatout.report.command import masked_command
 from flatout.schedule.live.actions import Action
 from flatout.schedule.live.view import NodeFailure
+from flatout.secrets import masked_command, masked_text
 
 SCHEMA = "flatout/schedule-log"
 ActionOutcome = Literal["done", "failed", "unknown"]
@@ -52,7 +52,7 @@ class LogFile:
     def __enter__(self) -> LogFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._close()
@@ -83,7 +83,15 @@ class LogFile:
         return entry
 
     def end(self, entry: LoggedAction, outcome: ActionOutcome, said: str = "") -> None:
-        self._append({"event": "end", "number": entry.number, "unix_s": time.time(), "outcome": outcome, "said": said})
+        self._append(
+            {
+                "event": "end",
+                "number": entry.number,
+                "unix_s": time.time(),
+                "outcome": outcome,
+                "said": masked_text(said),
+            }
+        )
         entry.outcome = outcome
 
     def undone(self, entry: LoggedAction) -> None:

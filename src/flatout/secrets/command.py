@@ -1,0 +1,82 @@
+"""Mask the secrets in a command's words, for where the command is written or shown; what is run is never masked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from flatout.secrets.names import SecretKind, secret_kind
+from flatout.secrets.programs import secret_spans
+from flatout.secrets.shapes import MASK
+from flatout.secrets.text import masked_text
+from flatout.secrets.values import is_secret_value
+
+# `NAME=value`, `--name=value`, and the overrides of Hydra: `+a.b=value`, `++a.b=value`, `~a.b=value`, `a@b=value`.
+_ASSIGNMENT = re.compile(r"(?s)([+~]{0,3}/?(?:--?)?)([A-Za-z_][\w.@/:\[\]-]*)(=)(.*)")
+_HEADER = re.compile(r"(?s)()([A-Za-z][\w-]*)(:\s*)(.*)")
+_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "ssh", "pdsh", "clush"}
+_LINE = re.compile(r"(?:[A-Za-z_]\w*=\S+\s+)+[\w./-]+\s")
+_WHITE = re.compile(r"\s")
+
+
+def masked_command(command: Sequence[str]) -> tuple[str, ...]:
+    """Mask known secrets, and values that follow a secret's name (`--api-key X`, `HF_TOKEN=X`)."""
+    words = [word.encode("utf-8", "backslashreplace").decode() for word in command]  # a file name need not be UTF-8
+    masked: list[str] = []
+    before: tuple[SecretKind, str] | None = None
+    runs_shell = _SHELLS.intersection(word.rpartition("/")[2] for word in words)
+    for word in _without_arguments_of_programs(words):
+        if before is not None and not word.startswith("--") and word != MASK:
+            kind, name = before
+            is_secret = kind is not SecretKind.PERHAPS and is_secret_value(kind, name, word)
+            masked.append(MASK if is_secret else masked_word(word))
+            before = None
+            continue
+        before = _named_by(word)
+        masked.append(masked_text(word) if runs_shell and _is_line(word) else masked_word(word))
+    return tuple(masked)
+
+
+def masked_word(word: str) -> str:
+    """Mask the secrets in one argument."""
+    for pattern in (_ASSIGNMENT, _HEADER):
+        match = pattern.fullmatch(word)
+        if match is None:
+            continue
+        kind = secret_kind(match[2])
+        is_authorization = pattern is _HEADER and kind is SecretKind.AUTH
+        is_plain = not match[4].startswith(("{", "[", "//", "'", '"')) and not is_authorization
+        if kind is not None and is_plain and is_secret_value(kind, match[2], match[4]):
+            return f"{match[1]}{match[2]}{match[3]}{MASK}"
+    return masked_text(word)
+
+
+def _is_line(word: str) -> bool:
+    """Whether an argument of a shell or of ssh is a command line, as in `sh -c 'HF_TOKEN=X python train.py'`."""
+    return _LINE.match(word) is not None
+
+
+def _named_by(word: str) -> tuple[SecretKind, str] | None:
+    """Return the kind and the name of the secret that the next argument is; None if this is no such option."""
+    if not word.startswith("-") or "=" in word or not re.fullmatch(r"--?[A-Za-z][\w.-]*", word):
+        return None
+    name = word.lstrip("-")
+    kind = secret_kind(name)
+    return (kind, name) if kind is not None else None
+
+
+def _without_arguments_of_programs(words: list[str]) -> list[str]:
+    """Mask the arguments that programs such as `sshpass -p` take as secrets."""
+    line = " ".join(_WHITE.sub("_", word) for word in words)
+    spans = secret_spans(line)
+    if not spans:
+        return words
+    shown: list[str] = []
+    begin = 0
+    for word in words:
+        inside = [(start - begin, end - begin) for start, end in spans if begin <= start < begin + len(word)]
+        begin += len(word) + 1
+        for start, end in reversed(inside):
+            word = word[:start] + MASK + word[end:]
+        shown.append(word)
+    return shown

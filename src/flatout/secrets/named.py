@@ -1,0 +1,138 @@
+"""Mask the values that follow a secret's name in a text: `NAME=value`, `"name": "value"`, `--name value`.
+
+In: a text. Out: the text with the values masked. Quotes, prefixes and what follows a value stay, so that JSON and code
+remain valid. Values of other names are searched too, because they can be commands or JSON themselves.
+"""
+
+from __future__ import annotations
+
+import re
+
+from flatout.secrets.names import SecretKind, is_about, secret_kind, words_of
+from flatout.secrets.shapes import MASK
+from flatout.secrets.values import is_secret_value
+
+_NAME = r"[A-Za-z_][\w.-]{0,120}"
+_QUOTED = (
+    r'"(?:[^"\\\n]|\\.){0,4000}"|\'(?:[^\'\\\n]|\\.){0,4000}\'|\\{1,8}"[^"\\\n]{0,4000}\\{1,8}"|\\{1,8}\'[^\'\\\n]{0,4000}\\{1,8}\''
+    r"|&quot;[^&]{0,4000}&quot;"
+)
+# The name and the separator of `NAME=`, `"name": `, `["name"] = `, `name => ` and `name := `.
+_ASSIGNED = re.compile(
+    rf"(?<![\w.-])(?:\\{{0,8}}[\"']|&quot;)?(?P<name>(?:--?)?{_NAME}(?:\[\w{{0,40}}\](?:\.[\w.-]{{1,80}})?)?)(?P<close>\\{{0,8}}[\"']|&quot;)?"
+    r"\]?(?P<space>[ \t]{0,40})(?P<separator>=>|:=|=(?!=)|:(?![:=/]))(?P<gap>[ \t]{0,40})"
+)
+_OPTION = re.compile(
+    r"(?<![\w.-])--?(?P<name>[A-Za-z][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
+    r"(?:[ \t]{1,10}(?=[^\s-])|[\"'],[ \t]{0,3}(?=[\"'][^-\"']))"
+)
+_VALUE = re.compile(
+    rf"(?P<prefix>[bfruBFRU]{{0,2}}(?=[\"']))?(?:(?P<quoted>{_QUOTED})"
+    r"|(?P<list>\[[^\[\]\n]{0,4000}\])|(?P<table>\{[^{}\n]{0,4000}\})|(?P<unclosed>[\"'])?(?P<bare>[^\s\"'`]{1,4000}))"
+)
+_QUOTES = re.compile(r"\\{0,8}[\"']|&quot;")
+_ITEM = re.compile(r"(?P<before>(?:^\[|,)\s{0,3})(?P<key>)(?P<value>[^\s\[\]{},][^\[\]{},]{0,4000})")
+_FIELD = re.compile(
+    r"(?P<before>(?P<key>[\w.-]{1,80})[\"']?\s{0,3}[:=]\s{0,3})(?P<value>[^\s\[\]{},][^\[\]{},]{0,4000})"
+)
+# An unquoted value ends before the next pair, and before what closes it.
+_END_OF_VALUE = re.compile(
+    r"[;&|](?=$|[\w.-]{1,80}=|[A-Za-z ])|,(?=$|\\{0,8}[\"']?[A-Za-z_][\w.-]{0,80}\\{0,8}[\"']?[=:])|&quot;|<|\\[nrt\"']"
+)
+_CLOSERS = ")]}>.,;:!?"
+_WORD = re.compile(r"[A-Za-z]?[a-z]{1,14}")
+_BEFORE_PROSE = re.compile(r"(?i)(?:unexpected|invalid|illegal|bad|unknown|next|special|missing|extra) $")
+_VARIABLE = re.compile(r"[a-z_]{1,40}[),].{0,40}")
+_PROSE_CHARACTERS = 12
+_VALUE_CHARACTERS, _RANDOM_CHARACTERS = 4100, 200
+
+
+def masked_values(text: str) -> str:
+    """Mask the value after each name of a secret."""
+    return _masked(_masked(text, _ASSIGNED), _OPTION)
+
+
+def _masked(text: str, pattern: re.Pattern[str]) -> str:
+    parts: list[str] = []
+    done = 0
+    for head in pattern.finditer(text):
+        kind = secret_kind(head["name"])
+        if kind is None or head.start() < done or _is_prose(text, head, kind):
+            continue
+        most_characters = _RANDOM_CHARACTERS if kind is SecretKind.PERHAPS else _VALUE_CHARACTERS
+        value = _VALUE.match(text, head.end(), head.end() + most_characters)
+        if value is None:
+            continue
+        shown = _shown(kind, head, value)
+        if shown is not None and not _is_variable(text, head, value):
+            parts += [text[done : head.end()], shown]
+            done = value.end()
+    return "".join([*parts, text[done:]])
+
+
+def _is_prose(text: str, head: re.Match[str], kind: SecretKind) -> bool:
+    """Whether the name is a word of a sentence, as in `unexpected token: '}'` and `PASS: test_x`."""
+    if words_of(head["name"])[-1] == "authorization":  # the header, which is masked elsewhere
+        return True
+    if head["separator"] == "=" and head["gap"] and not head["space"]:  # `TOKEN= python`, an empty value in a shell
+        return True
+    if head["separator"] != ":" or head["close"] or len(words_of(head["name"])) > 1:
+        return False
+    if kind in (SecretKind.PERHAPS, SecretKind.PASS):
+        return True
+    before = text[max(head.start() - _PROSE_CHARACTERS, 0) : head.start()]
+    return kind is SecretKind.TOKEN and _BEFORE_PROSE.search(before) is not None
+
+
+def _is_variable(text: str, head: re.Match[str], value: re.Match[str]) -> bool:
+    """Whether it is an argument in code, as in `login(token=mine)`: a text would have quotes there."""
+    is_argument = head["separator"] == "=" and text[: head.start()].rstrip().endswith(("(", ","))
+    return is_argument and value["bare"] is not None and _VARIABLE.fullmatch(value["bare"]) is not None
+
+
+def _shown(kind: SecretKind, head: re.Match[str], value: re.Match[str]) -> str | None:
+    """Return what is shown instead of a value; None if it is no secret."""
+    name = head["name"].lstrip("-")
+    prefix = value["prefix"] or ""
+    if value["quoted"] is not None:
+        shown = _shown_quoted(kind, name, value["quoted"])
+        return None if shown is None else prefix + shown
+    if value["list"] is not None or value["table"] is not None:
+        collection, pattern = (value["list"], _ITEM) if value["list"] is not None else (value["table"], _FIELD)
+        masked = pattern.sub(lambda item: _shown_item(kind, name, item), collection)
+        return masked if masked != collection else None
+    bare, rest = _parted(value["bare"])
+    is_word = head["separator"] == ":" and len(words_of(name)) == 1 and _WORD.fullmatch(bare)  # `token: found`
+    if (is_word and kind is not SecretKind.CERTAIN) or not is_secret_value(kind, name, bare):
+        return None
+    return f"{prefix}{value['unclosed'] or ''}{MASK}{rest}"
+
+
+def _shown_quoted(kind: SecretKind, name: str, quoted: str) -> str | None:
+    mark, inner = _unquoted(quoted)
+    return f"{mark}{MASK}{mark}" if is_secret_value(kind, name, inner) else None
+
+
+def _shown_item(kind: SecretKind, name: str, item: re.Match[str]) -> str:
+    mark, inner = _unquoted(item["value"])
+    if is_about(item["key"]) or not is_secret_value(kind, name, inner):
+        return item[0]
+    return f"{item['before']}{mark}{MASK}{mark}"
+
+
+def _unquoted(value: str) -> tuple[str, str]:
+    """Return the quotes of a value, empty if it has none, and what stands in them."""
+    opening = _QUOTES.match(value)
+    if opening is None or not value.endswith(opening[0]) or len(value) < 2 * len(opening[0]):
+        return "", value
+    return opening[0], value[len(opening[0]) : len(value) - len(opening[0])]
+
+
+def _parted(bare: str) -> tuple[str, str]:
+    """Part an unquoted value from what follows it without a space, such as `,x=2)`."""
+    end = _END_OF_VALUE.search(bare)
+    stop = end.start() if end is not None else len(bare)
+    value = bare[:stop].rstrip(_CLOSERS)
+    if value.count("(") > value.count(")") or value.count("{") > value.count("}"):
+        value = bare[:stop].rstrip(".,;:!?")
+    return value, bare[len(value) :]

@@ -1,0 +1,128 @@
+"""Mask the secrets in a text of any kind: a message, a log, JSON, YAML, XML, code, or a command typed as one line.
+
+In: a text. Out: the text, in which only secrets are replaced. A secret is a value after the name of a secret
+(`named`), an argument of a program that takes one (`programs`), or recognised by its form (`shapes`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from flatout.secrets.named import masked_values
+from flatout.secrets.names import SecretKind, secret_kind
+from flatout.secrets.programs import masked_programs
+from flatout.secrets.shapes import MASK, masked_tokens, masked_urls
+from flatout.secrets.values import is_secret_value
+
+# A text without any of these words has no secret after a name; most of a log is done after this look.
+_WORDS_OF_NAMES = (
+    *("secret", "pass", "pwd", "pswd", "token", "key", "auth", "cred", "cookie", "otp", "jwt", "psk", "webhook", "sas"),
+    *("signature", "mnemonic", "connectionstring", "motdepasse", "security", "identified"),
+)
+_PROGRAMS = ("sshpass", "curl", "wget", "http", "mysql", "wandb", "login", "redis-cli", "ldap", "smbclient", "xh ")
+_HEADER = re.compile(
+    r"(?i)((?<![\w-])(?:proxy-|x-)?authorization\\{0,8}[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\{0,8}[\"']?)"
+    r"(?:(?:bearer|basic|token|negotiate|apikey|api-key|key|bot|splunk|snowflake|genie|oauth)[ \t]{1,3}(\S)"
+    r"|(?:digest|aws4-hmac-sha256|hawk|signature)[ \t]{1,3}([^\"'\r\n])|([^\s\"'\\,;]))"
+)
+_TO_SPACE = re.compile(r"[^\s\"'\\,;]{1,4000}")
+_TO_QUOTE = re.compile(r"[^\"'\\\r\n]{1,4000}")
+_COOKIE = re.compile(
+    r"(?i)((?<![\w-])(?:set-)?cookie\\{0,8}[\"']?[ \t]{0,3}:[ \t]{0,3}\\{0,8}[\"']?)([\w.%-]{1,100}=[^\"'\r\n]{1,4000})"
+)
+_TAG = re.compile(r"<(?P<name>[A-Za-z_][\w.:-]{0,80})>(?P<value>[^<>\s][^<>]{0,1000})</(?P=name)>")
+# Variables of a container, as in `{"name": "HF_TOKEN", "value": "..."}`, also on two lines of YAML.
+_PAIR = re.compile(
+    r"(?i)(?P<head>(?<![\w-])[\"']?(?:name|key)[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?P<name>[A-Za-z_][\w.-]{0,80})[\"']?"
+    r"\s{0,3},?\s{0,40}[\"']?value[\"']?\s{0,3}[:=]\s{0,3})"
+    r"(?P<value>\"[^\"\n]{0,4000}\"|'[^'\n]{0,4000}'|[^\s\"',}]{1,4000})"
+)
+_SQL = re.compile(
+    r"(?i)\b((?:identified[ \t]{1,3}by|with[ \t]{1,3}password|password)[ \t]{1,3}(?:for[ \t]{1,3}\S{1,40}[ \t]{1,3})?)"
+    r"('[^'\n]{1,400}'|\"[^\"\n]{1,400}\")"
+)
+_NETRC = re.compile(
+    r"(?i)((?<!\S)(?:machine[ \t]{1,3}\S{1,200}|default)[ \t]{1,3}login[ \t]{1,3}\S{1,200}[ \t]{1,3}password[ \t]{1,3})"
+    r"\S{1,400}"
+)
+# A secret in a sentence: `the password is hunter2`, `Incorrect API key provided: X`.
+_SAID = re.compile(
+    r"(?i)\b((?:password|passwd|passphrase|api[ _-]?key|secret(?: key)?|(?:access |auth )?token)"
+    r"(?: provided:?| is:?| was:?|:)[ \t]{1,3}[\"'`(]?)([\w.~+/!@#$%^&*-]{6,400})"
+)
+_LEAST_TOKEN = 16
+
+
+def masked_text(text: str) -> str:
+    """Mask the secrets in a text; everything else stays as it is, byte for byte."""
+    lowered = text.lower()
+    if "value" in lowered:
+        text = _PAIR.sub(_masked_pair, text)
+    if "authorization" in lowered:
+        text = _with_masked_headers(text)
+    if "cookie" in lowered:
+        text = _COOKIE.sub(rf"\1{MASK}", text)
+    text = masked_urls(text)
+    if any(word in lowered for word in _WORDS_OF_NAMES):
+        text = _masked_names(text)
+    if any(word in lowered for word in _PROGRAMS):
+        text = masked_programs(text)
+    return masked_tokens(text, lowered)
+
+
+def _masked_names(text: str) -> str:
+    """Mask what follows the name of a secret, in whatever syntax."""
+    text = masked_values(text)
+    if "</" in text:
+        text = _TAG.sub(_masked_tag, text)
+    text = _SQL.sub(_masked_sql, text)
+    text = _NETRC.sub(rf"\1{MASK}", text)
+    return _SAID.sub(_masked_said, text)
+
+
+def _with_masked_headers(text: str) -> str:
+    """Mask what follows `Authorization:` and the scheme; a scheme with parameters is masked to the end of the line."""
+    parts: list[str] = []
+    done = 0
+    for match in _HEADER.finditer(text):
+        group = next(number for number in (2, 3, 4) if match[number] is not None)
+        start = match.start(group)
+        value = (_TO_QUOTE if group == 3 else _TO_SPACE).match(text, start)
+        if value is None or start < done or not is_secret_value(SecretKind.AUTH, "authorization", value[0]):
+            continue
+        parts += [text[done:start], MASK]
+        done = value.end()
+    return "".join([*parts, text[done:]])
+
+
+def _masked_tag(match: re.Match[str]) -> str:
+    kind = secret_kind(match["name"])
+    if kind is None or not is_secret_value(kind, match["name"], match["value"]):
+        return match[0]
+    return f"<{match['name']}>{MASK}</{match['name']}>"
+
+
+def _masked_pair(match: re.Match[str]) -> str:
+    kind = secret_kind(match["name"])
+    value = match["value"]
+    mark = value[0] if value[:1] in ("'", '"') else ""
+    if kind is None or not is_secret_value(kind, match["name"], value.strip("'\"")):
+        return match[0]
+    return f"{match['head']}{mark}{MASK}{mark}"
+
+
+def _masked_sql(match: re.Match[str]) -> str:
+    mark, value = match[2][0], match[2][1:-1]
+    is_secret = is_secret_value(SecretKind.CERTAIN, "password", value)
+    return f"{match[1]}{mark}{MASK}{mark}" if is_secret else match[0]
+
+
+def _masked_said(match: re.Match[str]) -> str:
+    """Mask a secret in a sentence; a word without a digit is none."""
+    head, value = match[1], match[2]
+    if not any(map(str.isdigit, value)) or not any(map(str.isalpha, value)) or "://" in value:
+        return match[0]
+    kept = value.rstrip(".,;:!?")
+    if "token" in head.lower() and len(kept) < _LEAST_TOKEN:  # the word or the number of a token of text
+        return match[0]
+    return f"{head}{MASK}{value[len(kept) :]}"

@@ -1,0 +1,91 @@
+"""Decide whether the value of a secret's name is a secret: not a placeholder, a reference, a count or a path.
+
+In: the kind of the name, the name, and the value without its quotes. Out: whether to mask the value.
+"""
+
+from __future__ import annotations
+
+import re
+
+from flatout.secrets.names import SecretKind
+
+_WORDS_WITHOUT_SECRET = {
+    *("", "true", "false", "yes", "no", "on", "off", "none", "null", "nil", "undefined", "nan", "auto", "default"),
+    *(
+        "required",
+        "optional",
+        "missing",
+        "invalid",
+        "expired",
+        "unset",
+        "not",
+        "disabled",
+        "enabled",
+        "denied",
+        "failed",
+    ),
+    *("str", "string", "int", "bool", "bytes", "float", "any", "object", "redacted", "masked", "hidden", "placeholder"),
+    *("is", "was", "must", "cannot", "could", "should", "expected", "incorrect", "wrong", "empty", "present", "found"),
+    *("the", "a", "an", "to", "for", "in", "of", "and", "or", "with", "from", "optional[str]", "str,", "unauthorized"),
+}
+_METHODS = {
+    *("munge", "basic", "digest", "bearer", "oauth", "oauth2", "kerberos", "krb5", "ssh", "token", "password", "ntlm"),
+    *("negotiate", "ldap", "pam", "iam", "sys", "unix", "local", "anonymous", "gssapi", "tls", "ssl", "mtls", "jwt"),
+    *("plugin", "auth/munge", "auth/slurm", "auth/jwt", "auth/none", "munge.so", "rpcsec_gss", "0", "1"),
+}
+# References to a secret, from a shell, a template or code, and placeholders in documents.
+_REFERENCE = re.compile(
+    r"\$[A-Z_][A-Z0-9_]*|\$\{[A-Z_][A-Z0-9_]*\}|\$\(.*|\$\{\{.*|\{\{.*|<[a-zA-Z][^<>]{0,60}>|%\(?\w*\)?s|\{[a-z_.]*\}"
+    r"|\*+|[xX]{3,}|\.{3}|`.*|(?:\w+\.)+\w+[\(\[].*|(?:getenv|getpass|input|str|environ|(?:get|load|read)_\w+)[\(\[].*"
+    r"|[a-z_]\w*\([a-z_]\w*(?:, ?\w+(?:=\w+)?)*\)"
+    r"|(?:self|args|config|cfg|conf|settings|opts|options|os|kwargs|env|params|hparams|secrets|values)\.\w+(?:\.\w+)*",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"[-+]?[\d][\d_.,]*(?:e[-+]?\d+)?\s?[%a-zA-Z]{0,3}")
+_PATH = re.compile(
+    r"(?:~|\.{1,2})/[\w.@/-]+|/(?:home|root|etc|mnt|data|run|var|opt|tmp|workspace|scratch|secrets|users|usr|srv|work"
+    r"|Users|lustre|nfs|fsx|shared|proc|dev|app|code|project|projects)/[\w.@/-]+|[\w./-]+\.(?:json|pem|key|pub|ya?ml|toml|txt|cfg|ini|crt)"
+)
+_LEAST_RANDOM = 16
+_DIGITS_OF_A_COUNT = 4
+
+
+def is_secret_value(kind: SecretKind, name: str, value: str) -> bool:
+    """Whether `value` after `name` is a secret. `value` is without quotes."""
+    text = value.strip().strip("\"'").rstrip(",")
+    if not any(map(str.isalnum, text)) or text.startswith("***"):
+        return False
+    if text.lower() in _WORDS_WITHOUT_SECRET or _REFERENCE.fullmatch(text) or text.lower() == name.lower():
+        return False
+    match kind:
+        case SecretKind.PERHAPS:
+            return looks_random(text)
+        case SecretKind.TOKEN:
+            return _NUMBER.fullmatch(text) is None and _PATH.fullmatch(text) is None
+        case SecretKind.KEY:
+            return _PATH.fullmatch(text) is None and not (text.isdigit() and len(text) <= _DIGITS_OF_A_COUNT)
+        case SecretKind.AUTH:
+            return text.lower() not in _METHODS and _PATH.fullmatch(text) is None
+        case SecretKind.PASS:
+            return not (text.isdigit() and len(text) < 3)
+        case SecretKind.WEBHOOK:
+            return "://" in text
+        case _:
+            return not (_names_credentials(name) and _PATH.fullmatch(text)) and not _is_folder(name, text)
+
+
+def looks_random(text: str) -> bool:
+    """Whether a text looks like a generated key: long, without spaces, and of digits and letters."""
+    if len(text) < _LEAST_RANDOM or not re.fullmatch(r"[\w+/=.~:-]+", text):
+        return False
+    return any(map(str.isdigit, text)) and any(map(str.isalpha, text)) and "/" not in text.strip("/")
+
+
+def _names_credentials(name: str) -> bool:
+    lowered = name.lower()
+    return "cred" in lowered or "cookie" in lowered or "secrets" in lowered
+
+
+def _is_folder(name: str, text: str) -> bool:
+    """Whether it is the working folder, as in `pwd=/home/me`."""
+    return name.lower().strip("-") == "pwd" and text.startswith(("/", "~", "."))

@@ -1,0 +1,130 @@
+"""The masker against a corpus: every secret is replaced and nothing else is changed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+
+import pytest
+from tests.secrets.corpus import COMMANDS, HARMLESS, TEXTS
+
+from flatout.secrets import MASK, Masker, masked_command, masked_environment, masked_text, names_a_secret
+
+_SECRET = re.compile("«(.*?)»")
+_lines = [line for line in COMMANDS.splitlines() if line]
+_texts = [line for line in TEXTS.splitlines() if line]
+_harmless = [line for line in HARMLESS.splitlines() if line]
+
+
+def _plain(line: str) -> str:
+    return _SECRET.sub(r"\1", line)
+
+
+def _masked(line: str) -> str:
+    return _SECRET.sub(MASK, line)
+
+
+def test_the_corpus_is_as_large_as_it_claims() -> None:
+    assert len({*_lines, *_texts}) >= 200
+    assert len(set(_harmless)) >= 200
+
+
+@pytest.mark.parametrize("line", _lines)
+def test_a_secret_in_a_command_is_masked_and_nothing_else(line: str) -> None:
+    assert list(masked_command(shlex.split(_plain(line)))) == shlex.split(_masked(line))
+
+
+@pytest.mark.parametrize("line", _lines)
+def test_a_secret_in_a_typed_line_is_masked(line: str) -> None:
+    shown = masked_text(_plain(line))
+    assert [secret for secret in _SECRET.findall(line) if secret in shown] == []
+
+
+@pytest.mark.parametrize("line", _texts)
+def test_a_secret_in_a_text_is_masked_and_nothing_else(line: str) -> None:
+    assert masked_text(_plain(line)) == _masked(line)
+
+
+@pytest.mark.parametrize("line", [*map(_masked, _lines), *map(_masked, _texts)])
+def test_what_is_masked_stays_as_it_is(line: str) -> None:
+    shown = masked_text(line)
+    assert masked_text(shown) == shown
+    assert shown.count(MASK) >= 1
+
+
+@pytest.mark.parametrize("line", _harmless)
+def test_a_harmless_line_stays_byte_for_byte(line: str) -> None:
+    assert masked_text(line) == line
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in _harmless if re.match(r"[\w.-]+( |$)|\w+=", line) and "'" not in line]
+)
+def test_harmless_words_stay(line: str) -> None:
+    words = line.split()
+    assert list(masked_command(words)) == words
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("a", "key=", "api_key=", 'password="', '{"token": [', "http://a:", "http://a/hook/", "--key ", "curl -u "),
+        *(
+            "\\",
+            "password=\\",
+            "authorization: bearer ",
+            "a.",
+            "name: a ",
+            "-----BEGIN PRIVATE KEY-----",
+            "&sig",
+            "token: ",
+        ),
+    ],
+)
+def test_a_long_line_takes_a_bounded_time(part: str) -> None:
+    """100,000 characters take at most a second or two; what backtracks over them takes minutes."""
+    began_s = time.process_time()
+    masked_text("key " + part * (100_000 // len(part)))
+    assert time.process_time() - began_s < 6
+
+
+def test_a_secret_of_several_lines_is_masked() -> None:
+    text = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIB\nAwEHoUQDQgAE\n-----END EC PRIVATE KEY-----\nlr: 0.1\n"
+    assert masked_text(text) == "-----BEGIN EC PRIVATE KEY-----***-----END EC PRIVATE KEY-----\nlr: 0.1\n"
+    assert masked_text("- name: HF_TOKEN\n  value: abc123\n- name: LR\n  value: 3\n") == (
+        "- name: HF_TOKEN\n  value: ***\n- name: LR\n  value: 3\n"
+    )
+
+
+def test_secrets_of_an_environment_are_masked_and_the_rest_is_left() -> None:
+    environment = {"HF_TOKEN": "abc", "PWD": "/home/me", "NCCL_DEBUG": "INFO", "URL": "https://me:pw1@h", "MY_KEY": "x"}
+    masked = {"HF_TOKEN": "***", "PWD": "/home/me", "NCCL_DEBUG": "INFO", "URL": "https://me:***@h", "MY_KEY": "***"}
+    assert masked_environment(environment) == masked
+
+
+def test_a_masker_knows_its_secrets_where_nothing_announces_them() -> None:
+    masker = Masker({"WANDB_API_KEY": "zq81kdmw", "LR": "0.123456"}, ("train.py", "--password", "pa/ss w0rd", "--lr=3"))
+    assert masker.text("server said: zq81kdmw was refused, lr 0.123456") == "server said: *** was refused, lr 0.123456"
+    assert masker.text("tried pa/ss w0rd and pa%2Fss%20w0rd") == "tried *** and ***"
+    assert masker.words(("echo", "zq81kdmw")) == ("echo", "***")
+
+
+def test_a_masker_leaves_words_that_are_too_short_to_be_known() -> None:
+    masker = Masker({"DB_PASSWORD": "train", "API_TOKEN": "a1b2c"})
+    assert masker.text("train.py took a1b2c") == "train.py took a1b2c"
+    assert Masker({"DB_PASSWORD": "a1b2cd"}).text("took a1b2cd") == "took ***"
+    assert Masker({"DB_PASSWORD": "abcdefghijk"}).text("took abcdefghijk") == "took abcdefghijk"
+    assert Masker({"DB_PASSWORD": "abcdefghijkl"}).text("took abcdefghijkl") == "took ***"
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "clientSecret", "PGPASSWORD", "x-api-key", "logger.wandb.api_key", "--pass"]
+)
+def test_a_name_of_a_secret(name: str) -> None:
+    assert names_a_secret(name)
+
+
+@pytest.mark.parametrize("name", ["eos_token", "sort-key", "PWD", "backward_pass", "password_file", "key", ""])
+def test_another_name(name: str) -> None:
+    assert not names_a_secret(name)
