@@ -8,7 +8,7 @@ from flatout.secrets import masked_command
 
 
 def repeated(arguments: Sequence[str], *, without: Collection[str] = ("--html",)) -> list[str]:
-    """Return `flatout` and its arguments, masked, without --json, --force, and the options `without`, which have values.
+    """Return `flatout` and its masked arguments without --json, --force, and the options `without`, which have values.
 
     A file that was just written exists now, and would be refused.
     """
