@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -71,16 +71,23 @@ class Node:
         return [line for line in lines if line.startswith("flatout: ")]
 
 
-@pytest.fixture
-def two_nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+@contextmanager
+def two_nodes_in(folder: Path) -> Iterator[tuple[Node, Node]]:
+    """Two machines that are lost at the end, whatever runs on them then."""
     tried = subprocess.run(["unshare", "--uts", "--mount", "hostname", "n1"], capture_output=True, check=False)
     if tried.returncode or os.getuid():
         pytest.skip("namespaces of a host name are not allowed here")
-    hosts = tmp_path / "hosts"
+    hosts = folder / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.0.11 n1\n127.0.0.12 n2\n")
-    nodes = Node("n1", tmp_path / "n1", hosts), Node("n2", tmp_path / "n2", hosts)
+    nodes = Node("n1", folder / "n1", hosts), Node("n2", folder / "n2", hosts)
     try:
         yield nodes
     finally:
         for node in nodes:
             node.lose()
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    with two_nodes_in(tmp_path) as nodes:
+        yield nodes

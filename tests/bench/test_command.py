@@ -11,10 +11,10 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from tests.bench.bench_command import SMALL, bench, content, injected, small
 from tests.slurm import SlurmLab
 
 from flatout.bench_pipeline import choose_num_ranks
@@ -27,34 +27,6 @@ from flatout.probe.ceilings.storage import storage_benchmarks
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def bench(
-    *arguments: str | Path, inject: str = "", folder: Path | None = None, prefix: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    """`inject` is run at the start of every Python process: how a test puts a wrong kernel in."""
-    environment = dict(os.environ)
-    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
-        environment.pop(name, None)
-    if inject:
-        assert folder is not None
-        (folder / "sitecustomize.py").write_text(inject)
-        environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [*(prefix or (sys.executable,)), "-m", "flatout", "bench", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=environment,
-    )
-
-
-def content(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert "Traceback" not in done.stderr, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert (found["schema"], found["version"]) == ("flatout/ceilings", 1)
-    return found
-
-
 def files_of_a_user(folder: Path) -> Path:
     data = folder / "data"
     data.mkdir()
@@ -65,9 +37,10 @@ def files_of_a_user(folder: Path) -> Path:
 
 
 def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None:
+    """The only test here with the sizes and the rounds of a user."""
     data, out = files_of_a_user(tmp_path), tmp_path / "out.json"
     before = {path: path.stat().st_mtime_ns for path in [data, *data.iterdir()]}
-    done = bench("--ranks", "2", "--time", "10s", "--path", data, "--out", out, "--json")
+    done = bench("--ranks", "2", "--time", "10s", "--path", data, "--out", out, "--json", inject="")
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert json.loads(out.read_text()) == found
@@ -99,7 +72,8 @@ def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None
 def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     names = [f"--only=storage_{what}" for what in ("sequential_write", "sequential_read", "random_read", "small_files")]
-    done = bench("--ranks", "1", "--time", "10s", "--path", tmp_path, "--allow-write", "--json", *names)
+    inject = SMALL + "    import flatout.probe.ceilings.storage as storage\n    storage.SHARD_BYTES = 16 << 20\n"
+    done = bench("--ranks", "1", "--time", "10s", "--path", tmp_path, "--allow-write", "--json", *names, inject=inject)
     found = content(done)
     assert {one["name"] for one in found["measurements"]} == {name.removeprefix("--only=") for name in names}
     assert all(one["note"] for one in found["measurements"])
@@ -107,15 +81,11 @@ def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_collective_that_does_nothing_is_a_failure(tmp_path: Path) -> None:
-    inject = (
-        "import os\nif 'RANK' in os.environ:\n    import torch.distributed as d\n"
-        "    d.all_reduce = lambda *_, **__: None\n"
-    )
+def test_a_collective_that_does_nothing_is_a_failure() -> None:
+    inject = SMALL + "    import torch.distributed as d\n    d.all_reduce = lambda *_, **__: None\n"
     done = bench(
-        "--ranks", "2", "--time", "10s", "--only", "all_reduce", "--only", "broadcast", "--json",
-        inject=inject, folder=tmp_path,
-    )  # fmt: skip
+        "--ranks", "2", "--time", "10s", "--only", "all_reduce", "--only", "broadcast", "--json", inject=inject
+    )
     found = content(done)
     assert done.returncode == 1
     assert {one["name"] for one in found["wrong"]} == {"all_reduce"}
@@ -124,12 +94,11 @@ def test_a_collective_that_does_nothing_is_a_failure(tmp_path: Path) -> None:
     assert {what.split()[0] for what in found["not_measured"]} <= {"all_reduce", "broadcast", "collectives"}
 
 
-def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved(tmp_path: Path) -> None:
+def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved() -> None:
     done = bench(
         *("--ranks", "1", "--time", "10s", "--only", "decode_zlib"),
-        inject="import zlib\nreal = zlib.decompress\n"
+        inject=SMALL + "import zlib\nreal = zlib.decompress\n"
         "zlib.decompress = lambda d, *a: b'' if len(d) > 100_000 else real(d, *a)\n",
-        folder=tmp_path,
     )
     assert done.returncode == 1
     assert "WRONG RESULTS" in done.stdout
@@ -137,13 +106,13 @@ def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved(tmp_path: Path)
     assert "saved" not in done.stderr
 
 
-def test_without_torch_numpy_measures_and_says_so(tmp_path: Path) -> None:
+def test_without_torch_numpy_measures_and_says_so() -> None:
     hide = (
         "import importlib.util, sys\nreal = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"
         "sys.modules['torch'] = None\n"
     )
-    found = content(bench("--time", "10s", "--json", inject=hide, folder=tmp_path))
+    found = content(bench("--time", "10s", "--json", inject=SMALL + hide))
     products = [one for one in found["measurements"] if one["name"] == "matmul"]
     assert products
     assert {one["backend"] for one in products} == {"numpy"}
@@ -151,12 +120,13 @@ def test_without_torch_numpy_measures_and_says_so(tmp_path: Path) -> None:
     assert "torch" not in found["software"]
 
 
-def test_a_slow_rank_is_found_among_four(tmp_path: Path) -> None:
+def test_a_slow_rank_is_found_among_four() -> None:
     slow = (
-        "import os\nif os.environ.get('RANK') == '2':\n    import time, torch\n    real = torch.add\n"
+        "if os.environ.get('RANK') == '2':\n    import time, torch\n    real = torch.add\n"
         "    torch.add = lambda *a, **k: (time.sleep(0.3), real(*a, **k))[1]\n"
     )
-    done = bench("--ranks", "4", "--time", "12s", "--only", "memory_triad", "--json", inject=slow, folder=tmp_path)
+    inject = small(num_rounds=7) + slow
+    done = bench("--ranks", "4", "--time", "12s", "--only", "memory_triad", "--json", inject=inject)
     found = content(done)
     assert [(one["name"], one["peer"]) for one in found["peers"]] == [("memory_triad fp32", "rank 2")]
 
@@ -170,12 +140,12 @@ def test_under_torchrun_the_first_rank_reports_alone() -> None:
     assert {tuple(one["ranks"]) for one in found["measurements"]} == {(0, 1)}
 
 
-def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_one_line() -> None:
     inject = (
         "import os, sys\nif os.environ.get('RANK') == '1':\n"
         "    sys.stderr.write('no such device\\n')\n    os._exit(7)\n"
     )
-    done = bench("--ranks", "2", "--time", "12s", inject=inject, folder=tmp_path)
+    done = bench("--ranks", "2", "--time", "12s", inject=inject)
     assert done.returncode == 2
     assert done.stderr == "error: rank 1 ended with code 7: no such device\n"
 
@@ -189,10 +159,9 @@ def test_a_rank_that_dies_is_one_line(tmp_path: Path) -> None:
         (["--allow-write"], "needs a folder to write to"),
         (["--only", "matmul", "--only", "nonsense"], "`nonsense` is not a measurement"),
         (["--only", "storage_random_read"], "needs a folder on the storage to measure\nhint: --path DIR\n"),
-        (["--time", "12s", "--ranks", "1", "--only", "all_reduce"], "nothing in `--only all_reduce`"),
         (
             ["--time", "12s", "--ranks", "1", "--only", "all_reduce"],
-            "hint: collectives: they need at least 2 ranks\n",
+            "nothing in `--only all_reduce` was measured\nhint: collectives: they need at least 2 ranks\n",
         ),
     ],
 )
@@ -250,6 +219,7 @@ def test_what_cannot_be_saved_is_told_all_the_same() -> None:
 
 
 def test_over_two_nodes_of_a_real_slurm_the_first_rank_reports(slurm: SlurmLab) -> None:
+    """The tasks that srun starts are started as users start them: none can be forked from a process that is warm."""
     srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", sys.executable)
     done = bench("--time", "10s", "--only", "broadcast", "--json", prefix=srun)
     assert done.returncode == 0, done.stderr
@@ -281,12 +251,12 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, number: s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_terminal_sees_a_bar() -> None:
+def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     """On a terminal of its own; what is printed is on standard output alone."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "flatout", "bench", "--ranks", "1", "--time", "10s", "--only", "decode_zlib"],
-        stdout=subprocess.PIPE, stderr=follower, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=follower, stdin=subprocess.DEVNULL, env=injected(tmp_path, SMALL),
     )  # fmt: skip
     os.close(follower)
     seen = b""

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.test_command import bench, content
+from tests.bench.bench_command import SMALL, bench, content, small
 
 from flatout.probe.ceilings import start
 from flatout.probe.ceilings.current_benchmark import CurrentBenchmark, read_current_benchmark
 from flatout.probe.ceilings.raw import BenchSettings, Raw, RawBenchmark
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 # In rank 1 alone, `torch.add` (of the triad) or `all_reduce` fails where `in_function` calls it, after `after` samples.
-# All ranks think that there is little memory: what they measure is small, and takes seconds.
 INJECT = """\
 import os, signal, sys
-if "RANK" in os.environ:
-    import flatout.probe.limits
-    flatout.probe.limits.free_bytes = lambda: 1 << 30
 if os.environ.get("RANK") == "1":
     import torch, torch.distributed as d
     real_add, real_reduce = torch.add, d.all_reduce
@@ -46,13 +44,11 @@ if os.environ.get("RANK") == "1":
 KILLED, FULL = "os.kill(os.getpid(), signal.SIGKILL)", "raise MemoryError('cannot allocate 9 GB')"
 
 
-def measured(
-    folder: Path, what: str, in_function: str, fails: str, *, after: int = 0
-) -> tuple[dict[str, set[int]], dict[str, str]]:
+def measured(what: str, in_function: str, fails: str, *, after: int = 0) -> tuple[dict[str, set[int]], dict[str, str]]:
     """Name -> ranks of what was measured, and what was not, with the reason."""
-    inject = INJECT.format(what=what, in_function=in_function, fails=fails, after=after)
+    inject = small(num_rounds=3 + after) + INJECT.format(what=what, in_function=in_function, fails=fails, after=after)
     names = [f"--only={name}" for name in ("memory_triad", "memory_copy", "all_reduce", "broadcast")]
-    done = bench("--ranks", "2", "--time", "40s", "--json", *names, inject=inject, folder=folder)
+    done = bench("--ranks", "2", "--time", "40s", "--json", *names, inject=inject)
     assert done.returncode == 0, done.stderr
     found = content(done)
     ranks: dict[str, set[int]] = {}
@@ -65,8 +61,8 @@ def measured(
 OTHERS = {"memory_copy", "broadcast"}
 
 
-def test_a_rank_that_is_killed_in_a_measurement_loses_that_one_only(tmp_path: Path) -> None:
-    ranks, missing = measured(tmp_path, "add", "_first_call", KILLED)
+def test_a_rank_that_is_killed_in_a_measurement_loses_that_one_only() -> None:
+    ranks, missing = measured("add", "_first_call", KILLED)
     assert ranks.keys() >= {*OTHERS, "all_reduce"}
     assert all(ranks[name] == {0, 1} for name in ("memory_copy", "all_reduce", "broadcast"))
     lost = {what: why for what, why in missing.items() if "SIGKILL" in why}
@@ -74,25 +70,25 @@ def test_a_rank_that_is_killed_in_a_measurement_loses_that_one_only(tmp_path: Pa
     assert set(lost.values()) == {"rank 1 was ended by SIGKILL: it printed nothing"}
 
 
-def test_what_was_measured_before_a_rank_is_killed_is_kept(tmp_path: Path) -> None:
+def test_what_was_measured_before_a_rank_is_killed_is_kept() -> None:
     """In the repetition after the third, when there is a result."""
-    ranks, missing = measured(tmp_path, "all_reduce", "_repeat", KILLED, after=3)
+    ranks, missing = measured("all_reduce", "_repeat", KILLED, after=3)
     assert ranks.keys() >= {*OTHERS, "memory_triad", "all_reduce"}  # the other sizes of it
     lost = [what for what, why in missing.items() if why == "rank 1 was ended by SIGKILL: it printed nothing"]
     assert len(lost) == 2 and "a second check of the results" in lost
     assert any(what.startswith("all_reduce fp32 all ") and what.endswith(" B") for what in lost)
 
 
-def test_a_rank_without_memory_for_a_repetition_goes_on_with_the_others(tmp_path: Path) -> None:
-    ranks, missing = measured(tmp_path, "add", "_repeat", FULL, after=1)
+def test_a_rank_without_memory_for_a_repetition_goes_on_with_the_others() -> None:
+    ranks, missing = measured("add", "_repeat", FULL, after=1)
     assert ranks.keys() >= {*OTHERS, "all_reduce"}
     lost = {what: why for what, why in missing.items() if "cannot allocate" in why}
     assert {what.split()[0] for what in lost} == {"memory_triad"}
     assert set(lost.values()) == {"rank 1 failed in it: cannot allocate 9 GB"}
 
 
-def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed(tmp_path: Path) -> None:
-    ranks, missing = measured(tmp_path, "all_reduce", "_first_call", FULL)
+def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed() -> None:
+    ranks, missing = measured("all_reduce", "_first_call", FULL)
     assert ranks.keys() == {*OTHERS, "memory_triad"}
     assert missing["all_reduce all"] == "rank 1 ended with code 1: it failed: cannot allocate 9 GB"
 
@@ -163,10 +159,10 @@ def test_a_result_that_was_there_is_the_result_but_for_what_was_lost(monkeypatch
     assert found.not_measured == {"three": "no", "two": "loss 1", "a second check of the results": "loss 1"}
 
 
-def test_a_result_stays_where_a_rank_is_lost_at_its_end(tmp_path: Path) -> None:
+def test_a_result_stays_where_a_rank_is_lost_at_its_end() -> None:
     """As where a library crashes while it is unloaded."""
-    inject = "import atexit, os\nif os.environ.get('RANK') == '1':\n    atexit.register(os.abort)\n"
-    done = bench("--ranks", "2", "--time", "10s", "--json", "--only=memory_copy", inject=inject, folder=tmp_path)
+    inject = SMALL + "import atexit\nif os.environ.get('RANK') == '1':\n    atexit.register(os.abort)\n"
+    done = bench("--ranks", "2", "--time", "10s", "--json", "--only=memory_copy", inject=inject)
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert {one["name"] for one in found["measurements"]} == {"memory_copy"}

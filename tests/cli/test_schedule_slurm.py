@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CONFIG = "echo 'ClusterName             = lab'"
 NODES = json.dumps({"nodes": [{"name": "n1", "state": "idle", "gres": "gpu:8", "cpus": 8, "partitions": ["low"]}]})
 

@@ -162,6 +162,18 @@ def test_after_some_batches_nothing_is_watched(watch: LoaderWatch) -> None:
     assert report.num_batches == NUM_WATCHED
 
 
+def test_a_data_set_with_the_id_of_one_that_is_gone_is_watched_anew(watch: LoaderWatch) -> None:
+    """As of one that is made for each epoch: CPython gives the memory of an object to the next one of its kind."""
+    first, second = Samples(cache), Samples()
+    facts(first)
+    watch._reports[id(second)] = watch._reports.pop(id(first))
+    del first
+    assert watch.report_of(second) is None
+    assert facts(second)["loader_keeps_state"] is False
+    report = watch.report_of(second)
+    assert report is not None and report.num_batches == 8
+
+
 def test_an_error_of_the_data_set_is_raised_as_it_is(watch: LoaderWatch) -> None:
     def fail(dataset: Samples, index: int) -> None:
         raise KeyError("a sample")

@@ -21,7 +21,7 @@ class Samples(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         if FAULT == "data-loading":
-            time.sleep(0.002)
+            time.sleep(0.01)  # 160 ms a step: more than the exchange takes, however busy the machine is
         return torch.randn(512)
 
 

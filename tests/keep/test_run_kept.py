@@ -1,4 +1,7 @@
-"""`flatout run` on two gloo ranks: what fails is told by rank and place, and the job is started again, or not."""
+"""`flatout run` on two gloo ranks: what fails is told by rank and place, and the job is started again, or not.
+
+Most of these jobs wait: for a hang to be one, for a slow evaluation. Those begin with the module, a few at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.keep.conftest import ahead
 
 import flatout as package
 
@@ -19,6 +24,18 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
 SOURCE = str(Path(package.__file__).parents[1])
+RESUMES = ("--resume-arg=--init_from=resume", "--checkpoint=out/ckpt.pt")
+
+Ran = tuple[Path, subprocess.CompletedProcess[str], list[dict[str, Any]]]
+
+
+def kept(options: list[str], *job: str) -> Callable[..., Ran]:
+    """Return what runs this job in a folder. A parameter of the test may be in the job's words."""
+
+    def run_in(folder: Path, **parameters: str) -> Ran:
+        return (folder, *run(folder, options, *(word.format(**parameters) for word in job)))
+
+    return run_in
 
 
 def run(
@@ -64,12 +81,9 @@ def assert_sums(lines: list[dict[str, Any]], num_devices: int = 2) -> dict[str, 
     return totals
 
 
-def test_a_hang_in_one_ranks_data_loading_is_told_with_rank_and_stack_and_ended(tmp_path: Path) -> None:
-    done, lines = run(
-        tmp_path,
-        ["--max-restarts=2", "--resume-arg=--init_from=resume", f"--checkpoint={tmp_path / 'out' / 'ckpt.pt'}"],
-        "--fault=data",
-    )
+@ahead(kept(["--max-restarts=2", *RESUMES], "--fault=data"))
+def test_a_hang_in_one_ranks_data_loading_is_told_with_rank_and_stack_and_ended(ran: Ran) -> None:
+    folder, done, lines = ran
     assert done.returncode == 0, done.stderr
     (hang,) = events(lines, "hang")
     assert hang["late"] == [1]
@@ -77,51 +91,32 @@ def test_a_hang_in_one_ranks_data_loading_is_told_with_rank_and_stack_and_ended(
     assert "rank 0 waits in collective #" in hang["says"]
     assert "(all_reduce of Float [161]) of the default group" in hang["says"], "by torch's flight recorder"
     assert "in __getitem__" in hang["stacks"]["1"] and "_engine_run_backward" in hang["stacks"]["0"]
-    written = (tmp_path / "out" / "fault-data").stat().st_mtime
+    written = (folder / "out" / "fault-data").stat().st_mtime
     assert hang["unix_s"] - written < 30
-    assert [step for step, _ in losses(tmp_path)] == list(range(40)), "it went on from its last checkpoint, of step 20"
+    assert [step for step, _ in losses(folder)] == list(range(40)), "it went on from its last checkpoint, of step 20"
     totals = assert_sums(lines)
     until = events(lines, "attempt")[1]["unix_s"]  # after a pause of a second
     assert totals["hang"] / 2e9 == pytest.approx(until - written, abs=3)
     assert totals.get("recomputed", 0) == 0, "it hung right after a checkpoint"
 
 
-def test_a_hang_in_a_collective_that_one_rank_calls_alone_names_it(tmp_path: Path) -> None:
-    done, lines = run(tmp_path, ["--hang-after=auto"], "--fault=late")
+@ahead(kept(["--hang-after=auto"], "--fault=late"))
+def test_a_hang_in_a_collective_that_one_rank_calls_alone_names_it(ran: Ran) -> None:
+    folder, done, lines = ran
     assert done.returncode != 0
     (hang,) = events(lines, "hang")
     assert hang["late"] == [1]
     assert "barrier, keep_job.py:" in hang["says"] and "has not arrived at the same collective" in hang["says"]
     assert "barrier" in hang["stacks"]["1"]
-    assert hang["unix_s"] - (tmp_path / "out" / "fault-late").stat().st_mtime < 30
+    assert hang["unix_s"] - (folder / "out" / "fault-late").stat().st_mtime < 30
     assert said(done)[-1] == "flatout: no restart requested (--max-restarts)"
 
 
-def test_waiting_for_a_slow_rank_is_a_class_of_its_own_as_ddp_times_it(tmp_path: Path) -> None:
-    """Rank 1 is late by 50 ms in each step; rank 0 waits, in the exchange of gradients."""
-    num = 150
-    done, lines = run(tmp_path, [], "--fault=slow", f"--steps={num}")
-    assert done.returncode == 0, done.stderr
-    totals = assert_sums(lines)
-    known_ns = sum(line["known_ns"].get("late_rank_wait", {}).get("ddp", 0) for line in events(lines, "seconds"))
-    steps_ns = sum(line["steps_ns"] for line in events(lines, "seconds"))
-    assert known_ns > 0.8 * steps_ns, "all but the steps before the first that was timed"
-    assert totals["late_rank_wait"] / 1e9 == pytest.approx(0.05 * num, rel=0.25)
-    asked = subprocess.run(
-        [sys.executable, "-m", "flatout", "ledger", str(tmp_path / "ledger.jsonl"), "--json"],
-        capture_output=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": SOURCE},
-    )
-    classes = {one["name"]: one for one in json.loads(asked.stdout)["classes"]}
-    assert classes["late_rank_wait"]["basis"] == ["ddp"] and classes["late_rank_wait"]["known_share"] > 0.8
-    assert classes["throttled"]["device_s"] is None and classes["throttled"]["reason"] == "No rank uses a GPU"
-
-
 @pytest.mark.parametrize("fault", ["evaluation", "checkpoint"])
-def test_a_long_evaluation_or_checkpoint_is_no_hang(tmp_path: Path, fault: str) -> None:
+@ahead(kept(["--hang-after=auto"], "--fault={fault}"))
+def test_a_long_evaluation_or_checkpoint_is_no_hang(ran: Ran, fault: str) -> None:
     """Both ranks do nothing that could be seen for 18 s, longer than a step's patience and the looks."""
-    done, lines = run(tmp_path, ["--hang-after=auto"], f"--fault={fault}")
+    _, done, lines = ran
     assert done.returncode == 0, done.stderr
     assert events(lines, "hang") == []
     totals = assert_sums(lines)
@@ -129,23 +124,19 @@ def test_a_long_evaluation_or_checkpoint_is_no_hang(tmp_path: Path, fault: str) 
     assert totals[fault] / 1e9 == pytest.approx(18 * num_ranks, abs=2)
 
 
-def test_a_killed_rank_is_named_and_the_job_resumes_by_its_own_flag_to_the_same_losses(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    run(whole, [])
-    done, lines = run(
-        tmp_path,
-        ["--max-restarts=1", "--resume-arg=--init_from=resume", f"--checkpoint={tmp_path / 'out' / 'ckpt.pt'}"],
-        "--fault=kill",
-        "--at=22",
-    )
+@ahead(kept(["--max-restarts=1", *RESUMES], "--fault=kill", "--at=22"))
+def test_a_killed_rank_is_named_and_the_job_resumes_by_its_own_flag_to_the_same_losses(
+    ran: Ran, tmp_path: Path
+) -> None:
+    run(tmp_path, [])
+    folder, done, lines = ran
     assert done.returncode == 0, done.stderr
     (failure,) = events(lines, "failure")
     assert (failure["rule"], failure["step"]) == ("killed", 23)
     assert failure["says"] == "rank 1 ended without an error message (killed or crashed)"
-    uninterrupted = dict(losses(whole))
-    assert dict(losses(tmp_path)) == uninterrupted, "the curve goes on as if nothing had been"
-    steps = [step for step, _ in losses(tmp_path)]
+    uninterrupted = dict(losses(tmp_path))
+    assert dict(losses(folder)) == uninterrupted, "the curve goes on as if nothing had been"
+    steps = [step for step, _ in losses(folder)]
     again = [step for step in set(steps) if steps.count(step) > 1]
     assert set(again) <= {20, 21, 22}
     totals = assert_sums(lines)
@@ -193,8 +184,9 @@ def test_what_a_killed_launcher_leaves_is_ended_before_the_next_attempt(tmp_path
     assert dict(losses(tmp_path)).keys() == set(range(60))
 
 
-def test_the_same_exception_at_the_same_step_twice_stops(tmp_path: Path) -> None:
-    done, lines = run(tmp_path, ["--max-restarts=5"], "--fault=raise", "--always", "--steps=25")
+@ahead(kept(["--max-restarts=5"], "--fault=raise", "--always", "--steps=25"))
+def test_the_same_exception_at_the_same_step_twice_stops(ran: Ran) -> None:
+    _, done, lines = ran
     assert done.returncode == 1
     assert len(events(lines, "attempt")) == 2
     assert "rank 1 raised ValueError at keep_job.py:" in said(done)[0]
@@ -205,15 +197,9 @@ def test_the_same_exception_at_the_same_step_twice_stops(tmp_path: Path) -> None
     assert_sums(lines)
 
 
-def test_the_budget_ends(tmp_path: Path) -> None:
-    done, lines = run(
-        tmp_path,
-        ["--max-restarts=1", "--resume-arg=--init_from=resume", f"--checkpoint={tmp_path / 'out' / 'ckpt.pt'}"],
-        "--fault=kill",
-        "--always",
-        "--at=8",
-        "--rank=0",
-    )
+@ahead(kept(["--max-restarts=1", *RESUMES], "--fault=kill", "--always", "--at=8", "--rank=0"))
+def test_the_budget_ends(ran: Ran) -> None:
+    _, done, lines = ran
     assert done.returncode == 1 and len(events(lines, "attempt")) == 2
     assert "flatout: restart 1 of 1" in said(done)
 
@@ -358,3 +344,27 @@ def test_a_signal_between_two_attempts_ends_the_run_and_the_ledger(tmp_path: Pat
     assert lines[-1]["event"] == "end" and lines[-1]["code"] == 128 + signal.Signals[name]
     assert_sums(lines, num_devices=1)
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_waiting_for_a_slow_rank_is_a_class_of_its_own_as_ddp_times_it(tmp_path: Path) -> None:
+    """Rank 1 is late by 50 ms in each step; rank 0 waits, in the exchange of gradients.
+
+    The last test here: the jobs of the others have ended, so that none of them makes a rank late.
+    """
+    num = 150
+    done, lines = run(tmp_path, [], "--fault=slow", f"--steps={num}")
+    assert done.returncode == 0, done.stderr
+    totals = assert_sums(lines)
+    known_ns = sum(line["known_ns"].get("late_rank_wait", {}).get("ddp", 0) for line in events(lines, "seconds"))
+    steps_ns = sum(line["steps_ns"] for line in events(lines, "seconds"))
+    assert known_ns > 0.8 * steps_ns, "all but the steps before the first that was timed"
+    assert totals["late_rank_wait"] / 1e9 == pytest.approx(0.05 * num, rel=0.25)
+    asked = subprocess.run(
+        [sys.executable, "-m", "flatout", "ledger", str(tmp_path / "ledger.jsonl"), "--json"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    classes = {one["name"]: one for one in json.loads(asked.stdout)["classes"]}
+    assert classes["late_rank_wait"]["basis"] == ["ddp"] and classes["late_rank_wait"]["known_share"] > 0.8
+    assert classes["throttled"]["device_s"] is None and classes["throttled"]["reason"] == "No rank uses a GPU"

@@ -1,4 +1,7 @@
-"""The same `flatout run -- torchrun --nnodes 2` on two machines: who tells what, who starts what, and the books."""
+"""The same `flatout run -- torchrun --nnodes 2` on two machines: who tells what, who starts what, and the books.
+
+All jobs begin with the module, a few at a time: most of them wait, for a peer that is gone or for a hang to be one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.nodes import Node
+from tests.keep.conftest import ahead
+from tests.nodes import Node, two_nodes_in
 from tests.slurm import free_port
 
 from flatout.cli import main
@@ -71,6 +75,18 @@ class Together:
         return [(int(step), float(loss)) for step, loss in rows]
 
 
+def to_its_end(*job: str, launcher: tuple[str, ...] = ("--nnodes=2",)) -> Callable[[Path], Together]:
+    """Return what runs this job in a folder, on two machines, until `flatout run` has ended on both."""
+
+    def run_in(folder: Path) -> Together:
+        with two_nodes_in(folder) as nodes:
+            both = Together(nodes, folder, *job, launcher=launcher)
+            both.wait_for_the_end()
+        return both
+
+    return run_in
+
+
 def report(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *paths: Path) -> dict[str, Any]:
     monkeypatch.setattr(sys, "argv", ["flatout", "ledger", "--json", *map(str, paths)])
     assert main() == 0
@@ -90,21 +106,18 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in rows}
 
 
+@ahead(to_its_end("--fault=kill", "--at=22", "--rank=1", launcher=("--nnodes=2", "--max-restarts=3")))
 def test_a_killed_rank_is_told_on_both_nodes_and_both_start_again_once(
-    two_nodes: tuple[Node, Node],
-    tmp_path: Path,
+    ran: Together,
     uninterrupted: dict[int, float],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torchrun's own restarts would make a third and a fourth attempt of it."""
-    n1, n2 = two_nodes
-    job = Together(
-        two_nodes, tmp_path, "--fault=kill", "--at=22", "--rank=1", launcher=("--nnodes=2", "--max-restarts=3")
-    )
-    job.wait_for_the_end()
+    job = ran
+    n1, n2 = job.nodes
     assert job.codes() == [0, 0]
-    for node in two_nodes:
+    for node in job.nodes:
         assert node.said()[0] == (
             "flatout: torchrun's own --max-restarts is 0 instead of 3: Flatout restarts the job, at most 3 times"
         )
@@ -123,18 +136,26 @@ def test_a_killed_rank_is_told_on_both_nodes_and_both_start_again_once(
     assert report(capfd, monkeypatch, *sorted(job.books.glob("*.jsonl")))["classes"] == both["classes"]
 
 
+def losing_a_node(folder: Path, lost: int) -> Together:
+    with two_nodes_in(folder) as nodes:
+        job = Together(nodes, folder, "--step_s=0.2")
+        node, other = nodes[lost], nodes[1 - lost]
+        job.wait(lambda: any(step >= 12 for step, _ in job.losses()))
+        node.lose()
+        job.wait(lambda: any("no status from" in line for line in other.said()), 60)
+        assert f"flatout: no status from {node.name} for 15 s: node or network down" in other.said()
+        job.start(node)
+        job.wait_for_the_end()
+    return job
+
+
 @pytest.mark.parametrize("lost", [0, 1], ids=["the node of the meeting place", "another node"])
+@ahead(losing_a_node)
 def test_a_node_that_was_lost_comes_back_and_the_job_goes_on(
-    two_nodes: tuple[Node, Node], tmp_path: Path, uninterrupted: dict[int, float], lost: int
+    ran: Together, uninterrupted: dict[int, float], lost: int
 ) -> None:
-    job = Together(two_nodes, tmp_path, "--step_s=0.2")
-    node, other = two_nodes[lost], two_nodes[1 - lost]
-    job.wait(lambda: any(step >= 12 for step, _ in job.losses()))
-    node.lose()
-    job.wait(lambda: any("no status from" in line for line in other.said()), 60)
-    assert f"flatout: no status from {node.name} for 15 s: node or network down" in other.said()
-    job.start(node)
-    job.wait_for_the_end()
+    job = ran
+    node, other = job.nodes[lost], job.nodes[1 - lost]
     assert job.codes() == [0, 0]
     assert dict(job.losses()) == uninterrupted
     assert any(line.startswith("flatout: resuming rdzv-job: start 2, step ") for line in node.said())
@@ -143,14 +164,14 @@ def test_a_node_that_was_lost_comes_back_and_the_job_goes_on(
     assert first["start"] is second["start"] is None and second["away_s"] > 10
 
 
-def test_a_hang_on_one_node_is_told_on_both_with_node_and_rank(two_nodes: tuple[Node, Node], tmp_path: Path) -> None:
-    n1, n2 = two_nodes
-    job = Together(two_nodes, tmp_path, "--fault=data", "--rank=1")
-    job.wait_for_the_end()
+@ahead(to_its_end("--fault=data", "--rank=1"))
+def test_a_hang_on_one_node_is_told_on_both_with_node_and_rank(ran: Together) -> None:
+    job = ran
+    n1, n2 = job.nodes
     assert job.codes() == [0, 0]
     (hang,) = job.events("n2", "hang")
     assert hang["late"] == [1] and "in data loading: keep_job.py:" in hang["says"]
-    assert hang["unix_s"] - (tmp_path / "out" / "fault-data").stat().st_mtime < 30
+    assert hang["unix_s"] - (job.folder / "out" / "fault-data").stat().st_mtime < 30
     assert job.events("n1", "hang") == [], "its own ranks have only waited"
     (failure,) = [line for line in job.events("n1", "failure") if not line["awaits_peers"]]
     assert "; on n2: hang at step 20" in failure["says"]
@@ -163,11 +184,11 @@ def judged(node: Node) -> list[str]:
     return [line for line in node.said() if not line.startswith("flatout: newest checkpoint")]
 
 
-def test_a_bug_on_one_node_ends_the_job_on_both(two_nodes: tuple[Node, Node], tmp_path: Path) -> None:
+@ahead(to_its_end("--fault=raise", "--always", "--at=12", "--rank=1"))
+def test_a_bug_on_one_node_ends_the_job_on_both(ran: Together) -> None:
     """Else the other one would wait for torchrun's ten minutes, and again for each restart that is left."""
-    n1, n2 = two_nodes
-    job = Together(two_nodes, tmp_path, "--fault=raise", "--always", "--at=12", "--rank=1")
-    job.wait_for_the_end()
+    job = ran
+    n1, n2 = job.nodes
     assert judged(n2)[-1] == (
         "flatout: the same failure at step 13 occurred for the second time, so it is a bug in the job: not restarted"
     )
@@ -175,11 +196,13 @@ def test_a_bug_on_one_node_ends_the_job_on_both(two_nodes: tuple[Node, Node], tm
     assert 0 not in job.codes()
 
 
-def test_a_node_that_fails_again_is_left_out_of_an_elastic_job(two_nodes: tuple[Node, Node], tmp_path: Path) -> None:
-    n1, n2 = two_nodes
-    elastic = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=15")
-    job = Together(two_nodes, tmp_path, "--fault=kill", "--always", "--at=12", "--rank=1", launcher=elastic)
-    job.wait_for_the_end()
+ELASTIC = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=15")
+
+
+@ahead(to_its_end("--fault=kill", "--always", "--at=12", "--rank=1", launcher=ELASTIC))
+def test_a_node_that_fails_again_is_left_out_of_an_elastic_job(ran: Together) -> None:
+    job = ran
+    n1, n2 = job.nodes
     assert job.codes()[0] == 0 and job.codes()[1] != 0
     assert judged(n2)[-1].endswith("for the second time, so it is a bug in the job: not restarted")
     assert judged(n1)[-1] == "flatout: restart 2 of 3"

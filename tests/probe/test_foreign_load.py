@@ -85,13 +85,25 @@ def test_what_the_job_uses_is_left_out(tmp_path: Path, code: str) -> None:
 
 
 def test_a_look_that_would_cost_too_much_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of processes: looking through them takes 50 ms, so it is done once a second."""
-    clock = [100.0]
+    """Thousands of processes: looking through them takes 50 ms of a core, so it is done once a second."""
+    assert looks(tmp_path, monkeypatch, cpu_s=0.05) == [False, False, True, False, True]
+
+
+def test_a_look_that_had_to_wait_for_a_core_costs_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with more to run than cores: the load is wanted there most of all."""
+    assert looks(tmp_path, monkeypatch, cpu_s=0.02, waits_s=0.5) == [False, True, True, True, True]
+
+
+def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cpu_s: float, waits_s: float = 0.0) -> list[bool]:
+    """Return whether each of five looks, half a second apart, tells the load. Each takes so long, and waits so long."""
+    clock, used = [100.0], [7.0]
     monkeypatch.setattr(foreign_load.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(foreign_load.time, "thread_time", lambda: used[0])
     real = foreign_load._all_processes
 
     def slow():  # type: ignore[no-untyped-def]
-        clock[0] += 0.05
+        clock[0] += cpu_s + waits_s
+        used[0] += cpu_s
         return real()
 
     monkeypatch.setattr(foreign_load, "_all_processes", slow)
@@ -101,7 +113,7 @@ def test_a_look_that_would_cost_too_much_is_left_out(tmp_path: Path, monkeypatch
         told.append(load.read() is not None)
         time.sleep(0.05)
         clock[0] += 0.5
-    assert told == [False, False, True, False, True]
+    return told
 
 
 def test_counters_that_stand_still_are_no_idle_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,8 @@ class Process:
         sys.path[:] = [*(os.path.abspath(entry) for entry in more.split(os.pathsep) if more), *self._kept.path]
         sys.meta_path.insert(0, _TorchIsThere(self._kept.torch))  # type: ignore[arg-type]
         _use_threads(self._variables, self._kept.torch["torch"])
-        if words[:2] == ["-m", "flatout"] or words[0].endswith("/bin/flatout"):
+        is_module_of_flatout = words[0] == "-m" and words[1].partition(".")[0] == "flatout"
+        if is_module_of_flatout or words[0].endswith("/bin/flatout"):
             sys.modules.update(self._kept.flatout)
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__builtins__ = __builtins__  # type: ignore[attr-defined]

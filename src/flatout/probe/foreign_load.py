@@ -45,17 +45,16 @@ class ForeignLoad:
 
     def read(self) -> float | None:
         """Return the load; None if unknown: at the first call, too soon after the last, or without /proc."""
-        began = time.monotonic()
-        if began < self._due_s:
+        if time.monotonic() < self._due_s:
             return None
+        began_cpu_s = time.thread_time()  # on a busy host, a scan may wait for a core: that costs nothing
         try:
             busy, job = self._busy_now(), self._job_now()
         except OSError:
             return None
         own_s, before = _ticks_between(self._job, job) * self._tick_s, self._busy
         self._busy, self._job = busy, job
-        now = time.monotonic()
-        self._due_s = now + (now - began) / _MAX_OWN_SHARE
+        self._due_s = time.monotonic() + (time.thread_time() - began_cpu_s) / _MAX_OWN_SHARE
         if before is None or busy[1] <= before[1]:  # in a sandbox without counters, time does not advance
             return None
         elapsed_s = (busy[1] - before[1]) / len(self._cores)

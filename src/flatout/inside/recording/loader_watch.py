@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -43,17 +44,35 @@ class LoaderReport:
     keeps_state: bool = False  # the data set was changed by making a batch, or names an epoch
 
 
+class _OfDataset:
+    """The report of one data set, which it does not keep alive: a later data set may then have the same `id`."""
+
+    def __init__(self, report: LoaderReport, dataset: Any) -> None:
+        self.report = report
+        self._reference: Callable[[], Any] | None
+        try:
+            self._reference = weakref.ref(dataset)
+        except TypeError:  # of a class with __slots__: its `id` must do
+            self._reference = None
+
+    def is_of(self, dataset: Any) -> bool:
+        return self._reference is None or self._reference() is dataset
+
+
 class LoaderWatch:
     """The reports of this process, by the data set's `id`. A forked child begins with none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pid = os.getpid()
-        self._reports: dict[int, LoaderReport] = {}
+        self._reports: dict[int, _OfDataset] = {}
 
     def report_of(self, dataset: Any) -> LoaderReport | None:
         """Return this process's report for a data set."""
-        return self._reports.get(id(dataset)) if self._pid == os.getpid() else None
+        if self._pid != os.getpid():
+            return None
+        watched = self._reports.get(id(dataset))
+        return watched.report if watched is not None and watched.is_of(dataset) else None
 
     def fetch(self, original: Callable[[Any, Any], Any], fetcher: Any, index: Any) -> Any:
         """Return the batch that the fetcher makes, and measure how it was made if it is one of the first."""
@@ -78,9 +97,10 @@ class LoaderWatch:
         """Return the data set's report; None if it is complete."""
         if self._pid != os.getpid():
             self._pid, self._reports = os.getpid(), {}
-        report = self._reports.get(id(dataset))
+        report = self.report_of(dataset)
         if report is None:
-            report = self._reports[id(dataset)] = LoaderReport(keeps_state=names_epoch(dataset))
+            report = LoaderReport(keeps_state=names_epoch(dataset))
+            self._reports[id(dataset)] = _OfDataset(report, dataset)
         return report if report.num_batches < NUM_WATCHED else None
 
     def _add(self, report: LoaderReport, dataset: Any, before: _State, spent: list[float]) -> None:

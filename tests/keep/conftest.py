@@ -1,0 +1,48 @@
+"""What tests judge may begin with their module, a few jobs at a time: most of these jobs wait most of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MOST_AT_ONCE = 3
+_JOB = "job_that_begins_with_the_module"
+
+
+def ahead(job: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Let a test's job begin with the module. The job gets a folder and the test's parameters; the test gets `ran`."""
+
+    def noted(test: Any) -> Any:
+        setattr(test, _JOB, job)
+        return test
+
+    return noted
+
+
+@pytest.fixture(scope="module")
+def begun(
+    warm: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Any]]]:
+    """The jobs of those tests of the module that will be run, by the tests' names."""
+    jobs = {}
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+        for item in request.session.items:
+            if item.getparent(pytest.Module) is not request.node or not isinstance(item, pytest.Function):
+                continue
+            if hasattr(item.function, _JOB):
+                folder: Path = tmp_path_factory.mktemp("job")
+                parameters = item.callspec.params if hasattr(item, "callspec") else {}
+                jobs[item.name] = pool.submit(getattr(item.function, _JOB), folder, **parameters)
+        yield jobs
+        for job in jobs.values():
+            job.cancel()
+
+
+@pytest.fixture
+def ran(begun: dict[str, Future[Any]], request: pytest.FixtureRequest) -> Any:
+    """What the test's job returned, or raises what it raised."""
+    return begun[request.node.name].result()
