@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,13 @@ def saved(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Done]:
+    """The training that nobody asked to end, by kind and number of ranks."""
+    folder = tmp_path_factory.mktemp("whole")
+    return functools.cache(lambda kind, num_ranks: train(folder / kind, kind, num_ranks))
+
+
 @pytest.mark.parametrize(
     ("kind", "num_ranks", "asked"),
     [
@@ -52,10 +61,10 @@ def saved(folder: Path) -> list[int]:
     ],
 )
 def test_all_ranks_save_the_same_step_and_the_training_ends_with_the_same_bits(
-    tmp_path: Path, kind: str, num_ranks: int, asked: dict[int, float]
+    tmp_path: Path, whole: Callable[[str, int], Done], kind: str, num_ranks: int, asked: dict[int, float]
 ) -> None:
-    whole = train(tmp_path / "whole", kind, num_ranks)
-    assert whole.codes == [0] * num_ranks, whole.errors
+    uninterrupted = whole(kind, num_ranks)
+    assert uninterrupted.codes == [0] * num_ranks, uninterrupted.errors
     folder = tmp_path / "ckpt"
     ended = train(folder, kind, num_ranks, ask(asked))
     assert ended.codes == [-signal.SIGTERM] * num_ranks, ended.errors
@@ -63,7 +72,7 @@ def test_all_ranks_save_the_same_step_and_the_training_ends_with_the_same_bits(
     assert 10 <= max(ended.losses) + 1 == step < NUM_STEPS, "the last step that was made, which it did not print"
     resumed = train(folder, kind, num_ranks)
     assert resumed.codes == [0] * num_ranks and resumed.start == step
-    assert resumed.digest == whole.digest
+    assert resumed.digest == uninterrupted.digest
 
 
 def test_where_one_rank_alone_is_asked_it_ends_soon_and_nothing_is_saved(tmp_path: Path) -> None:
