@@ -13,23 +13,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# In each rank: little memory, so that arrays, files and messages are small; and no more rounds than are asked for.
-# Otherwise a rank repeats its measurements for as long as `--time` allows.
+# In each rank: little memory, so that arrays and messages are small, and a check of collectives that needs no more; and
+# no more rounds than are asked for. Otherwise a rank repeats its measurements for as long as `--time` allows.
 _SMALL_RANK = """\
 import os
 if "RANK" in os.environ:
     import flatout.probe.limits
+    import flatout.probe.ceilings.collectives
     import flatout.probe.ceilings.rounds
     flatout.probe.limits.free_bytes = lambda: {free_bytes}
+    flatout.probe.ceilings.collectives._AT_ONCE = 1 << 16
     flatout.probe.ceilings.rounds.MAX_ROUNDS = {num_rounds}
 """
-# With two ranks, the largest message of a collective is then 4 MiB.
-FREE_BYTES = 640 << 20
+# With two ranks, the largest message of a collective is then 1 MiB.
+FREE_BYTES = 64 << 20
 
 
-def small(num_rounds: int = 3) -> str:
+def small(*, num_rounds: int = 3, free_bytes: int = FREE_BYTES) -> str:
     """Return an injection that lets each rank measure little. Three rounds are the fewest that give a result."""
-    return _SMALL_RANK.format(free_bytes=FREE_BYTES, num_rounds=num_rounds)
+    return _SMALL_RANK.format(free_bytes=free_bytes, num_rounds=num_rounds)
 
 
 SMALL = small()
