@@ -30,12 +30,14 @@ class Node:
         self.processes: list[subprocess.Popen[bytes]] = []
         folder.mkdir()
 
-    def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], *, cwd: Path | None = None, output: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        with (output or self.log).open("ab") as log:
             process = subprocess.Popen(
                 command,
                 env={**env, _MARK: self._mark},
-                cwd=self.folder,
+                cwd=cwd or self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -74,10 +74,15 @@ def _over_ray(
         import ray
     except ImportError as error:
         raise UsageError("`--engine ray` needs Ray", hint="pip install 'flatout[ray]'") from error
+    from flatout.submit.ray_cluster import own_cluster
+
     started_here = not ray.is_initialized()
     if started_here:
-        # An address in the environment (RAY_ADDRESS) joins that cluster; otherwise a local one is started.
-        ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        # An address in the environment (RAY_ADDRESS) joins that cluster, and without one Ray joins the cluster whose
+        # address is in the temporary folder, whoever wrote it: without a cluster of this user, a local one is started.
+        is_known = bool(os.environ.get("RAY_ADDRESS")) or own_cluster(os.environ) is not None
+        address = None if is_known else "local"
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     try:
         num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         if unpacked and num_nodes > 1:

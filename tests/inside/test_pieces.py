@@ -263,6 +263,35 @@ def test_a_large_job_is_traced_for_fewer_steps(tmp_path: Path) -> None:
     assert (window.state, window.steps, window.problem) == (WindowState.DONE, [7], None)
 
 
+def _marks(path: Path) -> list[str]:
+    events = json.loads(path.read_text())["traceEvents"]
+    return [event["name"] for event in events if event.get("cat") == "user_annotation"]
+
+
+def test_what_follows_the_last_complete_step_is_no_step(tmp_path: Path) -> None:
+    """The number ends in the same digits as those of complete steps, and the mark keeps its length."""
+    path = tmp_path / "rank0.json"
+    window = TraceWindow(path, 3, 1000)
+    window.prepare()
+    window.start(9)
+    assert window.next_step() and window.next_step()
+    torch.ones(2) + 1
+    window.stop()
+    assert (window.steps, window.problem) == ([9, 10], None)
+    assert _marks(path) == ["ProfilerStep#9", "ProfilerStep#10", "AfterLastStep11"]
+    assert [file.name for file in tmp_path.iterdir()] == ["rank0.json"]
+
+
+def test_a_window_without_a_complete_step_is_no_trace(tmp_path: Path) -> None:
+    window = TraceWindow(tmp_path / "rank0.json", 3, 1000)
+    window.prepare()
+    window.start(60)
+    torch.ones(2) + 1
+    window.stop()
+    assert (window.steps, window.problem) == ([], "the job ended before the first traced step was complete")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_without_space_for_the_trace_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: os.terminal_size((0, 0)) and type("U", (), {"free": 1 << 20}))
     window = TraceWindow(tmp_path / "rank0.json", 1, 1000)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flatout.keep.heartbeats import start_ticks
 from flatout.keep.ledger import LedgerFile
 from flatout.keep.ledger_merge import own_ledger, read_all
 from flatout.keep.previous_runs import JobStart, earlier_of, start_of
 from flatout.keep.supervise import Restarts, StepProgress
+from flatout.launch.process_identity import start_ticks
 
 SLURM = JobStart(job="slurm-7", number=1)
 

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from flatout.keep.job_identity import JobIdentity
 from flatout.keep.peer_board import LOST_AFTER_S, PeerBoard, PeerRank
 
-RANK = PeerRank(rank=1, steps=5, phase="data", sequences={"0": 7}, waits=False)
+TORCHRUN = JobIdentity(name=None, spans_nodes=True, node_key="a", job_key="a", awaits_nodes=True)
+TASKS = JobIdentity(name=None, spans_nodes=True, node_key="a", job_key="a")
+ON_ONE_NODE = JobIdentity(name="x", spans_nodes=False, node_key="a", job_key="a", awaits_nodes=True)
+
+
+def rank(number: int, world_size: int = 3) -> PeerRank:
+    return PeerRank(rank=number, steps=5, phase="data", sequences={"0": 7}, waits=False, world_size=world_size)
+
+
+RANKS = {"n1": rank(0), "n2": rank(1), "n3": rank(2)}
 
 
 class Clock:
@@ -19,7 +31,7 @@ class Clock:
 
 def pair(folder: Path) -> tuple[PeerBoard, PeerBoard, Clock]:
     clock = Clock()
-    first, second = PeerBoard(folder, "n1", clock=clock), PeerBoard(folder, "n2", clock=clock)
+    first, second = (PeerBoard(folder, name, TORCHRUN, clock=clock) for name in ("n1", "n2"))
     for _ in range(3):
         later(clock, first, second)
     return first, second, clock
@@ -28,12 +40,12 @@ def pair(folder: Path) -> tuple[PeerBoard, PeerBoard, Clock]:
 def later(clock: Clock, *nodes: PeerBoard, seconds: float = 1.5) -> None:
     clock.now += seconds
     for node in nodes:
-        node.look(lambda: [RANK])
+        node.look(lambda name=node.name: [RANKS[name]])  # type: ignore[misc]
 
 
 def test_each_hears_of_the_others_ranks_and_not_of_its_own(tmp_path: Path) -> None:
     first, second, _ = pair(tmp_path)
-    assert [(told.node, told.ranks) for told in first.others()] == [("n2", (RANK,))]
+    assert [(told.node, told.ranks) for told in first.others()] == [("n2", (RANKS["n2"],))]
     assert [told.node for told in second.others()] == ["n1"]
 
 
@@ -61,7 +73,7 @@ def test_what_failed_elsewhere_is_heard_and_what_is_old_is_not(tmp_path: Path) -
 
 def test_why_another_node_gave_up_ends_the_job_unless_the_launcher_is_elastic(tmp_path: Path) -> None:
     first, second, clock = pair(tmp_path)
-    elastic = PeerBoard(tmp_path, "n3", others_go_on=True, clock=clock)
+    elastic = PeerBoard(tmp_path, "n3", TORCHRUN, others_go_on=True, clock=clock)
     assert first.given_up() is None
     second.gives_up("all 3 restarts are used up")
     later(clock, first, elastic)
@@ -74,14 +86,14 @@ def test_why_another_node_gave_up_ends_the_job_unless_the_launcher_is_elastic(tm
 def test_what_an_earlier_job_left_in_the_folder_is_not_heard(tmp_path: Path) -> None:
     _, second, clock = pair(tmp_path)
     second.gives_up("a bug")
-    new = PeerBoard(tmp_path, "n1", clock=clock)
+    new = PeerBoard(tmp_path, "n1", TORCHRUN, clock=clock)
     later(clock, new)
     later(clock, new)
     assert new.given_up() is None and new.others() == []
 
 
 def test_without_a_folder_and_with_damaged_files_nothing_is_heard(tmp_path: Path) -> None:
-    alone = PeerBoard(None, "n1")
+    alone = PeerBoard(None, "n1", TORCHRUN)
     alone.begins(0)
     alone.fails("x")
     assert (alone.others(), alone.given_up(), alone.reason(), alone.newly_lost()) == ([], None, None, [])
@@ -93,24 +105,105 @@ def test_without_a_folder_and_with_damaged_files_nothing_is_heard(tmp_path: Path
 
 
 def test_names_are_masked_as_in_all_that_is_written(tmp_path: Path) -> None:
-    node = PeerBoard(tmp_path, "host-1", clean=lambda text: text.replace("secret", "***"))
+    node = PeerBoard(tmp_path, "host-1", TORCHRUN, clean=lambda text: text.replace("secret", "***"))
     node.fails("on secret")
     node.gives_up("secret ended")
     assert "secret" not in (tmp_path / "nodes" / "host-1.json").read_text()
 
 
-def test_what_another_job_tells_in_the_same_folder_is_not_heard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("theirs", ["b", ""])
+def test_what_another_job_tells_in_the_same_folder_is_not_heard(tmp_path: Path, theirs: str) -> None:
+    """The empty key is that of a status which an older Flatout writes."""
     clock = Clock()
-    mine, part, other = (
-        PeerBoard(tmp_path, name, job=job, clock=clock) for name, job in (("n1", "a"), ("n1+2", "a"), ("n2", "b"))
-    )
-    beside, elsewhere = PeerBoard(tmp_path, "n3", clock=clock), PeerBoard(tmp_path, "n4", clock=clock)
-    twin = PeerBoard(tmp_path, "n3+2", clock=clock)  # it may be of any job
-    nodes = (mine, part, other, beside, elsewhere, twin)
+    other_job = JobIdentity(name=None, spans_nodes=True, node_key=theirs, job_key=theirs, awaits_nodes=True)
+    mine, part = (PeerBoard(tmp_path, name, TORCHRUN, clock=clock) for name in ("n1", "n2"))
+    other = PeerBoard(tmp_path, "n3", other_job, clock=clock)
+    nodes = (mine, part, other)
     for _ in range(3):
         later(clock, *nodes)
-    heard = [{told.node for told in node.others()} for node in nodes]
-    assert heard == [{"n1+2"}, {"n1"}, set(), {"n4"}, {"n3", "n3+2"}, {"n4"}]
+    assert [{told.node for told in node.others()} for node in nodes] == [{"n2"}, {"n1"}, set()]
+    other.fails("a bug")
     other.gives_up("a bug")
     later(clock, *nodes)
-    assert mine.given_up() is None
+    assert (mine.given_up(), mine.reason()) == (None, None)
+    later(clock, mine, part, seconds=LOST_AFTER_S + 1)
+    assert "n3" not in mine.newly_lost()
+
+
+def test_a_job_on_one_node_neither_tells_nor_hears_whatever_its_name(tmp_path: Path) -> None:
+    clock = Clock()
+    alone = PeerBoard(tmp_path, "n1", ON_ONE_NODE, clock=clock)
+    assert not (tmp_path / "nodes").exists()
+    other = PeerBoard(tmp_path, "n2", TORCHRUN, clock=clock)
+    for _ in range(3):
+        later(clock, alone, other)
+    other.gives_up("a bug")
+    later(clock, alone)
+    assert (alone.others(), alone.given_up(), alone.reason(), other.others()) == ([], None, None, [])
+
+
+def test_a_job_of_the_same_name_is_told_once_and_not_heard(tmp_path: Path) -> None:
+    clock = Clock()
+    keys = {"n1": "a", "n2": "b", "n3": "a"}
+    first, other, part = (
+        PeerBoard(tmp_path, name, JobIdentity(name="100", spans_nodes=True, node_key=key, job_key=key), clock=clock)
+        for name, key in keys.items()
+    )
+    assert first.new_namesakes() == [], "it may have ended long ago"
+    for _ in range(3):
+        later(clock, first, other, part)
+    assert (first.new_namesakes(), first.new_namesakes(), other.new_namesakes()) == (["n2"], [], ["n1", "n3"])
+    assert [told.node for told in first.others()] == ["n3"]
+
+
+@pytest.mark.parametrize("ranks", [(rank(0), rank(0)), (rank(0, 2), rank(1, 3)), (rank(0), None)])
+def test_tasks_whose_ranks_are_not_of_one_world_do_not_end_each_other(
+    tmp_path: Path, ranks: tuple[PeerRank, PeerRank | None]
+) -> None:
+    """As of a sweep: the tasks of a Slurm step run the same command, and each is a job of its own."""
+    clock = Clock()
+    boards = [PeerBoard(tmp_path, name, TASKS, clock=clock) for name in ("n1", "n2")]
+    for _ in range(3):
+        clock.now += 1.5
+        for board, each in zip(boards, ranks, strict=True):
+            board.look(lambda each=each: [each] if each is not None else [])  # type: ignore[misc]
+    boards[1].gives_up("a bug")
+    clock.now += 1.5
+    boards[0].look(lambda: [rank(0)])
+    assert boards[0].given_up() is None
+
+
+def test_a_node_whose_ranks_never_came_is_needed_by_a_launcher_that_waits_for_it(tmp_path: Path) -> None:
+    for identity, is_ended in ((TORCHRUN, True), (TASKS, False)):
+        clock = Clock()
+        first, second = (PeerBoard(tmp_path, name, identity, clock=clock) for name in ("n1", "n2"))
+        for _ in range(2):
+            clock.now += 1.5
+            first.look(list)
+            second.look(list)
+        second.gives_up("the command was not found")
+        clock.now += 1.5
+        first.look(list)
+        assert (first.given_up() is not None) == is_ended
+
+
+def test_a_run_that_begins_while_the_last_one_of_another_node_gives_up_does_not_end_with_it(tmp_path: Path) -> None:
+    """The word is about an attempt in which this run had no part."""
+    _, second, clock = pair(tmp_path)
+    new = PeerBoard(tmp_path, "n1", TORCHRUN, clock=clock)
+    for _ in range(2):
+        clock.now += 1.5
+        second.look(lambda: [RANKS["n2"]])
+        new.look(list)
+    second.gives_up("all restarts are used up")
+    later(clock, new)
+    assert new.given_up() is None
+
+
+def test_a_node_that_ended_well_is_not_lost(tmp_path: Path) -> None:
+    first, second, clock = pair(tmp_path)
+    second.ends()
+    for seconds in (1.5, LOST_AFTER_S + 1):
+        later(clock, first, seconds=seconds)
+        assert first.newly_lost() == []
+    assert first.given_up() is None

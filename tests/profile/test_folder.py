@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,24 +78,73 @@ def test_a_working_folder_that_takes_no_folder_is_told_by_the_recording(
 def test_another_host_joins_a_run_that_is_just_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command is started on two nodes at once, and the folder is there before its host has said so."""
     as_host(monkeypatch, "one")
-    first = open_folder(tmp_path / "r", force=False, environment={})
+    first = open_folder(tmp_path / "r", force=False, environment={}, job_key="a")
     claimed = first.host_file.rename(tmp_path / "later")
     timer = threading.Timer(0.3, lambda: claimed.rename(first.host_file))
     timer.start()
     as_host(monkeypatch, "two")
-    second = open_folder(tmp_path / "r", force=False, environment={})
+    second = open_folder(tmp_path / "r", force=False, environment={}, job_key="a")
     timer.join()
     assert (second.run_id, second.is_first) == (first.run_id, False)
 
 
 def test_another_host_joins_a_run_that_is_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_host(monkeypatch, "one")
-    first = open_folder(tmp_path / "r", force=False, environment={})
+    first = open_folder(tmp_path / "r", force=False, environment={}, job_key="a")
     as_host(monkeypatch, "two")
-    second = open_folder(tmp_path / "r", force=True, environment={})
+    second = open_folder(tmp_path / "r", force=True, environment={}, job_key="a")
     assert second.run_id == first.run_id
     assert first.host_file.exists()
     assert second.samples_file == tmp_path / "r" / "host-two.samples.jsonl"
+
+
+@pytest.mark.parametrize(("first_key", "second_key"), [(None, None), ("a", "b"), ("a", None), (None, "a")])
+@pytest.mark.parametrize("force", [False, True])
+def test_another_job_neither_joins_nor_replaces_a_recording_that_is_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_key: str | None, second_key: str | None, force: bool
+) -> None:
+    as_host(monkeypatch, "one")
+    first = open_folder(tmp_path / "r", force=False, environment={}, job_key=first_key)
+    as_host(monkeypatch, "two")
+    with pytest.raises(OutputError, match=r"a job on one is being recorded in .* and this job is not part of it"):
+        open_folder(tmp_path / "r", force=force, environment={}, job_key=second_key)
+    assert [file.name for file in sorted((tmp_path / "r").glob("host-*"))] == [first.host_file.name]
+
+
+def test_a_rendezvous_id_of_a_run_that_has_ended_names_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `--rdzv-id 100` of a tutorial; but ranks that torchrun starts again belong to the run."""
+    environment = {"TORCHELASTIC_RUN_ID": "100"}
+    as_host(monkeypatch, "one")
+    first = open_folder(tmp_path / "r", force=False, environment=environment)
+    as_host(monkeypatch, "two")
+    assert open_folder(tmp_path / "r", force=False, environment=environment).run_id == first.run_id
+    for file in (tmp_path / "r").glob("host-*"):
+        file.write_text(json.dumps({"end_unix_s": 1.0}))
+    as_host(monkeypatch, "three")
+    with pytest.raises(OutputError, match="nothing is overwritten"):
+        open_folder(tmp_path / "r", force=False, environment=environment)
+    again = {**environment, "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert not open_folder(tmp_path / "r", force=False, environment=again).is_first
+
+
+def test_a_recording_whose_profile_was_killed_is_replaced_once_its_job_has_ended(tmp_path: Path) -> None:
+    recording = tmp_path / "r"
+    starter = (
+        "import sys, os; from pathlib import Path; from flatout.launch.abandoned import note_starter;"
+        "note_starter(Path(sys.argv[1]), 'flatout profile', 'train')"
+    )
+    open_folder(recording, force=False, environment={})
+    subprocess.run([sys.executable, "-c", starter, str(recording / ".state")], check=True)
+    job = subprocess.Popen(["sleep", "60"], env={"FLATOUT_RECORDING": str(recording), "PATH": os.environ["PATH"]})
+    try:
+        with pytest.raises(OutputError, match="is being recorded in"):
+            open_folder(recording, force=True, environment={})
+    finally:
+        job.kill()
+        job.wait()
+    assert open_folder(recording, force=True, environment={}).is_first
 
 
 def test_a_run_that_has_ended_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

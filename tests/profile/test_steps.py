@@ -10,6 +10,7 @@ import pytest
 from tests.profile.runs import job, recorded
 from tests.trial.recordings import rank as made_rank
 
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.profile.measure import measure
 from flatout.records.recording import RankRecording
 
@@ -69,6 +70,21 @@ def test_without_an_optimizer_a_batch_is_a_step(tmp_path: Path) -> None:
     assert len(rank.steps.number) >= 149
     assert set(rank.steps.num_samples) == {4.0}
     assert len(rank.traced_steps) == 3
+
+
+@pytest.mark.parametrize(("num_steps", "traced"), [(22, ()), (24, (22, 23))])
+def test_the_end_of_the_program_is_no_step(tmp_path: Path, num_steps: int, traced: tuple[int, ...]) -> None:
+    """The trace begins with step 22: after 12 steps, 5 that are measured, and 4 for the FLOPs and the profiler."""
+    recording, done = recorded(tmp_path / "r", job("--steps", num_steps), "--warmup", "12")
+    (rank,) = recording.ranks
+    assert (len(rank.steps.number), rank.traced_steps) == (num_steps, traced)
+    assert (tmp_path / "r" / "rank0.json.gz").exists() == bool(traced)
+    if traced:
+        assert diagnose_paths([tmp_path / "r"]).diagnosis.job.num_steps == len(traced)
+        return
+    problem = "the job ended before the first traced step was complete"
+    assert problem in [quality.problem for quality in rank.problems]
+    assert "bound" not in done.stderr
 
 
 def test_an_evaluation_before_the_training_is_forgotten(tmp_path: Path) -> None:

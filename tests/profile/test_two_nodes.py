@@ -6,85 +6,28 @@ The same command is started on each, as on a cluster without a shared launcher, 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.profile.runs import JOB, environment
+from tests.cabled_nodes import ADDRESSES, NAMES, Node, NoNamespacesError, cabled_nodes
+from tests.profile.runs import JOB
 
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.profile import read_recording
 
-NAMES = ("node-a", "node-b")
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
 LIMIT_S = 150
-# As root, or else as root of a user namespace.
-UNSHARE = ["unshare", "--net", "--uts", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
-
-
-def sh(*command: object) -> None:
-    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=20)
-
-
-class Node:
-    """A process that holds the namespaces; commands are run in them."""
-
-    def __init__(self, number: int, hosts: Path) -> None:
-        self.holder = subprocess.Popen([*UNSHARE, "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE)
-        assert self.holder.stdout is not None
-        with self.holder.stdout:
-            self.holder.stdout.readline()  # the namespaces are there
-        self.number = number
-        sh(*self.inside, "hostname", NAMES[number])
-        sh(*self.inside, "mount", "--bind", hosts, "/etc/hosts")
-        sh(*self.inside, "ip", "link", "set", "lo", "up")
-
-    @property
-    def inside(self) -> list[str]:
-        user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
-        return ["nsenter", "--target", str(self.holder.pid), "--net", "--uts", "--mount", *user]
-
-    def connect(self) -> None:
-        link = f"cable{self.number}"
-        sh(*self.inside, "ip", "addr", "add", f"{ADDRESSES[self.number]}/24", "dev", link)
-        sh(*self.inside, "ip", "link", "set", link, "up")
-
-    def start(self, command: list[str], output: Path) -> subprocess.Popen[bytes]:
-        more = {"GLOO_SOCKET_IFNAME": f"cable{self.number}"}
-        with output.open("wb") as file:
-            return subprocess.Popen(
-                [*self.inside, *command],
-                env=environment(**more),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Node]]:
-    hosts = tmp_path / "hosts"
-    lines = [f"{address} {name}" for address, name in zip(ADDRESSES, NAMES, strict=True)]
-    hosts.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
-    found: list[Node] = []
     try:
-        try:
-            found += [Node(number, hosts) for number in (0, 1)]
-            sh(*found[0].inside, "ip", "link", "add", "cable0", "type", "veth", "peer", "name", "cable1")
-            sh(*found[0].inside, "ip", "link", "set", "cable1", "netns", found[1].holder.pid)
-            for node in found:
-                node.connect()
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"needs namespaces and iproute2: {error}")
-        yield found
-    finally:
-        for node in found:
-            node.holder.kill()
-            node.holder.wait()
+        with cabled_nodes(tmp_path) as found:
+            yield found
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
 
 
 def run_on_both(nodes: list[Node], command: list[str], outputs: list[Path]) -> list[int]:

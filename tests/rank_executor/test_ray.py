@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -30,12 +31,14 @@ class FakeRay(types.ModuleType):
         self.num_nodes = num_nodes
         self.num_tasks = 0
         self.is_running = False
+        self.address: str | None = None
 
     def is_initialized(self) -> bool:
         return self.is_running
 
-    def init(self, **options: object) -> None:
+    def init(self, *, address: str | None, **options: object) -> None:
         self.is_running = True
+        self.address = address
 
     def shutdown(self) -> None:
         self.is_running = False
@@ -86,6 +89,29 @@ def test_an_archive_is_read_on_a_cluster_of_one_machine(cluster: FakeRay) -> Non
 def test_files_are_read_on_a_cluster_of_several_machines(cluster: FakeRay) -> None:
     assert list(map_ranks(abs, [-1, 2], engine="ray")) == [1, 2]
     assert cluster.num_tasks == 2
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_only_a_cluster_that_is_named_or_of_this_user_is_joined(
+    cluster: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself joins the cluster that a file in the shared temporary folder names, and sends it our functions."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    file = tmp_path / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+
+    def joined() -> str | None:
+        assert list(map_ranks(abs, [-1], engine="ray")) == [1]
+        return cluster.address
+
+    assert joined() == "local"
+    file.write_text("10.0.0.1:6379")
+    assert joined() is None, "Ray takes the address in the file"
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(file).st_uid + 1)
+    assert joined() == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    assert joined() is None, "Ray takes the address in the environment"
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'flatout[ray]'")

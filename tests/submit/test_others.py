@@ -18,7 +18,7 @@ from tests.emit.tunings import every_change, tuning
 
 from flatout.cli import main
 from flatout.emit import tuned_toml
-from flatout.submit import find, found_schedulers
+from flatout.submit import found_schedulers
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -33,7 +33,7 @@ def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(find, "RAY_CLUSTER_FILE", tmp_path / "no-ray")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "no-ray"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (("torchrun",), ("-m", "torch.distributed.run"), ("-m", "torch.distributed.launch")),
     "srun": (("srun",),),
+    "accelerate": (("accelerate", "launch"), ("-m", "accelerate.commands.launch")),
 }
 
 
@@ -80,6 +81,13 @@ def started_by(command: Sequence[str], launcher: str) -> tuple[str, ...]:
     """Return the program that the launcher at the head of the command starts; the command itself without a launcher."""
     start = _start(command[:1], launcher)
     end = _end(command, start) if start is not None else 0
+    return tuple(command[end:]) if end < len(command) else tuple(command)
+
+
+def launched_program(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the program that all launchers in the command start, with its arguments: the same words on each node."""
+    ends = [_end(command, start) for launcher in LAUNCHERS if (start := _start(command, launcher)) is not None]
+    end = max(ends, default=0)
     return tuple(command[end:]) if end < len(command) else tuple(command)
 
 

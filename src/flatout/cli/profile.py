@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -44,14 +45,18 @@ def profile(
     Example: flatout profile -- torchrun --standalone --nproc-per-node 2 train.py --epochs 1
     """
     from flatout.launch import end_like
+    from flatout.launch.abandoned import abandoned_jobs
     from flatout.profile import Options, record
     from flatout.profile.folder import default_path
+    from flatout.run.several_nodes import key_of_nodes
     from flatout.secrets import masked_command
 
+    for abandoned in abandoned_jobs():
+        print(f"flatout: {abandoned.describe()}", file=sys.stderr)
     recorded = record(
         command,
         out or default_path(),
-        Options(num_steps=steps, warmup=warmup, is_light=light, force=force),
+        Options(num_steps=steps, warmup=warmup, is_light=light, force=force, job_key=key_of_nodes(command, os.environ)),
         shown_command=masked_command(command),
         sampler=[sys.executable, "-m", "flatout.probe.sampler"],
     )

@@ -6,7 +6,6 @@ attempt's folder in their environment are ever signalled: those that the attempt
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +64,7 @@ class AttemptRunner:
         self._on_hang = on_hang
         self._read_xids = read_xids
         self._on_problem = on_problem
-        self._nodes = nodes if nodes is not None else PeerBoard(None, os.uname().nodename)
+        self._nodes = nodes
         self.was_asked_to_end = False
 
     def run(
@@ -99,7 +98,7 @@ class AttemptRunner:
             work_of,
             lambda pulse: loader_stacks(folder, pulse),
             lambda pulses: ask_flight(folder, pulses),
-            self._nodes.others,
+            self._nodes.others if self._nodes is not None else lambda: (),
         )
 
     def read_xids(self) -> Sequence[int]:
@@ -109,6 +108,8 @@ class AttemptRunner:
     def report_look(self, ranks: Sequence[HeartbeatSample], watch: HangWatch) -> bool:
         """Report the ranks to the ledger and the other nodes; return whether another node has given up the job."""
         self._on_look(ranks)
+        if self._nodes is None:
+            return False
         self._nodes.look(lambda: watch.told(ranks))
         return bool(self._nodes.given_up())
 

@@ -93,6 +93,7 @@ class HangWatch:
                 phase=pulse.phase,
                 sequences=dict(pulse.sequences),
                 waits=self._waits.get(pulse.name),
+                world_size=pulse.world_size,
             )
             for pulse in ranks
             if not pulse.has_ended

@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from uuid import UUID
 
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 
 from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, File
+from flatout.launch.process_identity import is_alive, own_namespace, state_of
 
 _MAX_TRIES = 20  # to read a heartbeat while steps end
 
@@ -183,36 +183,3 @@ def _exchange(iteration: int, exposed_ns: int, per_step: int, num_ranks: int) ->
 
 def _known(value: int) -> int | None:
     return None if value < 0 else value
-
-
-@cache
-def own_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def start_ticks(pid: int) -> int:
-    """Return the start time of a process in the kernel's ticks; with the PID, it identifies the process uniquely."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def state_of(pid: int) -> str:
-    """Return the state of a process as the kernel writes it, such as R, S or T; empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def is_alive(pid: int, ticks: int) -> bool:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return False
-    return fields[0] not in "ZX" and (not ticks or int(fields[19]) == ticks)

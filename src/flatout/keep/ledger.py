@@ -1,12 +1,13 @@
 """The goodput ledger: JSON lines, each appended by one write; and its totals.
 
 A `seconds` line has the devices' time since the previous one, in nanoseconds by class. `steps_ns` is the time of steps,
-and `known_ns` is the part of it in which each class of `within` was measured. The file stays valid if the writer is
-killed at any time: a truncated line is skipped, and the next writer begins a new line.
+and `known_ns` is the part of it in which each class of `within` was measured. Runs of one job, on any node, have the
+same `job_key`. The file stays valid if the writer is killed at any time: a truncated line is skipped, and the next
+writer begins a new line.
 
     {"schema": "flatout/ledger", "version": 1, "event": "run", "unix_s": .., "command": "..", "num_devices": 2 | null,
      "gpu": ".." | null, "node": "n1", "process": [7, 812], "job": "slurm-7" | null, "start": 1 | null,
-     "away_s": 30.5 | null}
+     "job_key": "..", "away_s": 30.5 | null}
     {"event": "attempt", "unix_s": .., "attempt": 0}
     {"event": "seconds", "unix_s": .., "attempt": 0, "num_devices": 2, "ns": {"productive": .., ..}, "steps": 120,
      "reached": 340, "saved": 300 | null, "steps_ns": .., "known_ns": {"late_rank_wait": {"ddp": ..}, ..},
@@ -22,7 +23,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -263,14 +264,58 @@ def _integers(values: dict[Any, Any]) -> dict[str, int]:
     return {str(name): int(value) for name, value in values.items()}
 
 
+class LedgerOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """The job and the node that a run belongs to."""
+
+    job: str
+    node: str
+
+
 def read(path: Path) -> Totals:
+    """Return the totals of all runs in a ledger."""
+    return _totals_of(path, _lines_of(path))
+
+
+def read_by_owner(path: Path) -> dict[LedgerOwner, Totals]:
+    """Return the totals of a ledger's runs by job and node: jobs that follow each other in a folder share a ledger."""
+    lines_by_owner: dict[LedgerOwner, list[bytes]] = {}
+    before_first: list[bytes] = []
+    lines = before_first
+    for raw in _lines_of(path):
+        owner = _owner_of_run(raw)
+        if owner is not None:
+            lines = lines_by_owner.setdefault(owner, [])
+        lines.append(raw)
+    if not lines_by_owner:
+        return {LedgerOwner(job="", node=""): _totals_of(path, before_first)}
+    first_owner = next(iter(lines_by_owner))
+    lines_by_owner[first_owner] += before_first  # damaged lines, which are counted
+    return {owner: _totals_of(path, lines) for owner, lines in lines_by_owner.items()}
+
+
+def _lines_of(path: Path) -> list[bytes]:
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes().splitlines()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from error
+
+
+def _owner_of_run(raw: bytes) -> LedgerOwner | None:
+    """Return the owner of the run that begins with this line; None if no run begins with it."""
+    if SCHEMA.encode() not in raw:
+        return None
+    try:
+        line = json.loads(raw)
+        job = line.get("job_key") or line.get("job") or line.get("command")
+        return LedgerOwner(job=str(job), node=str(line.get("node")))
+    except (ValueError, AttributeError):
+        return None
+
+
+def _totals_of(path: Path, lines: Sequence[bytes]) -> Totals:
     totalling = LedgerAccumulator()
-    read = [totalling.add(raw) for raw in lines]
-    first = next((line for line in read if line is not None), None)
+    decoded = [totalling.add(raw) for raw in lines]
+    first = next((line for line in decoded if line is not None), None)
     if first is None or first.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a ledger", hint=_HINT)
     if first.get("version") != VERSION:

@@ -6,7 +6,6 @@ the maximum over the nodes counts. Devices and their time are summed. Ledgers of
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError
-from flatout.keep.ledger import HeldError, LedgerFile, Totals, read
+from flatout.keep.ledger import HeldError, LedgerFile, Totals, read, read_by_owner
 
 _COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the_jobs", "num_unfinished", "num_steps")
 _SUMS = ("num_bad_lines", "steps_ns")
@@ -45,10 +44,13 @@ def open_own(path: Path, node: str, *, clean: Callable[[str], str] = lambda text
 
 
 def read_all(paths: Sequence[Path]) -> Totals:
+    files = [file for path in paths for file in _files(path)]
+    if len(files) == 1:
+        return read(files[0])
     jobs: dict[str, dict[str, list[Totals]]] = {}
-    for file in [file for path in paths for file in _files(path)]:
-        job, node = _whose(file)
-        jobs.setdefault(job, {}).setdefault(node, []).append(read(file))
+    for file in files:
+        for owner, totals in read_by_owner(file).items():
+            jobs.setdefault(owner.job, {}).setdefault(owner.node, []).append(totals)
     of_jobs = []
     for nodes in jobs.values():
         of_nodes = [_added(of_node, sum, max) for of_node in nodes.values()]
@@ -63,16 +65,6 @@ def _files(path: Path) -> list[Path]:
     if not ledgers:
         raise InputError(f"{path} has no ledger", hint="pass a ledger that `flatout run --ledger FILE` wrote")
     return ledgers
-
-
-def _whose(path: Path) -> tuple[str, str]:
-    """Return the job and the node of a ledger's first run. Ledgers that cannot be read are reported by `read`."""
-    try:
-        with path.open("rb") as file:
-            line = json.loads(file.readline())
-        return str(line.get("job") or line.get("command")), str(line.get("node"))
-    except (OSError, ValueError, AttributeError):
-        return "", ""
 
 
 def _added(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from flatout.keep.account import Account, AttemptOutcome
 from flatout.keep.attempt import AttemptResult
 from flatout.keep.hang import Hang
-from flatout.keep.heartbeats import HeartbeatSample, start_ticks
+from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.ledger import LedgerFile
 from flatout.keep.previous_runs import JobStart, PreviousRuns
 from flatout.keep.rules import ASKED, Judgement
@@ -17,6 +17,7 @@ from flatout.keep.step_breakdown import StepBreakdown
 from flatout.keep.supervise import Decision, StepProgress
 from flatout.keep.suspensions import Suspensions
 from flatout.launch import ExitStatus
+from flatout.launch.process_identity import start_ticks
 
 _WRITE_EVERY_S = 2.0
 
@@ -34,6 +35,7 @@ class LedgerWriter:
         node: str | None = None,
         within: StepBreakdown | None = None,
         start: JobStart | None = None,
+        job_key: str | None = None,
         earlier: PreviousRuns | None = None,
         goes_on: bool = False,
     ) -> None:
@@ -62,6 +64,7 @@ class LedgerWriter:
             process=(os.getpid(), start_ticks(os.getpid())),
             job=None if start is None else start.job,
             start=None if start is None else start.number,
+            job_key=job_key,
             # Between two starts the job's devices may belong to others, so that time is in no class.
             away_s=None if earlier is None else round(max(time.time() - earlier.last_unix_s, 0.0), 3),
         )

@@ -21,8 +21,8 @@ import psutil
 
 from flatout.errors import InputError
 from flatout.inside.protocol import Variable
-from flatout.keep.heartbeats import is_alive, own_namespace
 from flatout.launch import end_marked, with_environment
+from flatout.launch.process_identity import is_alive, own_namespace, start_ticks
 from flatout.secrets import write_private
 
 _NAME = "run.json"
@@ -42,6 +42,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     ledger: str | None = None
     is_part: bool = False  # other nodes run parts of the same job
     job: str | None = None  # the job's name, from its scheduler or from torchrun's rendezvous
+    script: str | None = None  # the name of the script or module that the command runs; None: of an older Flatout
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
     is_watched: bool
     shared: str  # resources that both runs use
     is_in_the_way: bool  # it runs the same job, or writes to the same checkpoints
+    is_same_job: bool  # it has the same script, and no other name
 
     def describe(self) -> str:
         return (
@@ -60,12 +62,18 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def about_this(
-    command: str, checkpoints: tuple[Path, ...], ledger: Path | None, *, is_part: bool, job: str | None = None
+    command: str,
+    checkpoints: tuple[Path, ...],
+    ledger: Path | None,
+    *,
+    is_part: bool,
+    job: str | None = None,
+    script: str | None = None,
 ) -> RunInfo:
     pid = os.getpid()
     return RunInfo(
         pid=pid,
-        ticks=_ticks(pid),
+        ticks=start_ticks(pid),
         pid_namespace=own_namespace(),
         command=command,
         folder=os.getcwd(),
@@ -73,6 +81,7 @@ def about_this(
         ledger=os.path.realpath(ledger) if ledger is not None and _is_kept(ledger) else None,
         is_part=is_part,
         job=job,
+        script=script,
     )
 
 
@@ -105,7 +114,13 @@ def others(mine: RunInfo) -> Iterator[Other]:
         roots = [process for process in processes if _parent(process) not in pids]
         first = min(roots or processes, key=lambda process: process.create_time())
         yield Other(
-            about=about, state=state, pid=first.pid, is_watched=is_watched, shared=shared, is_in_the_way=is_in_the_way
+            about=about,
+            state=state,
+            pid=first.pid,
+            is_watched=is_watched,
+            shared=shared,
+            is_in_the_way=is_in_the_way,
+            is_same_job=_is_same_job(mine, about),
         )
 
 
@@ -115,6 +130,11 @@ def refuse(other: Other) -> InputError:
         return InputError(
             f"another `flatout run` (process {about.pid}) keeps a job on the same {other.shared}: {about.command}",
             hint=f"end it first (kill {about.pid}), or give this job its own checkpoint path",
+        )
+    if not other.is_same_job:
+        return InputError(
+            other.describe(),
+            hint=f"it is another job, which --take-over does not end: `kill {other.pid}` ends it",
         )
     return InputError(
         other.describe(),
@@ -145,9 +165,17 @@ def _shared(mine: RunInfo, other: RunInfo, *, is_watched: bool) -> str | None:
         for path in mine.checkpoints:
             if path in other.checkpoints:
                 return f"checkpoint {path}"
-    if not is_watched and (mine.folder, mine.command) == (other.folder, other.command):
+    has_same_command = (mine.folder, mine.command) == (other.folder, other.command)
+    if not is_watched and has_same_command and _is_same_job(mine, other):
         return f"command in {mine.folder}"
     return None
+
+
+def _is_same_job(mine: RunInfo, other: RunInfo) -> bool:
+    """Whether two runs may be of one job: not if their names differ, or the scripts that they run."""
+    if mine.job != other.job and None not in (mine.job, other.job):
+        return False
+    return mine.script == other.script or None in (mine.script, other.script)
 
 
 def _read(state: Path) -> RunInfo | None:
@@ -166,8 +194,3 @@ def _parent(process: psutil.Process) -> int | None:
 
 def _is_kept(ledger: Path) -> bool:
     return ledger.is_file() or not ledger.exists()  # not a pipe or a device, which many runs may share
-
-
-def _ticks(pid: int) -> int:
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return int(text.rpartition(")")[2].split()[19])

@@ -3,6 +3,10 @@
 In: the ranks of this node, and how its attempts ended. Out: a `PeerStatus` of each other node. A file is replaced
 atomically, so readers always see a complete file, on any file system. Nothing waits for an answer; a node whose file no
 longer changes counts as lost. The launchers' decisions, such as where the agents meet, are left to them.
+
+Several jobs can share the folder. A job on one node neither writes nor reads here. A job on several nodes reads only
+statuses with its own key, and it ends on the word of another node only if the two ran ranks of one job side by side, or
+if the other one never had a rank and the launcher here waits for it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.keep.job_identity import JobIdentity
 from flatout.secrets import write_private
 
 _REPORT_EVERY_S = 1.0
@@ -33,6 +38,7 @@ class PeerRank(msgspec.Struct, frozen=True, kw_only=True):
     sequences: dict[str, int]  # collectives started, by process group
     # for other ranks, according to its stack; None: not examined, because the rank makes progress
     waits: bool | None = None
+    world_size: int = 0  # 0: unknown
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +46,14 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     job: str | None = None  # None: the job has no name
+    node_key: str = ""  # equal on all nodes of the job
     beat: int = 0  # increases while the node's `flatout run` is alive
     attempt: int = 0
     ranks: tuple[PeerRank, ...] = ()
     failure: str | None = None  # how its last attempt failed, unless it only lost its peers
     num_failures: int = 0
     given_up: str | None = None  # why this node does not restart the job
+    has_ended: bool = False  # its `flatout run` has ended, in whatever way
 
 
 class _Heard(msgspec.Struct, kw_only=True):
@@ -53,32 +61,38 @@ class _Heard(msgspec.Struct, kw_only=True):
     at_s: float  # when the status last changed, by this node's clock
     is_new: bool  # the status changed after this node started, so it belongs to the current job
     failed_at_s: float | None = None
+    had_ranks: bool = False  # in any of its statuses
+    ran_beside: bool = False  # its ranks and ours were alive together, as different ranks of one world
 
 
 class PeerBoard:
     """Writes the status of this node, and reads the status of the others.
 
-    All nodes see `folder`; without it nothing is written or read. `clean` masks secrets. Statuses of other jobs than
-    `job` in the same folder are ignored. If `others_go_on` is set, the launcher is elastic: the job continues without a
-    node that gives up.
+    All nodes see `folder`; without it, or for a job on one node, nothing is written or read. `clean` masks secrets. If
+    `others_go_on` is set, the launcher is elastic: the job continues without a node that gives up.
     """
 
     def __init__(
         self,
         folder: Path | None,
         node: str,
+        identity: JobIdentity,
         *,
-        job: str | None = None,
         others_go_on: bool = False,
         clean: Callable[[str], str] = lambda text: text,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder = None if folder is None else folder / "nodes"
+        self._folder = folder / "nodes" if folder is not None and identity.spans_nodes else None
         self._others_go_on = others_go_on
         self._clean = clean
         self._clock = clock
-        self._own = PeerStatus(node=node, job=None if job is None else clean(job))
+        name = None if identity.name is None else clean(identity.name)
+        self._own = PeerStatus(node=node, job=name, node_key=identity.node_key)
+        self._awaits_nodes = identity.awaits_nodes
         self._heard: dict[str, _Heard] = {}
+        self._namesakes_seen: dict[str, PeerStatus] = {}  # the first status of other jobs with the name of this one
+        self._namesakes: set[str] = set()  # the nodes of those that are alive
+        self._reported_namesakes: set[str] = set()
         self._next_s = 0.0
         self._lost: set[str] = set()
         if self._folder is not None:
@@ -86,6 +100,11 @@ class PeerBoard:
                 self._folder.mkdir(exist_ok=True)
             self._hear()
             self._write()
+
+    @property
+    def name(self) -> str:
+        """Return the name of this node."""
+        return self._own.node
 
     def begins(self, attempt: int) -> None:
         self._report(attempt=attempt, ranks=())
@@ -100,12 +119,17 @@ class PeerBoard:
     def gives_up(self, why: str) -> None:
         self._report(given_up=self._clean(why))
 
+    def ends(self) -> None:
+        """Report that this `flatout run` ends, so that its silence is not taken for a loss."""
+        self._report(has_ended=True, ranks=())
+
     def look(self, ranks: Callable[[], Sequence[PeerRank]]) -> None:
         """Write this node's status and read the others', at most once per second."""
         if self._folder is not None and self._clock() >= self._next_s:
             self._next_s = self._clock() + _REPORT_EVERY_S
             self._report(ranks=tuple(ranks()), beat=self._own.beat + 1)
             self._hear()
+            self._note_neighbours()
 
     def others(self) -> list[PeerStatus]:
         """Return the status of the job's other nodes that are alive."""
@@ -113,12 +137,12 @@ class PeerBoard:
         return [heard.status for heard in self._heard.values() if heard.is_new and now - heard.at_s < LOST_AFTER_S]
 
     def newly_lost(self) -> list[str]:
-        """Return the nodes that have stopped reporting, each only once; a node that has given up is not lost."""
+        """Return the nodes that have stopped reporting, each only once; a node that said that it ends is not lost."""
         now = self._clock()
         silent = {
             name
             for name, heard in self._heard.items()
-            if heard.is_new and heard.status.given_up is None and now - heard.at_s >= LOST_AFTER_S
+            if heard.is_new and not _said_it_ends(heard.status) and now - heard.at_s >= LOST_AFTER_S
         }
         newly_silent = silent - self._lost
         self._lost = silent
@@ -129,9 +153,27 @@ class PeerBoard:
         if self._others_go_on:
             return None
         for heard in self._heard.values():
-            if heard.is_new and heard.status.given_up is not None:
+            if heard.is_new and heard.status.given_up is not None and self._is_needed(heard):
                 return f"{heard.status.node} does not restart it: {heard.status.given_up}"
         return None
+
+    def new_namesakes(self) -> list[str]:
+        """Return the nodes with another job of this job's name, each only once."""
+        unreported = self._namesakes - self._reported_namesakes
+        self._reported_namesakes |= unreported
+        return sorted(unreported)
+
+    def _is_needed(self, heard: _Heard) -> bool:
+        """Whether the job here cannot run without that node: the two ran ranks together, or this one waits for it."""
+        return heard.ran_beside or (self._awaits_nodes and not heard.had_ranks)
+
+    def _note_neighbours(self) -> None:
+        """Note which nodes run ranks of the same world as this one now."""
+        now = self._clock()
+        for heard in self._heard.values():
+            is_alive = heard.is_new and now - heard.at_s < LOST_AFTER_S
+            if is_alive and _are_of_one_world(self._own.ranks, heard.status.ranks):
+                heard.ran_beside = True
 
     def reason(self) -> str | None:
         """Return the failure that other nodes reported a moment ago, after waiting a few seconds for it."""
@@ -173,31 +215,49 @@ class PeerBoard:
             write_private(partial, msgspec.json.encode(self._own))
             partial.replace(path)
 
-    def _is_of_job(self, status: PeerStatus) -> bool:
-        """Whether a status belongs to this job. Without job names, it does unless it is from the same host."""
-        if status.job != self._own.job:
-            return False
-        if status.job is not None:
-            return True
-        return status.node.partition("+")[0] != self._own.node.partition("+")[0]
-
     def _hear(self) -> None:
         assert self._folder is not None
         now = self._clock()
         for path in self._folder.glob("[!.]*.json"):
             with suppress(OSError, msgspec.DecodeError):
                 status = msgspec.json.decode(path.read_bytes(), type=PeerStatus)
-                if status.node != self._own.node and self._is_of_job(status):
+                if status.node == self._own.node:
+                    continue
+                if status.node_key == self._own.node_key:
                     self._note(status, now)
+                elif status.job is not None and status.job == self._own.job:
+                    self._note_namesake(status)
+
+    def _note_namesake(self, status: PeerStatus) -> None:
+        """Note another job of this job's name, once its status changes: an old status may be of a job that ended."""
+        before = self._namesakes_seen.setdefault(status.node, status)
+        if before != status:
+            self._namesakes.add(status.node)
 
     def _note(self, status: PeerStatus, now: float) -> None:
         heard = self._heard.get(status.node)
         if heard is None:
             # A status that exists at the start may belong to an earlier job; a status that appears later belongs to
             # this job.
-            self._heard[status.node] = _Heard(status=status, at_s=now, is_new=bool(self._next_s))
+            heard = _Heard(status=status, at_s=now, is_new=bool(self._next_s))
+            self._heard[status.node] = heard
         elif heard.status != status:
             has_failed = status.failure is not None and status.num_failures > heard.status.num_failures
             if has_failed:
                 heard.failed_at_s = now
             heard.status, heard.at_s, heard.is_new = status, now, True
+        heard.had_ranks = heard.had_ranks or (heard.is_new and bool(status.ranks))
+
+
+def _said_it_ends(status: PeerStatus) -> bool:
+    return status.has_ended or status.given_up is not None
+
+
+def _are_of_one_world(own: Sequence[PeerRank], theirs: Sequence[PeerRank]) -> bool:
+    """Whether two nodes have different ranks of a world of one size: of two jobs, each has a rank 0."""
+    if not own or not theirs:
+        return False
+    own_numbers = {rank.rank for rank in own}
+    their_numbers = {rank.rank for rank in theirs}
+    sizes = {rank.world_size for rank in (*own, *theirs)}
+    return own_numbers.isdisjoint(their_numbers) and len(sizes) == 1

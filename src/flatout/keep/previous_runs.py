@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from flatout.inside.protocol import Variable
-from flatout.keep.heartbeats import is_alive
+from flatout.launch.process_identity import is_alive
 
 _MEETING = "rdzv-"
 
@@ -30,6 +30,11 @@ class JobStart(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     number: int | None  # 0: the first start; None: starts are not counted
+
+    @property
+    def is_from_rendezvous(self) -> bool:
+        """Whether the name is torchrun's `--rdzv-id`, which other jobs can have too."""
+        return self.job.startswith(_MEETING)
 
 
 class PreviousRuns(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,28 +58,29 @@ def start_of(environment: Mapping[str, str], meeting: str | None) -> JobStart | 
     return None if meeting is None else JobStart(job=f"{_MEETING}{meeting}", number=None)
 
 
-def earlier_of(ledger: Path, start: JobStart | None, *, node: str) -> PreviousRuns | None:
+def earlier_of(ledger: Path, start: JobStart | None, *, node: str, job_key: str | None = None) -> PreviousRuns | None:
     """Return the previous runs; None if the ledger cannot be read, or has no line of this job.
 
-    `node` is the name of this node in the ledger. A job that Slurm moved to other nodes finds its previous runs in
-    the ledgers of those nodes, in the same folder.
+    `node` is the name of this node in the ledger. Runs with another `job_key` are of another job of the same name;
+    None, or a run without a key, matches by the name alone. A job that Slurm moved to other nodes finds its previous
+    runs in the ledgers of those nodes, in the same folder.
     """
     if start is None:
         return None
     of_other_nodes = sorted(ledger.parent.glob("ledger-*.jsonl")) if start.number else ()
     for path in dict.fromkeys((ledger, *of_other_nodes)):
-        previous = _previous_runs_in(path, start, node)
+        previous = _previous_runs_in(path, start, node, job_key)
         if previous is not None:
             return previous
     return None
 
 
-def _previous_runs_in(ledger: Path, start: JobStart, node: str) -> PreviousRuns | None:
+def _previous_runs_in(ledger: Path, start: JobStart, node: str, job_key: str | None) -> PreviousRuns | None:
     try:
         raw_lines = ledger.read_bytes().splitlines() if ledger.is_file() else []
     except OSError:
         return None
-    runs = [run for run in _runs(_parsed(raw_lines)) if run[0].get("job") == start.job]
+    runs = [run for run in _runs(_parsed(raw_lines)) if _is_of_job(run[0], start, job_key)]
     if not runs or not _is_continued(runs[-1], start, node):
         return None
     lines = list(chain.from_iterable(runs))
@@ -88,6 +94,14 @@ def _previous_runs_in(ledger: Path, start: JobStart, node: str) -> PreviousRuns 
         saved=saved_steps[-1] if saved_steps else None,
         last_unix_s=max(float(line.get("unix_s", 0.0)) for line in runs[-1]),
     )
+
+
+def _is_of_job(first: Mapping[str, Any], start: JobStart, job_key: str | None) -> bool:
+    """Whether a run with this first line belongs to the job."""
+    if first.get("job") != start.job:
+        return False
+    their_key = first.get("job_key")
+    return job_key is None or their_key is None or their_key == job_key
 
 
 def _steps_of(lines: Iterable[Mapping[str, Any]], key: str) -> list[int]:
@@ -117,7 +131,7 @@ def _is_continued(run: Sequence[Mapping[str, Any]], start: JobStart, node: str) 
     is_of_this_node = first.get("node") == node
     if is_of_this_node and _lives(first.get("process")):  # another agent on this machine
         return False
-    if start.job.startswith(_MEETING) and not is_of_this_node:  # a run of another node, in a ledger that both use
+    if start.is_from_rendezvous and not is_of_this_node:  # a run of another node, in a ledger that both use
         return False
     end = _end_of(run)
     return end is None or bool(end.get("goes_on"))

@@ -62,11 +62,15 @@ def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _
 
 
 def with_environment(is_meant: Callable[[dict[str, str]], bool]) -> Iterator[psutil.Process]:
-    """Yield the processes of this user with such an environment, except this one."""
+    """Yield the processes of this user with such an environment, except this one.
+
+    Root can read the environments of all users, but their processes are not its own.
+    """
+    user = os.getuid()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it belongs to another user, or has ended
-            is_ours = process.pid != os.getpid() and is_meant(process.environ())
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+            is_own = process.pid != os.getpid() and process.uids().real == user
+            if is_own and is_meant(process.environ()) and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
 
 

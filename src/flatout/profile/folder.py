@@ -14,8 +14,9 @@
     inside-<hostname>.log          errors of the recorder, if any
     .state/                        communication between processes while the job runs
 
-A host joins a folder of the same run (by the ID from Slurm or torchrun), or a folder to which another host's run is
-still writing. Any other existing path is refused without `force`; with it, only a recording is replaced.
+A host joins a folder of the same run (by the ID from Slurm or torchrun), or a folder to which another host still writes
+for the same job: the command says several nodes, and both run the same program with the same meeting point. Any other
+existing path is refused without `force`; with it, only a recording is replaced, and none to which a job still writes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import OutputError
-from flatout.inside.protocol import File, complete_name
+from flatout.inside.protocol import File, Variable, complete_name
+from flatout.launch import with_environment
+from flatout.launch.abandoned import has_lost_its_starter
 
 SCHEMA, VERSION = "flatout/recording", 1
 # The files of a recording, complete or incomplete.
@@ -43,6 +46,7 @@ _BY_HOST_OR_PROCESS = (File.HOST, File.SAMPLES, File.LOG, File.PATCHES, File.DIV
 _ALIVE_S = 120.0
 _MOMENT_S = 1.0
 _FRESH_S = 10.0
+_FROM_TORCHRUN = "torchrun-"  # before the rendezvous ID
 # A batch script and the shell of `salloc` are one process each, and can record several runs one after the other. Slurm
 # gives them this step number or a higher one, or none (slurm.h: SLURM_INTERACTIVE_STEP is the lowest).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -88,29 +92,35 @@ def shared_run_id(environment: Mapping[str, str]) -> str | None:
         run_id = f"slurm-{job}.{step}"
         return run_id if attempt == "0" else f"{run_id}.{attempt}"
     if environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
-        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}"
+        return f"{_FROM_TORCHRUN}{environment['TORCHELASTIC_RUN_ID']}"
     return None
 
 
-def open_folder(path: Path, *, force: bool, environment: Mapping[str, str] = os.environ) -> Folder:
-    """Create or join the recording at `path`. Raise OutputError if that is refused or fails."""
-    run_id = shared_run_id(environment)
+def open_folder(
+    path: Path, *, force: bool, environment: Mapping[str, str] = os.environ, job_key: str | None = None
+) -> Folder:
+    """Create or join the recording at `path`. Raise OutputError if that is refused or fails.
+
+    `job_key` is equal on all nodes of a job that has several; None for any other job.
+    """
+    run = _RunNames(run_id=shared_run_id(environment), job_key=job_key, is_restarted=_is_restarted(environment))
+    run_id = run.run_id
     is_new, is_begun, is_first = not path.exists(), False, False
     try:
-        is_first = not _may_join(path, run_id)
+        is_first = not _may_join(path, run)
         if is_first:
             try:
                 _clear(path, force=force)
             except OutputError:
-                if run_id is None or not _may_join(path, run_id):
+                if run_id is None or not _may_join(path, run):
                     raise
             run_id = run_id or uuid.uuid4().hex[:12]
             path.mkdir(parents=True, exist_ok=True)
             is_begun = True
-            is_first = _mark(path, run_id)
-            run_id = run_id if is_first else _run_id(path) or run_id
+            is_first = _mark(path, run_id, job_key)
+            run_id = run_id if is_first else _names_of(path).run_id or run_id
         else:
-            run_id = run_id or _run_id(path) or "unknown"
+            run_id = run_id or _names_of(path).run_id or "unknown"
         (path / File.STATE).mkdir(exist_ok=True)
         host_file, samples_file = _host_files(path)
     except OSError as error:
@@ -124,9 +134,21 @@ def host_files(path: Path) -> list[Path]:
     return sorted(path.glob(File.HOST.glob))
 
 
-def _mark(path: Path, run_id: str) -> bool:
+class _RunNames(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is recognised by."""
+
+    run_id: str | None = None
+    job_key: str | None = None
+    is_restarted: bool = False  # the launcher has started its ranks again
+
+
+def _is_restarted(environment: Mapping[str, str]) -> bool:
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def _mark(path: Path, run_id: str, job_key: str | None) -> bool:
     """Create the file that marks a recording; return False if another task of the run has just done so."""
-    content = {"schema": SCHEMA, "version": VERSION, "tool_version": __version__, "run_id": run_id}
+    content = {"schema": SCHEMA, "version": VERSION, "tool_version": __version__, "run_id": run_id, "job_key": job_key}
     try:
         with (path / File.RECORDING).open("x", encoding="utf-8") as file:
             file.write(json.dumps({**content, "start_unix_s": round(time.time(), 3)}) + "\n")
@@ -146,19 +168,19 @@ def _take_back(path: Path, *, is_new: bool) -> None:
             path.rmdir()
 
 
-def _run_id(path: Path) -> str | None:
+def _names_of(path: Path) -> _RunNames:
+    """Return what the run that made the recording is recognised by; nothing if it cannot be read."""
     try:
-        content = json.loads((path / File.RECORDING).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return str(content["run_id"]) if isinstance(content, dict) and "run_id" in content else None
+        return msgspec.json.decode((path / File.RECORDING).read_bytes(), type=_RunNames)
+    except (OSError, msgspec.DecodeError):
+        return _RunNames()
 
 
-def _may_join(path: Path, run_id: str | None) -> bool:
+def _may_join(path: Path, run: _RunNames) -> bool:
     """Whether the recording can be joined, now or in a moment: tasks can start at the same time."""
     deadline = time.monotonic() + _MOMENT_S
-    while not _is_ours_to_join(path, run_id):
-        is_coming = run_id is not None or _is_being_made(path)
+    while not _is_ours_to_join(path, run):
+        is_coming = run.run_id is not None or (run.job_key is not None and _is_being_made(path))
         if not path.exists() or not is_coming or time.monotonic() > deadline:
             return False
         time.sleep(_MOMENT_S / 10)
@@ -172,15 +194,23 @@ def _is_being_made(path: Path) -> bool:
     return {entry.name for entry in path.iterdir()} - {File.STATE} == {File.RECORDING}
 
 
-def _is_ours_to_join(path: Path, run_id: str | None) -> bool:
-    theirs = _run_id(path)
-    if theirs is None:
+def _is_ours_to_join(path: Path, run: _RunNames) -> bool:
+    theirs = _names_of(path)
+    if theirs.run_id is None:
         return False
-    if run_id is not None:
-        return theirs == run_id
+    if run.run_id is not None:
+        return theirs.run_id == run.run_id and (run.is_restarted or not _is_finished_rendezvous(path, run.run_id))
+    if run.job_key is None or run.job_key != theirs.job_key:
+        return False
     hosts = host_files(path)
     is_here = any(File.HOST.part(file.name) == _hostname() for file in hosts)
     return bool(hosts) and not is_here and all(_is_running(file) for file in hosts)
+
+
+def _is_finished_rendezvous(path: Path, run_id: str) -> bool:
+    """Whether a run of torchrun's rendezvous ID has ended here: the same ID can be given to the next job."""
+    hosts = host_files(path)
+    return run_id.startswith(_FROM_TORCHRUN) and bool(hosts) and not any(_is_running(file) for file in hosts)
 
 
 def _is_running(host_file: Path) -> bool:
@@ -194,6 +224,15 @@ def _is_running(host_file: Path) -> bool:
     return not has_ended and abs(time.time() - newest) < _ALIVE_S
 
 
+def _is_being_written(host_file: Path) -> bool:
+    """Whether a job still writes to the recording; on this host, a starter that was killed is seen at once."""
+    recording = host_file.parent.resolve()
+    is_of_this_host = str(File.HOST.part(host_file.name)).startswith(_hostname())
+    if is_of_this_host and has_lost_its_starter(recording / File.STATE):
+        return any(with_environment(lambda environment: environment.get(Variable.RECORDING) == str(recording)))
+    return _is_running(host_file)
+
+
 def _clear(path: Path, *, force: bool) -> None:
     """Remove the recording at `path` if `force` is set. Raise OutputError if anything else exists there."""
     if not path.exists():
@@ -203,6 +242,12 @@ def _clear(path: Path, *, force: bool) -> None:
     entries = [entry for entry in path.iterdir() if entry.name != File.STATE]
     if not entries:
         return
+    writing = [str(File.HOST.part(file.name)) for file in host_files(path) if _is_being_written(file)]
+    if writing:
+        raise OutputError(
+            f"a job on {', '.join(writing)} is being recorded in `{path}`, and this job is not part of it",
+            hint="pass another folder with --out, or wait until that job has ended",
+        )
     if not force:
         raise OutputError(
             f"`{path}` already exists, and nothing is overwritten",

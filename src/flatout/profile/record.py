@@ -7,6 +7,7 @@ job: it is reported afterwards. Only PYTHONPATH and FLATOUT_* variables are chan
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import msgspec
 from flatout import __version__
 from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, ProcessEvent, Variable, partial_name
 from flatout.launch import ExitStatus, run_local, with_environment, with_inside
+from flatout.launch.abandoned import note_starter, remove_note
 from flatout.profile.finish import count_processes, hosts_without_parent, pack_traces, tidy, wait_for
 from flatout.profile.folder import Folder, open_folder, output_error
 from flatout.records.recording import HostRecording
@@ -36,6 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int | None = None  # None: until step times are stable
     is_light: bool = False
     force: bool = False
+    job_key: str | None = None  # equal on all nodes of a job that has several, which are recorded in one folder
     variables: dict[str, str] = {}  # more variables for the job, e.g. those of a trial
 
 
@@ -61,7 +64,7 @@ def record(
     host; the path of its output file is appended to it, and it runs until its standard input closes. `run_command`
     starts the job and waits for it. Raise OutputError or InputError before the job starts.
     """
-    folder = open_folder(path, force=options.force, environment=environment)
+    folder = open_folder(path, force=options.force, environment=environment, job_key=options.job_key)
     run = HostRecording(
         tool_version=__version__,
         command=tuple(shown_command),
@@ -73,6 +76,7 @@ def record(
     sampling = None
     try:
         write_run(folder, run)
+        note_starter(folder.state, "flatout profile", shlex.join(shown_command))
         sampling = _start_sampler(sampler, folder)
         ended = run_command(command, job_environment(environment, folder.path, options))
     except OSError as error:
@@ -159,6 +163,7 @@ def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
     _end_sampler(sampling)
     mine = [folder.host_file, *([folder.samples_file] if folder.samples_file else [])]
     others = [file for file in folder.path.glob(f"{File.HOST.before}*") if file not in mine]
+    remove_note(folder.state)
     for file in [*mine, *([] if others else [folder.path / File.RECORDING])]:
         file.unlink(missing_ok=True)
     for empty in (folder.state, folder.path):

@@ -9,6 +9,8 @@ import msgspec
 
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus, run_local
+from flatout.launch.abandoned import abandoned_jobs, note_starter
+from flatout.report.command import command_line
 from flatout.run.command import PreparedCommand
 from flatout.run.messages import say
 from flatout.run.request import RunRequest
@@ -30,6 +32,9 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
         if request.checkpoint is not None:
             environment[Variable.SAFE_SAVE] = "1"
         environment[Variable.SAVES] = str(state)
+        for abandoned in abandoned_jobs():
+            say(abandoned.describe())
+        note_starter(state, "flatout run", command_line(prepared.command))
         if request.is_kept:
             from flatout.run.kept import KeptRun  # a job that is not kept alive starts without these imports
 

@@ -12,14 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from flatout import __version__
-from flatout.change.launchers import launch_value
+from flatout.change.launchers import launch_value, launched_program
 from flatout.errors import FlatoutError
 from flatout.keep.attempt import AttemptRunner
 from flatout.keep.clocks import ClockWatch
 from flatout.keep.exporter import serving
 from flatout.keep.hang import Hang
 from flatout.keep.heartbeats import HeartbeatSample
-from flatout.keep.hosts import goes_on_without_host, num_nodes, without_host
+from flatout.keep.hosts import goes_on_without_host, without_host
+from flatout.keep.job_identity import script_of
 from flatout.keep.ledger_merge import open_own, own_ledger
 from flatout.keep.ledger_writer import LedgerWriter
 from flatout.keep.other_runs import about_this
@@ -32,9 +33,10 @@ from flatout.launch import ExitStatus
 from flatout.probe.nvml import Gpus
 from flatout.report.command import command_line
 from flatout.run.messages import say
-from flatout.run.other_jobs import is_part_of_job, settle_with_others
+from flatout.run.other_jobs import settle_with_others
 from flatout.run.request import RunRequest
 from flatout.run.resume import resuming
+from flatout.run.several_nodes import count_nodes, identify, spans_nodes
 from flatout.secrets import Masker
 
 
@@ -52,15 +54,16 @@ class KeptRun:
         self._state = state
         self._masker = Masker(environment, command)
         self._mask_hosts = redactor() if request.redacts else str
-        self._num_nodes_option = launch_value(self._command, "torchrun", "--nnodes", environment)
-        self._others_continue = goes_on_without_host(self._num_nodes_option)
+        self._others_continue = goes_on_without_host(launch_value(self._command, "torchrun", "--nnodes", environment))
         self._start = start_of(os.environ, launch_value(self._command, "torchrun", "--rdzv-id", environment))
+        self._spans_nodes = spans_nodes(self._command, environment)
+        self._identity = identify(self._command, environment, self._start, spans=self._spans_nodes)
         recorded = self._recorded_shares()
         node = self._clean(os.uname().nodename)
         is_taken_over = self._settle_with_others(node)
         ledger = request.ledger if request.ledger is not None else state / "ledger.jsonl"
         self._writer, node = open_own(ledger, node, clean=self._clean)
-        self._previous = earlier_of(self._writer.path, self._start, node=node)
+        self._previous = earlier_of(self._writer.path, self._start, node=node, job_key=self._identity.job_key)
         is_later_start = self._start is not None and bool(self._start.number)  # by Slurm's count, if there is no ledger
         self._resumes = is_taken_over or self._previous is not None or is_later_start
         self._progress = StepProgress(self._previous)
@@ -68,7 +71,7 @@ class KeptRun:
         self._nodes = PeerBoard(
             request.ledger if request.ledger is not None and request.ledger.is_dir() else None,
             node,
-            job=self._start.job if self._start is not None else None,
+            self._identity,
             others_go_on=self._others_continue,
             clean=self._clean,
         )
@@ -77,7 +80,10 @@ class KeptRun:
     def run(self) -> ExitStatus:
         """Run the job to the end of its last attempt."""
         self._report_resumption()
-        ended = self._keep_alive()
+        try:
+            ended = self._keep_alive()
+        finally:
+            self._nodes.ends()
         self._close()
         return ended
 
@@ -93,7 +99,7 @@ class KeptRun:
         return recorded_shares(self._request.recording)
 
     def _num_nodes(self) -> int:
-        return num_nodes(self._command, self._num_nodes_option, self._environment)
+        return count_nodes(self._command, self._environment)
 
     def _settle_with_others(self, node: str) -> bool:
         request = self._request
@@ -102,8 +108,9 @@ class KeptRun:
             command_line(self._command),
             tuple(path for path in checkpoints if path is not None),
             own_ledger(request.ledger, node) if request.ledger is not None else None,
-            is_part=is_part_of_job(self._num_nodes(), self._environment),
+            is_part=self._spans_nodes,
             job=self._start.job if self._start is not None else None,
+            script=script_of(launched_program(self._command)),
         )
         return settle_with_others(mine, self._state, takes_over=request.takes_over, clean=self._clean)
 
@@ -121,6 +128,7 @@ class KeptRun:
             gpu=names[0] if names else None,
             within=StepBreakdown(clocks=clocks, no_clocks=self._gpus.problem or "", recorded=recorded),
             start=self._start,
+            job_key=self._identity.job_key,
             earlier=self._previous,
             goes_on=self._resumes,
         )
@@ -180,6 +188,9 @@ class KeptRun:
         self._book.look(ranks)
         for node in self._nodes.newly_lost():
             say(f"no status from {node} for {LOST_AFTER_S:.0f} s: node or network down")
+        for node in self._nodes.new_namesakes():
+            name = self._clean(str(self._identity.name))
+            say(f"{node} runs another job named {name} (another command or meeting point): its reports are ignored")
 
     def _on_hang(self, hang: Hang) -> None:
         say(self._clean(hang.describe()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from flatout.errors import InputError
@@ -29,14 +29,7 @@ def settle_with_others(mine: RunInfo, state: Path, *, takes_over: bool, clean: C
 
 
 def _check_may_take_over(other: Other, takes_over: bool, clean: Callable[[str], str]) -> None:
-    if takes_over and not other.is_watched:
+    if takes_over and not other.is_watched and other.is_same_job:
         return
     refusal = refuse(other)
     raise InputError(clean(str(refusal)), hint=clean(refusal.hint))
-
-
-def is_part_of_job(num_nodes: int, environment: Mapping[str, str]) -> bool:
-    """Whether other `flatout run`s, on other nodes or in other Slurm tasks, belong to the same job."""
-    num_tasks = environment.get("SLURM_NTASKS", "")
-    has_other_tasks = num_tasks.isdecimal() and int(num_tasks) > 1
-    return num_nodes > 1 or has_other_tasks

@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from flatout.records.submission import Scheduler
+from flatout.submit.ray_cluster import own_dashboard
 
-RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # `ray start --head` writes its address there
-RAY_DASHBOARD = "http://127.0.0.1:8265"
 _PING_S = 20.0
 
 
@@ -42,7 +41,7 @@ def found_schedulers(environment: Mapping[str, str]) -> tuple[FoundScheduler, ..
         FoundScheduler(
             scheduler="ray",
             is_there=ray is not None,
-            looked_for="RAY_API_SERVER_ADDRESS, RAY_ADDRESS as http://..., a Ray cluster running on this machine",
+            looked_for="RAY_API_SERVER_ADDRESS, RAY_ADDRESS as http://..., a Ray cluster of yours on this machine",
             address=ray,
         ),
         FoundScheduler(
@@ -75,4 +74,4 @@ def ray_address(environment: Mapping[str, str]) -> str | None:
         address = environment.get(name, "")
         if address.startswith(("http://", "https://")):
             return address.rstrip("/")
-    return RAY_DASHBOARD if RAY_CLUSTER_FILE.is_file() else None
+    return own_dashboard(environment)

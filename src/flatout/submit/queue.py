@@ -10,8 +10,9 @@ from flatout.records.submission import SCHEDULERS, Submitted
 from flatout.report.command import command_line
 from flatout.report.files import write_new
 from flatout.submit import kubernetes, ray, slurm
-from flatout.submit.find import RAY_DASHBOARD, FoundScheduler, found_schedulers
+from flatout.submit.find import FoundScheduler, found_schedulers
 from flatout.submit.job import JobRequest, Prepared
+from flatout.submit.ray_cluster import RAY_DASHBOARD, is_dashboard_of_another
 
 
 def prepare(request: JobRequest, scheduler: str | None, environment: Mapping[str, str]) -> Prepared:
@@ -25,9 +26,19 @@ def prepare(request: JobRequest, scheduler: str | None, environment: Mapping[str
     if chosen == "slurm":
         return slurm.prepare(request)
     if chosen == "ray":
-        address = next((each.address for each in candidates if each.address), RAY_DASHBOARD)
-        return ray.prepare(request, address)
+        return ray.prepare(request, _ray_address(candidates))
     return kubernetes.prepare(request)
+
+
+def _ray_address(candidates: Sequence[FoundScheduler]) -> str:
+    """Return the address of the dashboard, to which the user's command is sent."""
+    address = next((each.address for each in candidates if each.address), None)
+    if address is None and is_dashboard_of_another():
+        raise InputError(
+            f"the process that listens at {RAY_DASHBOARD} belongs to another user, and no job of yours is sent to it",
+            hint="set RAY_API_SERVER_ADDRESS to the address of your dashboard",
+        )
+    return address or RAY_DASHBOARD
 
 
 def _no_scheduler(request: JobRequest, candidates: Sequence[FoundScheduler]) -> InputError:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.change.arguments import check_apart, knob_changes, parse_knob
+from flatout.launch.abandoned import abandoned_jobs
 from flatout.launch.guard import guarded
 from flatout.records.change import JobFacts, Safety
 from flatout.records.tuning import TuneResult
@@ -36,6 +37,8 @@ class TuneCommand:
         KeyboardInterrupt and EndedBySignal end the run, which can be resumed.
         """
         options = self.options
+        for abandoned in abandoned_jobs():
+            say(abandoned.describe())
         runner = open_tuning(self.command, self.folder, options, warmup=self.warmup, force=self.force, say=say)
         date = former_date(self.folder)  # the date of the tuning run that is resumed
         try:

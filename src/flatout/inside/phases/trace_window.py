@@ -7,6 +7,8 @@ its own, ours ends at once.
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
 import shutil
 import time
@@ -27,6 +29,8 @@ MAX_EVENTS = 2_000_000
 _EVENTS_PER_OPERATOR = 6  # an operator's nested operators, launch and kernel
 _MAX_S = 60.0
 _BYTES_PER_EVENT = 300
+_MARK = "ProfilerStep#"
+_AFTER_LAST_STEP = b"AfterLastStep"  # as long as `_MARK`, which it replaces
 _STARTERS = ("_prepare_trace", "_start_trace")
 
 
@@ -98,27 +102,36 @@ class TraceWindow:
         return True
 
     def stop(self) -> None:
-        """Stop tracing and write the file; `problem` says what went wrong."""
+        """Stop tracing and write the file; `problem` says what went wrong.
+
+        If the job ends meanwhile, what follows its last complete step is no step, and without a complete step there is
+        nothing to write.
+        """
         if self.state is not WindowState.TRACING:
             self._release()
             if self.state is WindowState.PREPARED:
                 self._give_up(self.problem or "the job ended before the first traced step")
             return
+        incomplete_step = None
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None
+            incomplete_step = self._step
         self.state = WindowState.DONE
         self._release()
         self._profiler.stop_trace()
-        self._export()
+        if self.steps:
+            self._export(incomplete_step)
+        else:
+            self.problem = self.problem or "the job ended before the first traced step was complete"
         self._profiler = None
 
     def _begin(self, step: int) -> None:
         self._step = step
-        self._mark = torch.autograd.profiler.record_function(f"ProfilerStep#{step}")
+        self._mark = torch.autograd.profiler.record_function(_mark_name(step))
         self._mark.__enter__()
 
-    def _export(self) -> None:
+    def _export(self, incomplete_step: int | None) -> None:
         num_events = (self._num_operators or 1000) * _EVENTS_PER_OPERATOR * max(len(self.steps), 1)
         free_bytes = shutil.disk_usage(self._path.parent).free
         partial = self._path.with_name(partial_name(self._path.name))
@@ -128,6 +141,8 @@ class TraceWindow:
             self._profiler.export_chrome_trace(str(partial))
             if not _is_complete(partial):
                 raise OSError("it is truncated, possibly because the disk was full")
+            if incomplete_step is not None:
+                _rename_mark(partial, _mark_name(incomplete_step))
             os.replace(partial, self._path)
         except (OSError, RuntimeError) as error:
             partial.unlink(missing_ok=True)
@@ -172,6 +187,21 @@ class TraceWindow:
         for name, original in self._originals.items():
             setattr(autograd_profiler.profile, name, original)
         self._originals.clear()
+
+
+def _mark_name(step: int) -> str:
+    return f"{_MARK}{step}"
+
+
+def _rename_mark(path: Path, name: str) -> None:
+    """Give the marks with this name another one of the same length, in place: a trace can be too large for memory."""
+    old = json.dumps(name).encode()
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        position = content.find(old)
+        while position >= 0:
+            start = position + 1  # after the quotation mark
+            content[start : start + len(_AFTER_LAST_STEP)] = _AFTER_LAST_STEP
+            position = content.find(old, start)
 
 
 @contextmanager
