@@ -58,9 +58,9 @@ def job_identity(
 
 
 def script_of(program: Sequence[str]) -> str:
-    """Return the name of the script or module that a program runs; the program's own name if it runs none."""
-    for word, following in zip(program, [*program[1:], ""], strict=True):
-        if word in ("-m", "--module") and following:
+    """Return the name of the script or module that a program runs, or the code after `-c`; else the program's name."""
+    for word, following in zip(program, [*program[1:], ""], strict=False):
+        if word in ("-m", "--module", "-c") and following:
             return following
         if word.endswith(".py"):
             return PurePath(word).name

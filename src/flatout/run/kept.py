@@ -110,7 +110,7 @@ class KeptRun:
             own_ledger(request.ledger, node) if request.ledger is not None else None,
             is_part=self._spans_nodes,
             job=self._start.job if self._start is not None else None,
-            script=script_of(launched_program(self._command)),
+            script=self._clean(script_of(launched_program(self._command))),
         )
         return settle_with_others(mine, self._state, takes_over=request.takes_over, clean=self._clean)
 

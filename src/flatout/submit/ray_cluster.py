@@ -15,6 +15,7 @@ from pathlib import Path
 _DASHBOARD_PORT = 8265
 RAY_DASHBOARD = f"http://127.0.0.1:{_DASHBOARD_PORT}"
 _SOCKET_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_MAX_ADDRESS_BYTES = 300
 _LISTENS = "0A"  # a state in these tables
 
 
@@ -31,11 +32,13 @@ def own_cluster(environment: Mapping[str, str]) -> str | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
-        is_own = status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode)
-        address = file.read(300).decode("utf-8", "replace").strip() if is_own else ""
-    return address or None
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+            return None
+        return os.read(descriptor, _MAX_ADDRESS_BYTES).decode("utf-8", "replace").strip() or None
+    finally:
+        os.close(descriptor)
 
 
 def own_dashboard(environment: Mapping[str, str]) -> str | None:
