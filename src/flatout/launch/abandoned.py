@@ -35,6 +35,7 @@ class AbandonedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job whose starter is no more."""
 
     starter: Starter
+    notes: Path  # the folder of the starter's note
     pid: int  # the first of its processes
 
     def describe(self) -> str:
@@ -73,7 +74,7 @@ def abandoned_jobs() -> list[AbandonedJob]:
         for notes in _note_folders(environment):
             pids_of_notes.setdefault(notes, []).append(pid)
     return [
-        AbandonedJob(starter=starter, pid=_first(pids))
+        AbandonedJob(starter=starter, notes=notes, pid=_first(pids))
         for notes, pids in pids_of_notes.items()
         if (starter := _abandoning_starter(notes, folder)) is not None
     ]

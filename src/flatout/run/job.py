@@ -32,14 +32,14 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
         if request.checkpoint is not None:
             environment[Variable.SAFE_SAVE] = "1"
         environment[Variable.SAVES] = str(state)
-        for abandoned in abandoned_jobs():
-            say(abandoned.describe())
         note_starter(state, "flatout run", command_line(prepared.command))
         if request.is_kept:
             from flatout.run.kept import KeptRun  # a job that is not kept alive starts without these imports
 
             ended = KeptRun(request, prepared.command, environment, state).run()
         else:
+            for abandoned in abandoned_jobs():
+                say(abandoned.describe())
             ended = run_local(prepared.command, environment)
         for reason in unapplied(state, prepared.changes):
             say(f"not applied on this host: {reason}")
