@@ -49,7 +49,8 @@ def test_tasks_of_a_slurm_step_share_a_folder(tmp_path: Path) -> None:
     assert first.samples_file is not None
     assert second.samples_file is None  # the host is sampled once
     assert (first.is_first, second.is_first) == (True, False)  # and the whole is told once
-    with pytest.raises(OutputError, match="nothing is overwritten"):
+    host = os.uname().nodename
+    with pytest.raises(OutputError, match=f"a job on {host} is being recorded in"):
         open_folder(tmp_path / "r", force=False, environment={**SLURM, "SLURM_JOB_ID": "8"})
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -224,11 +225,15 @@ def _is_running(host_file: Path) -> bool:
     return not has_ended and abs(time.time() - newest) < _ALIVE_S
 
 
+def _hostname_in(host_file: Path) -> str:
+    """Return the host that a host file is of; a second process of the host has its PID in the name, too."""
+    return re.sub(r"\.\d+$", "", str(File.HOST.part(host_file.name)))
+
+
 def _is_being_written(host_file: Path) -> bool:
     """Whether a job still writes to the recording; on this host, a starter that was killed is seen at once."""
     recording = host_file.parent.resolve()
-    is_of_this_host = str(File.HOST.part(host_file.name)).startswith(_hostname())
-    if is_of_this_host and has_lost_its_starter(recording / File.STATE):
+    if _hostname_in(host_file) == _hostname() and has_lost_its_starter(recording / File.STATE):
         return any(with_environment(lambda environment: environment.get(Variable.RECORDING) == str(recording)))
     return _is_running(host_file)
 
@@ -242,10 +247,10 @@ def _clear(path: Path, *, force: bool) -> None:
     entries = [entry for entry in path.iterdir() if entry.name != File.STATE]
     if not entries:
         return
-    writing = [str(File.HOST.part(file.name)) for file in host_files(path) if _is_being_written(file)]
+    writing = {_hostname_in(file) for file in host_files(path) if _is_being_written(file)}
     if writing:
         raise OutputError(
-            f"a job on {', '.join(writing)} is being recorded in `{path}`, and this job is not part of it",
+            f"a job on {', '.join(sorted(writing))} is being recorded in `{path}`, and this job is not part of it",
             hint="pass another folder with --out, or wait until that job has ended",
         )
     if not force:
