@@ -98,8 +98,9 @@ def test_the_next_run_names_the_job_that_runs_on_and_starts_none(folder: Folder)
     first = folder.start("--ledger=a.jsonl", "--checkpoint=ckpt.pt", command=SLEEPS)
     up(first)
     job = folder.kill_watch(first)
-    code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=./ckpt.pt", command=["touch", "started"])
-    assert code == 2 and not (folder.path / "started").exists() and not (folder.path / "b.jsonl").exists()
+    options = ("--ledger=b.jsonl", "--checkpoint=./ckpt.pt")
+    code, errors = folder.run(*options, command=[*SLEEPS, "another argument of the script"])
+    assert code == 2 and not (folder.path / "b.jsonl").exists()
     line, hint = errors.splitlines()
     shared = f"checkpoint {folder.path / 'ckpt.pt'}"
     assert line == (
@@ -107,6 +108,11 @@ def test_the_next_run_names_the_job_that_runs_on_and_starts_none(folder: Folder)
         f"process {job.pid}, sh -c 'echo up; exec sleep 300'"
     )
     assert hint == f"hint: --take-over ends it and resumes from its checkpoint; `kill {job.pid}` only ends it"
+    for more in ([], ["--take-over"]):
+        code, errors = folder.run(*options, *more, command=["touch", "started"])
+        assert code == 2 and not (folder.path / "started").exists() and job.is_running()
+        hint = f"hint: it is another job, which --take-over does not end: `kill {job.pid}` ends it"
+        assert errors.splitlines() == [line, hint], "another script"
     job.kill()
     until(lambda: not job.is_running() or job.status() == psutil.STATUS_ZOMBIE)
     code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=ckpt.pt", command=["touch", "started"])
@@ -126,6 +132,16 @@ def test_the_same_command_in_the_same_folder_is_the_same_job_and_is_taken_over(f
     assert line.startswith("flatout: taking over: a job whose `flatout run` was killed is still running")
     assert not job.is_running() or job.status() == psutil.STATUS_ZOMBIE
     assert not list(folder.temporary.iterdir()), "what the killed one had there is gone too"
+
+
+def test_a_job_of_another_name_is_not_taken_over(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    first = folder.start("--ledger=a.jsonl", "--checkpoint=c.pt", command=SLEEPS)
+    up(first)
+    job = folder.kill_watch(first)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=c.pt", "--take-over", command=SLEEPS)
+    assert code == 2 and job.is_running() and "which --take-over does not end" in errors
 
 
 def test_another_job_with_the_same_ledger_is_told_of_it_and_started(folder: Folder) -> None:
