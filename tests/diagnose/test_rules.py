@@ -171,6 +171,8 @@ def test_any_job_is_diagnosed_in_that_form(ranks: list[TraceBuilder], is_free: b
         ((0, 1, 2, 5), 8, "ranks 0, 1, 2 and 5"),
         ((0, 1, 2, 5, 6), 8, "5 of 8 ranks"),
         (tuple(range(8)), 8, "all 8 ranks"),
+        ((0, 1), 2, "both ranks"),
+        ((0, 1, 2), 3, "all 3 ranks"),
         ((0,), 1, "rank 0"),
     ],
 )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flatout.diagnose.confidence import limited
 from flatout.diagnose.context import MIN_TRACED_SHARE, DiagnosisContext
+from flatout.diagnose.finding import rank_words
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import LOG_RULES, TRACE_RULES
 from flatout.records.ceilings import Ceilings
@@ -169,7 +170,7 @@ def _gathered(job: JobAttribution) -> list[Quality]:
         if len(ranks) == 1:
             result.append(msgspec.structs.replace(note, rank=ranks[0] if num_ranks > 1 else None))
         else:
-            where = "all ranks" if len(ranks) == num_ranks else f"{len(ranks)} ranks"
+            where = rank_words(tuple(ranks), num_ranks)
             result.append(msgspec.structs.replace(note, problem=f"{note.problem} ({where})"))
     return result
 

@@ -58,9 +58,9 @@ def share_words(context: DiagnosisContext, cost_s: float) -> str:
 
 
 def rank_words(ranks: tuple[int, ...], num_ranks: int) -> str:
-    """Format ranks: `rank 2`, `ranks 0 and 3`, `all 4 ranks`, `120 of 1,000 ranks`."""
+    """Format ranks: `rank 2`, `ranks 0 and 3`, `both ranks`, `all 4 ranks`, `120 of 1,000 ranks`."""
     if len(ranks) == num_ranks and num_ranks > 1:
-        return f"all {num_ranks} ranks"
+        return "both ranks" if num_ranks == 2 else f"all {num_ranks} ranks"
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) <= 4:

@@ -98,17 +98,17 @@ def cost_base(diagnosis: Diagnosis) -> str:
 
 
 def ranks_of_job(ranks: Iterable[int], diagnosis: Diagnosis) -> str:
-    """Name the ranks; `all ranks` only if no rank of the job is missing."""
+    """Name the ranks; `all ranks` or `both ranks` only if no rank of the job is missing."""
     return ranks_text(ranks, max(diagnosis.job.num_ranks, diagnosis.job.world_size or 0))
 
 
 def ranks_text(ranks: Iterable[int], num_ranks: int) -> str:
-    """Name the ranks: `rank 2`, `ranks 0-2, 5`, `all ranks`; without any rank, `the job`."""
+    """Name the ranks: `rank 2`, `ranks 0-2, 5`, `both ranks`, `all ranks`; without any rank, `the job`."""
     named = sorted(set(ranks))
     if not named:
         return "the job"
     if len(named) == num_ranks and num_ranks > 1:
-        return "all ranks"
+        return "both ranks" if num_ranks == 2 else "all ranks"
     noun = "rank" if len(named) == 1 else "ranks"
     return f"{noun} {units.rank_ranges(named)}"
 

@@ -53,16 +53,19 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _of_the_log(stalls: Stalls) -> list[Finding]:
-    verb = "writes a checkpoint" if len(stalls.ranks) == 1 else "write checkpoints"
     log_s = stalls.log.spent_s[StallCause.CHECKPOINT]
     return stall_finding(
         stalls,
         code=CODE,
         name=NAME,
-        what=f"{ranks_in_words(stalls)} {verb} while the training waits",
+        what=f"{ranks_in_words(stalls)} {_writes(stalls.ranks)} while the training waits",
         changes=CHANGES,
         evidence={"checkpoint_s": float(log_s.max(axis=0).sum()) / stalls.log.num_steps},
     )
+
+
+def _writes(ranks: tuple[int, ...]) -> str:
+    return "writes a checkpoint" if len(ranks) == 1 else "write checkpoints"
 
 
 def _of_the_trace(context: DiagnosisContext) -> list[Finding]:
@@ -89,7 +92,7 @@ def _of_the_trace(context: DiagnosisContext) -> list[Finding]:
         code=CODE,
         name=NAME,
         title=(
-            f"{rank_words(ranks, len(context.ranks))} writes a checkpoint while the training waits:"
+            f"{rank_words(ranks, len(context.ranks))} {_writes(ranks)} while the training waits:"
             f" {cost_words(context, cost)}"
         ),
         ranks=ranks,

@@ -56,8 +56,9 @@ def find(context: DiagnosisContext) -> list[Finding]:
     idle_share = float(np.mean([idle[device] for device in idlest]))
     period = "step" if context.num_steps else "recording"
     how = "in turn" if in_turn else "unevenly"
+    drive = "drives" if len(ranks) == 1 else "drive"
     title = (
-        f"{rank_words(ranks, len(context.ranks))} drives {len(busy)} GPUs that work {how},"
+        f"{rank_words(ranks, len(context.ranks))} {drive} {len(busy)} GPUs that work {how},"
         f" {percent(float(np.mean(list(busy.values()))))} of the time on average: {named} {verb} for"
         f" {percent(idle_share)} of the {period} while another one works"
     )

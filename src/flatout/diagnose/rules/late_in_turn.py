@@ -41,12 +41,13 @@ def find(context: DiagnosisContext) -> list[Finding]:
         cost = sum(context.claim_lateness(rank, seconds) for rank, seconds in lateness.items())
         steps_of = late_steps(context)
         num_steps_late = Counter({rank: len(steps_of.get(rank, ())) for rank in ranks})
+        none_is_slower = "neither is slower" if len(ranks) == 2 else "none of them is slower than the others"
         findings += finding(
             context,
             code=CODE,
             name=NAME,
             title=(
-                f"{rank_words(ranks, len(context.ranks))} are late in turn, and none of them is slower than the others:"
+                f"{rank_words(ranks, len(context.ranks))} are late in turn, and {none_is_slower}:"
                 f" {cost_words(context, cost)}"
             ),
             ranks=ranks,
