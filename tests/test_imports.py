@@ -19,10 +19,11 @@ import flatout
 PACKAGE = Path(flatout.__file__).parent
 
 NOUNS = {"errors", "units", "secrets", "records", "catalog"}
-# Four rooms that several stages use, and by whom.
+# Five rooms that several stages use, and by whom.
 SHARED = {
     "predict": {"diagnose", "plan", "schedule"},
     "change": {"trial", "emit"},
+    "step_log": {"profile"},
     "launch": {"profile", "trial", "keep", "schedule"},
     "checkpoint": {"keep"},
 }

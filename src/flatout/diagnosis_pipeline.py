@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flatout.attribute.job import attribute_job
-from flatout.attribute.job_log import job_log
 from flatout.attribute.rank import attribute_rank
 from flatout.attribute.recorded_time import recorded_time
 from flatout.diagnose.find import diagnose
@@ -28,6 +27,7 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import RankTimeline
+from flatout.step_log.job_log import job_log
 from flatout.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attribute.recorded_ranks import FIRST_NS, rank_of, steps_of
+from tests.step_log.recorded_ranks import FIRST_NS, rank_of, steps_of
 from tests.trial.recordings import measured
 
-from flatout.attribute.job_log import job_log
 from flatout.attribute.recorded_time import MOST_BINS_OF_ALL, MOST_LANES, recorded_time
 from flatout.records.recorded_time import RecordedTime, WallPart
 from flatout.records.recording import HostRecording, RankRecording, Recording, Steps
+from flatout.step_log.job_log import job_log
 
 BEFORE_S, AFTER_S = 20.0, 3.0
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.change.jobs import EVERY_KIND, SOCKET_JOB, diagnosis, facts
 
-from flatout.change.candidates import candidates
+from flatout.change.candidates import candidates, regular_share
 from flatout.change.catalogue import all_changes
 from flatout.change.dataloader import worker_counts
 from flatout.change.process import thread_counts
@@ -75,8 +75,10 @@ def test_garbage_collection_gets_a_frozen_heap_no_collector_or_collections_toget
     assert {c.predicted_from for c in proposed} == {("garbage-collection",)}
 
 
-def test_a_script_that_decides_itself_when_to_collect_gets_none_of_it() -> None:
-    assert candidates(COLLECTIONS, facts(collects_automatically=False)) == []
+def test_a_script_that_decides_itself_when_to_collect_gets_a_frozen_heap_only() -> None:
+    """Its own collections examine fewer objects then; turning off what it has turned off changes nothing."""
+    proposed = candidates(COLLECTIONS, facts(collects_automatically=False))
+    assert names(proposed) == ["gc-freeze"]
 
 
 def test_one_of_the_three_excludes_the_others() -> None:
@@ -136,9 +138,15 @@ def test_general_changes_are_bounded_by_the_part_they_work_on() -> None:
     assert "autocast" in knobs(candidates(busy, images, "rounding"))
 
 
-def recorded(made: Diagnosis, *, mean_step_s: float, regular_step_s: float) -> Diagnosis:
-    job = msgspec.structs.replace(made.job, mean_step_s=mean_step_s, regular_step_s=regular_step_s)
-    return msgspec.structs.replace(made, job=job)
+def recorded(made: Diagnosis, **values: float) -> Diagnosis:
+    return msgspec.structs.replace(made, job=msgspec.structs.replace(made.job, **values))
+
+
+@pytest.mark.parametrize(("traced_share", "share"), [(0.5, 0.5), (0.0, 0.4)])
+def test_the_share_of_the_regular_step_is_that_of_the_diagnosis(traced_share: float, share: float) -> None:
+    """Without a trace, its share of the job is 0, so the median step is compared with the mean step."""
+    made = recorded(diagnosis({}), mean_step_s=0.5, regular_step_s=0.2, traced_share=traced_share)
+    assert regular_share(made) == share
 
 
 def test_a_bound_is_of_the_job_not_of_its_traced_step() -> None:
@@ -155,6 +163,23 @@ def test_a_part_of_a_step_is_a_smaller_part_of_a_job_that_stalls() -> None:
     busy = recorded(diagnosis({}, parts={"compute": 0.2}), mean_step_s=0.5, regular_step_s=0.25)
     channels = next(c for c in candidates(busy, images) if c.knob.name == "channels-last")
     assert channels.predicted_speedup == pytest.approx(1 / (1 - 0.2))
+
+
+@pytest.mark.parametrize(("longer_s", "share"), [(0.12, 0.4 / 0.62), (0.13, 0.8)])
+def test_a_stall_among_the_traced_steps_does_not_lower_the_bound(longer_s: float, share: float) -> None:
+    """A traced step of more than 1.5 times the shortest holds a stall: the part's share is that of the others.
+
+    Each step of 0.25 s has 0.2 s of compute; the second one takes longer by a multiple of it.
+    """
+    images = facts(has_convolutions=True, wrapper=None, is_autocast=False)
+    busy = diagnosis({}, parts={"compute": 0.2})
+    (rank,) = busy.ranks
+    (step,) = rank.steps
+    stalled = msgspec.structs.replace(step, step=2, window_s=0.25 + longer_s)
+    busy = msgspec.structs.replace(busy, ranks=(msgspec.structs.replace(rank, steps=(step, stalled), num_steps=2),))
+    channels = next(c for c in candidates(busy, images) if c.knob.name == "channels-last")
+    bound_of_half = 1 / (1 - share / 2)
+    assert channels.predicted_speedup == pytest.approx(bound_of_half)
 
 
 def test_without_steps_the_window_stands_for_one() -> None:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.inside.protocol import StepKind
-from flatout.records.job_log import JobLog, StallCause
+from flatout.records.job_log import JobLog
 from flatout.records.recorded_time import BinKind, RecordedTime, StepTimeline, TimelineLane, WallPart, longest_of
 from flatout.records.recording import RankRecording, Recording
 
@@ -31,8 +30,7 @@ def recorded_time(recording: Recording, log: JobLog) -> RecordedTime:
     for rank in ranks:
         for part, seconds in _outside_steps(rank, start_s, end_s).items():
             parts_s[part] += float(seconds) / len(ranks)
-    settled = max((rank.settled_step or 0 for rank in ranks), default=0)
-    is_warm_up = (log.number < settled) | (np.array(log.kind) == StepKind.FIRST)
+    is_warm_up = log.is_warm_up
     stalls_s: dict[str, float] = defaultdict(float)
     _add_steps(log, is_warm_up, parts_s, stalls_s)
     return RecordedTime(
@@ -81,7 +79,7 @@ def _add_steps(
     num_ranks = len(log.ranks)
     duration_s = np.nansum(log.duration_s, axis=0) / num_ranks
     regular_s = np.nansum(np.where(np.isnan(log.duration_s), np.nan, log.baseline_s), axis=0) / num_ranks
-    charged = _charged(log, is_warm_up, duration_s)
+    charged = _charged(log, duration_s)
     for column, causes in charged.items():
         for cause, seconds in causes.items():
             stalls_s[cause] += seconds
@@ -96,19 +94,12 @@ def _add_steps(
     parts_s[WallPart.RECORDER] += float(rest_s[is_recorder].sum())
 
 
-def _charged(
-    log: JobLog, is_warm_up: NDArray[np.bool_], duration_s: NDArray[np.float64]
-) -> dict[int, dict[str, float]]:
-    """Return the stalls of each step by cause; their sum is at most the step time.
-
-    In the warm-up, only known causes count.
-    """
+def _charged(log: JobLog, duration_s: NDArray[np.float64]) -> dict[int, dict[str, float]]:
+    """Return the stalls of each step by cause; their sum is at most the step time."""
     column_of = {int(number): column for column, number in enumerate(log.number)}
     charged: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for stall in log.stalls:
         column = column_of[stall.step]
-        if is_warm_up[column] and stall.cause in (StallCause.UNKNOWN, StallCause.COMPILATION):
-            continue
         charged[column][str(stall.cause)] += stall.excess_s
     for column, causes in charged.items():
         total = sum(causes.values())

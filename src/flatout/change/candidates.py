@@ -14,10 +14,11 @@ import msgspec
 
 from flatout.change.catalogue import all_changes, set_by_script, unmet_needs
 from flatout.records.change import SAFETIES, Change, JobFacts, Safety
-from flatout.records.diagnosis import Diagnosis
+from flatout.records.diagnosis import Diagnosis, RankDiagnosis, StepDiagnosis
 
 MIN_SPEEDUP = 1.01  # a verdict does not call less than that better
 MAX_SAVED_SHARE = 0.99  # of the step
+MAX_REGULAR = 1.5  # as a multiple of the shortest traced step of a rank
 
 
 def candidates(
@@ -98,34 +99,27 @@ def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]
     return sum(largest.values()), tuple(name for name, saved in largest.items() if saved > 0)
 
 
-def _step_s(diagnosis: Diagnosis) -> float:
-    """Return the mean step or, without steps, the mean window, to which the costs then refer."""
-    if diagnosis.job.step_s is not None:
-        return diagnosis.job.step_s
-    windows = [rank.window_s for rank in diagnosis.ranks]
-    return sum(windows) / len(windows) if windows else 0.0
-
-
 def _part_share(diagnosis: Diagnosis, part: str) -> float:
-    """Return the share of the job that the part takes: of a regular step, as the traced steps show it."""
-    step_s = _step_s(diagnosis)
-    return _part_s(diagnosis, part) / step_s * regular_share(diagnosis) if step_s > 0 else 0.0
+    """Return the share of the job that the part takes in the regular steps, judged by the traced steps."""
+    total_s = part_s = 0.0
+    for rank in diagnosis.ranks:
+        steps = _regular_steps(rank)
+        total_s += sum(step.window_s for step in steps) if steps else rank.window_s
+        part_s += sum(step.parts_s.get(part, 0.0) for step in steps) if steps else rank.parts_s.get(part, 0.0)
+    return part_s / total_s * regular_share(diagnosis) if total_s > 0 else 0.0
+
+
+def _regular_steps(rank: RankDiagnosis) -> list[StepDiagnosis]:
+    """Return the traced steps of a rank without those that are far longer than its shortest one: these hold a stall."""
+    shortest_s = min((step.window_s for step in rank.steps), default=0.0)
+    return [step for step in rank.steps if step.window_s <= MAX_REGULAR * shortest_s]
 
 
 def regular_share(diagnosis: Diagnosis) -> float:
-    """Return the share of the job's mean step that its regular step takes; 1 without the step log of a recording."""
+    """Return the share of the job's mean step without stalls; 1 without the step log of a recording."""
     job = diagnosis.job
+    if isinstance(job.traced_share, float) and job.traced_share > 0:
+        return job.traced_share
     if not isinstance(job.mean_step_s, float) or not isinstance(job.regular_step_s, float) or not job.mean_step_s:
         return 1.0
     return min(1.0, job.regular_step_s / job.mean_step_s)
-
-
-def _part_s(diagnosis: Diagnosis, part: str) -> float:
-    """Return the seconds per step in the part, the mean over the ranks."""
-    seconds = []
-    for rank in diagnosis.ranks:
-        if rank.steps:
-            seconds.append(sum(step.parts_s.get(part, 0.0) for step in rank.steps) / len(rank.steps))
-        else:
-            seconds.append(rank.parts_s.get(part, 0.0))
-    return sum(seconds) / len(seconds) if seconds else 0.0

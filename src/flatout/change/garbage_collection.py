@@ -22,9 +22,9 @@ FREEZE = Knob(
     gates=("loss", "memory"),
     doc=(
         f"After {AFTER} steps, `gc.collect()` and `gc.freeze()`: later collections, also those that the script asks"
-        " for, examine only newer objects. Python decides as before when to collect. It does not help if the many"
-        " objects are created later, as by a data set that grows while it is read. Frozen objects in a reference cycle"
-        " are never freed."
+        " for, examine only newer objects. Python or the script decides as before when to collect. It does not help if"
+        " the many objects are created later, as by a data set that grows while it is read. Frozen objects in a"
+        " reference cycle are never freed."
     ),
     source=f"{_GC} (gc.freeze)",
 )
@@ -65,9 +65,9 @@ KNOBS = (FREEZE, OFF, TOGETHER)
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
+    yield setting(FREEZE, patch="garbage_collection", how="freeze", after=AFTER)
     if facts.collects_automatically is False:  # the script decides itself when to collect
         return
-    yield setting(FREEZE, patch="garbage_collection", how="freeze", after=AFTER)
     yield setting(OFF, patch="garbage_collection", how="off", after=AFTER)
     for interval in INTERVALS:
         yield setting(TOGETHER, interval, patch="garbage_collection", how="together", after=AFTER, every=interval)

@@ -36,7 +36,7 @@ PARTS_WITH_FINDING = frozenset(
         Part.MEMORY_COPY,
     }
 )
-MIN_TRACED_SHARE = 0.9  # share of the job that its traces represent; below this, their costs are scaled to the job
+MIN_TRACED_SHARE = 0.9  # share of the job that its traces represent; below this, the data quality says so
 HOST_PARTS = (Part.HOST_SYNC, Part.HOST_LAUNCH)
 _PART_OF_STALL = {
     StallCause.LOADER_START: Part.DATA_LOADING,
@@ -83,29 +83,31 @@ class DiagnosisContext:
         self._kept_share = 1.0  # share of the host-bound idle time, without the recorder
         self.recorder = self._discount_recorder()
         self.stalled_s = self._discount_stalls()  # in the traced steps, reported from the step log
-        self.traced_share = self._traced_share()
+        # The time of a traced step without its stalls and the recorder: the costs from the traces add up to at most it.
+        self._traced_regular_s = max(self.step_s - self.stalled_s - self.recorder.idle_s, 0.0)
+        self._drift_s = 0.0
 
     @property
     def mean_step_s(self) -> float:
-        """Return the step time to which shares refer: the job's mean step if its traces represent too little of it."""
-        return self.step_s if self.log is None or self._is_typical else self.log.step_s
+        """Return the step time to which shares refer: the job's mean step, or the traced step without a step log."""
+        return self.step_s if self.log is None else self.log.step_s
 
     def cost_in_job(self, cost_s: float) -> float:
         """Convert a cost found in the traces to a cost per step of the job.
 
-        In a job with many stalls, traced steps can hold a stall too, and then their costs are those of longer steps.
+        The traced steps represent the job's steps without stalls, so that is the most that all costs from the traces
+        add up to. Costs are reduced in that ratio if traced steps take longer, and never increased.
         """
-        usual_s = self.step_s - self.stalled_s
-        if self.log is None or usual_s <= 0:
+        if self.log is None or self._traced_regular_s <= 0:
             return cost_s
-        regular_s = self.traced_share * self.log.step_s
-        if self._is_typical:
-            return min(cost_s, regular_s)
-        return cost_s * min(regular_s / usual_s, 1.0)
+        explained_s = max(self.log.without_stalls_s - self._drift_s, 0.0)
+        return cost_s * min(explained_s / self._traced_regular_s, 1.0)
 
-    @property
-    def _is_typical(self) -> bool:
-        return self.traced_share >= MIN_TRACED_SHARE
+    def claim_drift(self, seconds: float) -> float:
+        """Claim seconds per step of the job's steps without stalls; the costs from the traces share the rest."""
+        assert self.log is not None
+        self._drift_s = min(max(seconds, 0.0), self.log.without_stalls_s)
+        return self._drift_s
 
     def share_of_job(self, cost_s: float) -> float:
         """Return a cost found in the traces as a share of the step."""
@@ -151,7 +153,7 @@ class DiagnosisContext:
         lateness = self.lateness(rank)
         # This pool is the maximum over the waiting ranks, and the other pools are means over all ranks: together they
         # must not exceed the step.
-        got = min(max(seconds, 0.0), lateness, max(self.step_s - self._claimed_s, 0.0))
+        got = min(max(seconds, 0.0), lateness, max(self._traced_regular_s - self._claimed_s, 0.0))
         self._lateness[rank] = lateness - got
         self._claimed_s += got
         return got
@@ -262,11 +264,12 @@ class DiagnosisContext:
             pools[late] = max(pools.get(late, 0.0), seconds)
         return pools
 
-    def _traced_share(self) -> float:
-        """Return the share of the job that its traces represent: its regular steps, without stalls."""
+    @property
+    def traced_share(self) -> float:
+        """Return the share of the job that its traces represent: its steps without stalls."""
         if self.log is None or self.log.step_s <= 0:
             return 1.0
-        return min(float(np.nanmean(self.log.baseline_s)) / self.log.step_s, 1.0)
+        return self.log.without_stalls_s / self.log.step_s
 
     def _discount_stalls(self) -> float:
         """Take the stalls in the traced steps out of all pools; return their seconds per traced step.
@@ -292,11 +295,21 @@ class DiagnosisContext:
             self._lateness[rank] *= kept
         return before - sum(self._pools.values())
 
+    def _median_step_s(self) -> float:
+        """Return the median traced step, each being the mean over the ranks; the whole recording without steps."""
+        if not self.num_steps:
+            return self.step_s
+        by_place: list[list[int]] = [[] for _ in range(self.num_steps)]
+        for timeline in self.ranks:
+            for place, step in enumerate(timeline.steps):
+                by_place[place].append(step.end_ns - step.start_ns)
+        return float(np.median([np.mean(durations) for durations in by_place])) / 1e9
+
     def _discount_recorder(self) -> RecorderCost:
         if self.host_traced_s <= 0 or not self.ranks:
             return RecorderCost(idle_s=0.0, host_s=0.0, source="assumed")
         facts = self.facts(self.busiest_rank(*HOST_PARTS))
-        cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self.step_s, self.untraced)
+        cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self._median_step_s(), self.untraced)
         self._kept_share = 1 - cost.idle_s / self.host_traced_s
         for part in HOST_PARTS:
             self._pools[part] *= self._kept_share

@@ -49,7 +49,12 @@ def finding(
 
 def cost_words(context: DiagnosisContext, cost_s: float) -> str:
     """Format a cost: `46.0 ms per step, 12 % of the step`; without steps `46.0 ms in total, 12 % of the recording`."""
-    return f"{seconds(context.cost_in_job(cost_s))} {context.period}, {share_words(context, cost_s)}"
+    return f"{cost_time(context, cost_s)} {context.period}, {share_words(context, cost_s)}"
+
+
+def cost_time(context: DiagnosisContext, cost_s: float) -> str:
+    """Format the time of a cost in the job: `46.0 ms`."""
+    return seconds(context.cost_in_job(cost_s))
 
 
 def share_words(context: DiagnosisContext, cost_s: float) -> str:

@@ -5,8 +5,9 @@ host event and 37 to 50 % of the time in which the host was not blocked; without
 80 % shorter. On GPU-bound jobs the cost is hidden.
 
 If traced steps take no longer than untraced ones, recording is not necessarily free: its cost is below the variation
-between steps, and only that bound is known. If untraced steps spike often enough that a traced step can be a spike, a
-longer traced step shows nothing, and nothing is attributed to the recorder.
+between steps, and only that bound is known. The medians of the traced and of the untraced steps are compared, so a rare
+spike among them does not count. If untraced steps spike more often, or if so few steps are traced that their median can
+be a spike, a longer traced step shows nothing, and nothing is attributed to the recorder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MAX_SHARE_OF_IDLE = 0.75
 RecorderCostSource = Literal["measured", "assumed", "below the noise of the steps", "untraced steps spike too"]
 BELOW_NOISE: Final = "below the noise of the steps"
 SPIKES: Final = "untraced steps spike too"
-MIN_SPIKE_PROBABILITY = 0.05  # probability that at least one traced step is a spike
+MIN_SPIKE_SHARE = 0.04  # of the untraced steps
+MIN_SPIKE_PROBABILITY = 0.05  # probability that the median traced step is a spike
 NUM_ERRORS = 2.0  # standard errors: 95 %
 
 
@@ -53,16 +55,28 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int = 0
     spike_share: float = 0.0  # of the steps of the recording, see `Measured.spike_share`
 
+    def spikes(self, num_traced: int) -> bool:
+        """Whether the untraced steps spike so often that a longer traced step shows nothing."""
+        return self.spike_share >= MIN_SPIKE_SHARE or self.spike_probability(num_traced) >= MIN_SPIKE_PROBABILITY
+
     def spike_probability(self, num_traced: int) -> float:
-        """Return the probability that at least one of the traced steps is a spike that the job has without a trace."""
-        return float(1 - (1 - self.spike_share) ** num_traced)
+        """Return the probability that a spike, which the job has without a trace, is in the median traced step.
+
+        The median of an even number of steps is the mean of two of them, so half of the steps are enough.
+        """
+        share = self.spike_share
+        enough = range((num_traced + 1) // 2, num_traced + 1)
+        return float(sum(math.comb(num_traced, n) * share**n * (1 - share) ** (num_traced - n) for n in enough))
 
 
 def recorder_cost(
     facts: RankFacts, num_steps: int, idle_s: float, step_s: float, untraced: Untraced | None
 ) -> RecorderCost:
-    """Return the recorder's part of `idle_s`, the host-bound idle seconds per step on the rank of `facts`."""
-    if untraced is not None and untraced.spike_probability(num_steps) >= MIN_SPIKE_PROBABILITY:
+    """Return the recorder's part of `idle_s`, the host-bound idle seconds per step on the rank of `facts`.
+
+    `step_s` is the median traced step.
+    """
+    if untraced is not None and untraced.spikes(num_steps):
         return RecorderCost(idle_s=0.0, host_s=0.0, source=SPIKES)
     if untraced is not None:
         found_s, noise_s = step_s - untraced.step_s, _noise_s(untraced, num_steps)
@@ -79,10 +93,12 @@ def recorder_cost(
 
 
 def _noise_s(untraced: Untraced, num_traced: int) -> float | None:
-    """Return how much the mean of traced steps and the median of untraced steps can differ if recording is free.
+    """Return how much the medians of the traced and the untraced steps can differ if recording is free.
 
-    The variance of a median is pi / 2 times that of a mean (of normal values, Kendall and Stuart, vol. 1, 10.10).
+    The variance of a median is pi / 2 times that of a mean (of normal values, Kendall and Stuart, vol. 1, 10.10); the
+    median of one or two steps is their mean.
     """
     if untraced.spread_s is None or not untraced.num_steps:
         return None
-    return NUM_ERRORS * untraced.spread_s * math.sqrt(1 / num_traced + math.pi / 2 / untraced.num_steps)
+    of_traced = (math.pi / 2 if num_traced > 2 else 1.0) / num_traced
+    return NUM_ERRORS * untraced.spread_s * math.sqrt(of_traced + math.pi / 2 / untraced.num_steps)

@@ -144,6 +144,7 @@ def predict_all(
 def _bound(situation: Situation, modelled: Sequence[Scenarios], bound: float | None) -> float | None:
     """Return the findings' bound, converted from the traced to the untraced step: the same seconds of a shorter step.
 
+    In a job with stalls, the bound already refers to the job, of which no step is an example: it is never lowered.
     A job that waits for its loader's workers shows too little waiting in the trace, since the recorder fills the wait
     with its own work. For such a job, the bound is the time that the GPU computes.
     """
@@ -153,7 +154,8 @@ def _bound(situation: Situation, modelled: Sequence[Scenarios], bound: float | N
         busy_s = situation.busy_s()
         return max(bound, situation.step_s / busy_s) if busy_s > 0 else None
     saved_s = situation.seen_step_s * (1.0 - 1.0 / max(bound, 1.0))
-    return situation.step_s / max(situation.step_s - saved_s, (1.0 - MAX_SAVED_SHARE) * situation.step_s)
+    converted = situation.step_s / max(situation.step_s - saved_s, (1.0 - MAX_SAVED_SHARE) * situation.step_s)
+    return max(converted, bound) if situation.regular_share < 1.0 else converted
 
 
 def _speedup(situation: Situation, which: str, modelled: Sequence[Scenarios]) -> float:

@@ -1,6 +1,6 @@
 """Measure what a trace cannot show, from the ranks of a recording: samples and tokens per second, MFU, memory.
 
-Rates and MFU are totals over the recording: they refer to its mean step, which includes stalls (see `totals`). The
+Rates and MFU are totals over the recording: they refer to its mean step, which includes stalls (see `step_log`). The
 values for the regular step, which is the median, are given too. MFU is the time that the step's floating-point
 operations take at the vendor's dense peak rates (or at measured ones), divided by the step time, both summed over the
 ranks. The definition is that of PaLM (arXiv:2204.02311, appendix B), but with operations counted as executed, so
@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from flatout.catalog.gpus import gpu_facts
-from flatout.profile.totals import step_totals
 from flatout.records.ceilings import Ceilings
 from flatout.records.recording import Measured, RankRecording, Recording
+from flatout.step_log.totals import step_totals
 
 _NOT_SETTLED = "the job ended before its step times were stable"
 _NOT_COUNTED = "no step's operations were counted: the job ended too early, or it was a trial of a tuning run"

@@ -7,11 +7,14 @@ which the recorder counted or traced, are not regular: in these, only the time t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS, StepKind
 
 Matrix = NDArray[np.float64]  # ranks x steps
 
@@ -54,9 +57,11 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     kind: tuple[str, ...]  # kind of each step, see `StepKind`, from any rank that has the step
     baseline_s: Matrix  # time of a step without a stall at that point in the job
     excess_s: Matrix  # time beyond the baseline, if it exceeds the noise or has a known cause
-    regular_s: float  # median step without stalls, mean over ranks
+    settled: int  # number of the first step after the warm-up
+    regular_s: float  # the regular step: median step without stalls, mean over ranks
     spread_s: float  # standard deviation of regular steps, without outliers, mean over ranks
-    step_s: float  # mean over steps and ranks, with stalls and without the recorder's own work
+    without_stalls_s: float  # mean over the measured steps and the ranks, without the stalls in these steps
+    step_s: float  # the job's mean step: `without_stalls_s`, and the cost of all stalls
     stalls: tuple[Stall, ...]  # by step
 
     @property
@@ -65,12 +70,42 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return np.array([not kind for kind in self.kind], dtype=np.bool_)
 
     @property
+    def is_warm_up(self) -> NDArray[np.bool_]:
+        is_first = np.array([kind == StepKind.FIRST for kind in self.kind], dtype=np.bool_)
+        return np.asarray((self.number < self.settled) | is_first)
+
+    @property
+    def is_measured(self) -> NDArray[np.bool_]:
+        """Return which steps are ordinary and after the warm-up; see `measured_steps`."""
+        return measured_steps(self.number, self.is_ordinary, self.settled)
+
+    @property
     def num_steps(self) -> int:
         return len(self.number)
 
     def per_step_s(self, stalls: tuple[Stall, ...]) -> float:
         """Return the cost of the stalls per step of the job."""
-        known = sum(stall.excess_s for stall in stalls if stall.cause != StallCause.UNKNOWN)
-        unknown = sum(stall.excess_s for stall in stalls if stall.cause == StallCause.UNKNOWN)
-        num_ordinary = int(self.is_ordinary.sum())
-        return known / max(self.num_steps, 1) + unknown / max(num_ordinary, 1)
+        return cost_per_step_s(stalls, self.num_steps, int(self.is_measured.sum()))
+
+
+def measured_steps(number: NDArray[np.int64], is_ordinary: NDArray[np.bool_], settled: int) -> NDArray[np.bool_]:
+    """Return which steps are ordinary and after the warm-up.
+
+    Without any, the ordinary steps at the end of the warm-up are returned, whose times were stable.
+    """
+    for first in (settled, settled - NUM_STABLE_WARMUP_STEPS):
+        is_measured = np.asarray(is_ordinary & (number >= first))
+        if is_measured.any():
+            return is_measured
+    return is_ordinary
+
+
+def cost_per_step_s(stalls: Iterable[Stall], num_steps: int, num_measured: int) -> float:
+    """Return the cost of the stalls per step of the job.
+
+    Measured causes are seen in every step, but a stall of unknown cause is seen only in a measured step.
+    """
+    seconds = {False: 0.0, True: 0.0}
+    for stall in stalls:
+        seconds[stall.cause == StallCause.UNKNOWN] += stall.excess_s
+    return seconds[False] / max(num_steps, 1) + seconds[True] / max(num_measured, 1)

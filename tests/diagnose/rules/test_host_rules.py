@@ -188,6 +188,38 @@ def test_nothing_is_attributed_to_the_recorder_while_untraced_steps_spike(
         assert "without the recorder" not in finding.title
 
 
+@pytest.mark.parametrize(("spike_share", "is_attributed"), [(0.02, True), (0.039, True), (0.04, False)])
+def test_one_spike_in_fifty_steps_hides_nothing_of_the_recorder(spike_share: float, is_attributed: bool) -> None:
+    """With five traced steps, their median is no spike; steps that spike more often than one in 25 hide the cost."""
+    known = Untraced(step_s=8000e-6, spread_s=30e-6, num_steps=100, spike_share=spike_share)
+    finding = found(diagnose(attributed(host_bound(4000, num_steps=5)), untraced=known), "host-bound")
+    cost_us = 2000 if is_attributed else 4000
+    assert finding.cost_s_per_step == pytest.approx(cost_us * 1e-6)
+
+
+def test_a_spike_among_the_traced_steps_is_not_charged_to_the_recorder() -> None:
+    """The recorder adds 2 ms to each of three traced steps, one of which is a spike of 40 ms more."""
+    trace = TraceBuilder(0)
+    at = 0
+    for number, idle in enumerate((4000, 44_000, 4000)):
+        step = idle + 6000
+        trace.step(number, at, step).launch(GEMM, at + idle - 5, 5, at + idle, 6000)
+        at += step
+    known = Untraced(step_s=8000e-6, spread_s=30e-6, num_steps=100, spike_share=0.02)
+    finding = found(diagnose(attributed(trace), untraced=known), "host-bound")
+    assert finding.evidence["recorder_cost_s"] == pytest.approx(2000e-6, rel=0.01)
+
+
+@pytest.mark.parametrize(("spike_share", "probability"), [(0.1, 0.1), (0.5, 0.5)])
+def test_the_median_of_few_steps_is_a_spike_as_often_as_half_of_them_are(
+    spike_share: float, probability: float
+) -> None:
+    untraced = Untraced(step_s=1.0, spike_share=spike_share)
+    assert untraced.spike_probability(1) == pytest.approx(probability)
+    assert untraced.spike_probability(2) == pytest.approx(1 - (1 - spike_share) ** 2)
+    assert untraced.spike_probability(3) == pytest.approx(3 * spike_share**2 * (1 - spike_share) + spike_share**3)
+
+
 def test_the_cost_without_the_recorder_is_never_above_the_cost_with_it() -> None:
     """Each rank pauses 4000 us in another step, and the other waits for it: the waiting is part of both costs.
 

@@ -372,16 +372,16 @@ def garbage(own: str = "", steps: str = "60") -> None:
     gc.callbacks.append(
         lambda phase, info: collections.append(f"{step}:{info['generation']}") if phase == "start" else None
     )
-    if own == "off":
+    if own in ("off", "manual"):
         gc.disable()
-    if own == "threshold":
+    if own in ("threshold", "manual_threshold"):
         gc.set_threshold(0)
     for step in range(1, int(steps) + 1):
         for _ in range(300 + 100 * rank):
             cycle: list[object] = []
             cycle.append(cycle)
         del cycle
-        if own == "collect" and step == 40:
+        if own in ("collect", "manual", "manual_threshold") and step == 40:
             gc.collect()
         if own == "on" and step == 30:
             gc.enable()

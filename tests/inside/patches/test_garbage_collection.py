@@ -87,7 +87,16 @@ def test_two_ranks_collect_at_the_same_steps_though_they_create_garbage_at_other
         assert details == {"full_collections": 2, "young_collections": 9}
 
 
-@pytest.mark.parametrize("how", ["freeze", "off", "together"])
+@pytest.mark.parametrize("own", ["manual", "manual_threshold"])
+def test_freeze_shortens_the_collections_of_a_script_that_decides_when_to_collect(tmp_path: Path, own: str) -> None:
+    done = garbage(tmp_path, own, "freeze")
+    assert collections(done) == [(AFTER, 2), (40, 2)]  # ours before freezing, and the script's own
+    assert int(done.said("collectable")) < 20_000
+    assert done.said("enabled-0").split()[0] == str(own == "manual_threshold")
+    assert done.reports["garbage_collection", 0]["details"]["frozen_objects"] > 20_000
+
+
+@pytest.mark.parametrize("how", ["off", "together"])
 @pytest.mark.parametrize("own", ["off", "threshold"])
 def test_a_script_that_turns_the_collector_off_itself_is_left_alone(tmp_path: Path, own: str, how: str) -> None:
     done = garbage(tmp_path, own, how, **({"every": 5} if how == "together" else {}))

@@ -24,9 +24,8 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
-from flatout.diagnose.finding import finding, rank_words, share_words
+from flatout.diagnose.finding import cost_time, finding, rank_words, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import seconds
 
 CODE = "F12"
 NAME = "allocator-churn"
@@ -50,7 +49,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         title=(
             f"device memory is repeatedly allocated and freed on {rank_words(ranks, len(context.ranks))}:"
-            f" {num_calls:.0f} calls {context.period} cost {seconds(cost)}, {share_words(context, cost)}"
+            f" {num_calls:.0f} calls {context.period} cost {cost_time(context, cost)}, {share_words(context, cost)}"
         ),
         ranks=ranks,
         cost_s=cost,

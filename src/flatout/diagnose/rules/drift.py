@@ -47,7 +47,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     log = context.log
     if log is None or int(log.is_ordinary.sum()) < MIN_STEPS:
         return []
-    baseline = log.baseline_s.mean(axis=0)
+    baseline = log.baseline_s[:, log.is_measured].mean(axis=0)
     parts = [float(part.mean()) for part in np.array_split(baseline, NUM_PARTS)]
     first, last = parts[0], parts[-1]
     lower = min(first, last)
@@ -56,6 +56,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     is_large = change >= MIN_CHANGE * lower and change >= MIN_DEVIATIONS * log.spread_s
     if not is_large or cost < MIN_SHARE_OF_STEP * log.step_s or not _is_steady(parts, grows=last > first):
         return []
+    cost = context.claim_drift(cost)
     verb = "grow" if last > first else "shrink"
     return [
         Finding(

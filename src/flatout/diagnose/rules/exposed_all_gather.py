@@ -29,7 +29,7 @@ import numpy as np
 
 from flatout.diagnose.communication_advice import advice_for
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.finding import finding, share_words
+from flatout.diagnose.finding import cost_time, finding, share_words
 from flatout.diagnose.traffic import SMALL_MESSAGE_BYTES, TrafficKind, Wrapper, calls_of_kind, wrapper_of
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import num_bytes, seconds
@@ -70,7 +70,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         title=(
             f"compute waits for sharded weights: {seconds(float(np.mean(exposed)))} {context.period} of all-gathers"
-            f" ({_messages_words(context, count, size)}) are exposed, of which about {seconds(cost)}"
+            f" ({_messages_words(context, count, size)}) are exposed, of which about {cost_time(context, cost)}"
             f" ({share_words(context, cost)}) can be saved"
         ),
         ranks=tuple(t.rank for t in context.ranks),

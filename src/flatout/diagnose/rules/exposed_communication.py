@@ -34,11 +34,11 @@ import numpy as np
 
 from flatout.diagnose.communication_advice import advice
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.finding import finding, share_words
+from flatout.diagnose.finding import cost_time, finding, share_words
 from flatout.diagnose.host_evidence import network_rate
 from flatout.diagnose.traffic import SMALL_MESSAGE_BYTES, Traffic, TrafficKind, traffic_of, wrapper_of
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import num_bytes, seconds
+from flatout.units import num_bytes
 
 CODE = "F02"
 NAME = "exposed-communication"
@@ -70,7 +70,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
     wrapper = wrapper_of(context)
     changes = advice(traffic, wrapper, bandwidth=bandwidth if is_known else None, has_gpu=context.has_gpu)
     title = (
-        f"{seconds(cost)} of communication {context.period} ({share_words(context, cost)}) is not hidden behind compute"
+        f"{cost_time(context, cost)} of communication {context.period} ({share_words(context, cost)})"
+        " is not hidden behind compute"
     )
     title += _messages_words(context, traffic)
     if is_known and bandwidth is not None:

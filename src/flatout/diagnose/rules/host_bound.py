@@ -23,7 +23,7 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
-from flatout.diagnose.finding import finding, rank_words, share_words
+from flatout.diagnose.finding import cost_time, finding, rank_words, share_words
 from flatout.diagnose.host_evidence import busy_cores
 from flatout.diagnose.recorder import BELOW_NOISE
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
@@ -62,7 +62,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     as_traced = seconds(context.as_traced(cost))
     title = f"{what} on {rank_words(ranks, len(context.ranks))}: {as_traced} {context.period} as traced"
     if context.recorder.idle_s > 0 and context.recorder.source != BELOW_NOISE:
-        title += f", about {seconds(cost)} ({share_words(context, cost)}) without the recorder"
+        title += f", about {cost_time(context, cost)} ({share_words(context, cost)}) without the recorder"
     if waited:
         longest = max(waited.values())
         if longest >= 0.02 * context.step_s:

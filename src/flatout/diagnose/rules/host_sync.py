@@ -24,9 +24,8 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
-from flatout.diagnose.finding import finding, rank_words, share_words
+from flatout.diagnose.finding import cost_time, finding, rank_words, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import seconds
 
 CODE = "F06"
 NAME = "host-sync"
@@ -51,7 +50,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         title=(
             f"{num_calls:.0f} synchronising calls {context.period} on {rank_words(ranks, len(context.ranks))}"
-            f" ({', '.join(name for name, _ in most[:2])}) drain the GPU's queue: {seconds(cost)},"
+            f" ({', '.join(name for name, _ in most[:2])}) drain the GPU's queue: {cost_time(context, cost)},"
             f" {share_words(context, cost)}"
         ),
         ranks=ranks,

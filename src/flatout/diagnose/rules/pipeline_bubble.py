@@ -23,9 +23,9 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.finding import finding, share_words
+from flatout.diagnose.finding import cost_time, finding, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import percent, seconds
+from flatout.units import percent
 
 CODE = "F07"
 NAME = "pipeline-bubble"
@@ -43,7 +43,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         title=(
             f"the pipeline of {p} stages and {m} microbatches is idle for {share_words(context, cost)}"
-            f" ({seconds(cost)}); ideal for that shape: {percent(shape.ideal_bubble_share)}"
+            f" ({cost_time(context, cost)}); ideal for that shape: {percent(shape.ideal_bubble_share)}"
         ),
         ranks=tuple(sorted(rank for pipeline in context.job.pipelines for rank in pipeline.stages)),
         cost_s=cost,

@@ -25,9 +25,8 @@ from __future__ import annotations
 import numpy as np
 
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.finding import finding, share_words
+from flatout.diagnose.finding import cost_time, finding, share_words
 from flatout.records.diagnosis import Finding, Part
-from flatout.units import seconds
 
 CODE = "F11"
 NAME = "small-kernels"
@@ -64,7 +63,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         title=(
             f"{context.per_step(short):,.0f} of {context.per_step(total):,.0f} kernels {context.period} are short,"
-            f" {float(np.mean(launches)):,.0f} of them launched by the optimizer: fusing saves about {seconds(cost)},"
+            f" {float(np.mean(launches)):,.0f} of them launched by the optimizer:"
+            f" fusing saves about {cost_time(context, cost)},"
             f" {share_words(context, cost)}"
         ),
         ranks=tuple(t.rank for t in context.ranks),

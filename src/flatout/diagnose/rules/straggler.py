@@ -32,11 +32,10 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.finding import finding, is_reportable, share_words
+from flatout.diagnose.finding import cost_time, finding, is_reportable, share_words
 from flatout.diagnose.host_evidence import foreign_load, throttled_clocks
 from flatout.diagnose.lateness import late_steps
 from flatout.records.diagnosis import Finding
-from flatout.units import seconds
 
 CODE = "F03"
 NAME = "straggler"
@@ -69,7 +68,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
             title = f"rank {rank} is late for a reason that its trace does not show"
         else:
             title = f"rank {rank} is slower in {cause.replace('_', ' ')}"
-        title += f": other ranks wait up to {seconds(cost)} {context.period}, {share_words(context, cost)}"
+        title += f": other ranks wait up to {cost_time(context, cost)} {context.period}, {share_words(context, cost)}"
         if num_late < context.num_steps:
             title += f"; it was late in {num_late} of {context.num_steps} steps"
         if is_skew:

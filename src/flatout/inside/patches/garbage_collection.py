@@ -1,8 +1,9 @@
 """Decide when Python's garbage collector runs: never, on all ranks at the same step, or over new objects only.
 
 In: the ends of steps, by the optimizers that step. Ranks that do the same steps count the same, so they collect at the
-same step without a message. A step that a GradScaler skips is not counted. Nothing is done before `after` steps, nor
-in a script that turns the collector off itself or that turns it on again later.
+same step without a message. A step that a GradScaler skips is not counted. Nothing is done before `after` steps. The
+collector is neither turned off nor called in a script that turns it off itself or that turns it on again later; there,
+objects can only be frozen, which also shortens the collections that the script asks for.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class _Collections:
             self._report.details["new_objects"] = gc.get_count()[0]
 
     def _begin(self) -> None:
-        if not COLLECTOR.is_automatic():
-            self._leave_alone("the script turns the garbage collector off itself")
-            return
         if self._how == "freeze":
             gc.collect()  # else garbage would be frozen too
             kept = live_objects(torch.nn.Module, loaders._BaseDataLoaderIter)
             self._report.details["frozen_objects"] = COLLECTOR.freeze(kept)
             self._report.did("collections")
+            return
+        if not COLLECTOR.is_automatic():
+            self._leave_alone("the script turns the garbage collector off itself")
             return
         COLLECTOR.turn_off()
         self._collect(ALL)

@@ -8,8 +8,8 @@ import pytest
 from tests.trial.recordings import rank
 
 from flatout.profile.measure import measure
-from flatout.profile.totals import StepTotals, step_totals
 from flatout.records.recording import RankRecording
+from flatout.step_log.totals import StepTotals, step_totals
 
 REGULAR_S = 0.010
 

@@ -5,7 +5,9 @@ stall makes the step of every rank long: the rank whose own columns explain the 
 A rank that reached the end of its step before the collective waits in its next step instead.
 
 The regular step is the median of the step times after subtracting, in each step, the longest time that any rank spent
-in a known cause. It may change slowly during a job; such a drift is not a stall.
+in a known cause. It may change slowly during a job; such a drift is not a stall. The warm-up (compilation, lazy
+initialization) counts neither in the regular nor in the mean step, except for the causes that it cannot prolong: in
+every step, including the first, loading, checkpoints, evaluations and the like count.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.inside.protocol import StepKind
-from flatout.records.job_log import JobLog, Matrix, Stall, StallCause
+from flatout.records.job_log import JobLog, Matrix, Stall, StallCause, cost_per_step_s, measured_steps
 from flatout.records.recording import RankRecording, Steps
 
 # Excess without a known cause counts above both: a share of the regular step, and a number of standard deviations.
@@ -39,12 +41,11 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
     if not aligned.is_ordinary.any():
         return None
     baseline = np.array([_baseline(row, aligned) for row in range(len(with_steps))])
-    beyond = aligned.duration_s - baseline
-    spread = _spreads(aligned.without_known_s - baseline, aligned.is_ordinary)
+    measured = aligned.is_measured
+    spread = np.array([_spread(deviation[measured]) for deviation in aligned.without_known_s - baseline])
     charge = _Charge(aligned, baseline, spread)
-    stalls = charge.stalls()
-    ordinary = aligned.is_ordinary
-    counted = np.where(ordinary, beyond, charge.excess_s)
+    stalls = _without_warm_up(charge.stalls(), aligned.settled)
+    without_stalls_s = _without_stalls_s(aligned, stalls)
     return JobLog(
         ranks=tuple(rank.rank for rank in with_steps),
         number=number,
@@ -56,11 +57,28 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         kind=aligned.kind,
         baseline_s=baseline,
         excess_s=charge.excess_s,
-        regular_s=float(np.mean(np.median(baseline[:, ordinary], axis=1))),
+        settled=aligned.settled,
+        regular_s=float(np.nanmean(np.median(baseline[:, measured], axis=1))),
         spread_s=float(spread.mean()),
-        step_s=float(np.nanmean(baseline + counted)),
+        without_stalls_s=without_stalls_s,
+        step_s=without_stalls_s + cost_per_step_s(stalls, len(number), int(measured.sum())),
         stalls=tuple(stalls),
     )
+
+
+def _without_warm_up(stalls: Sequence[Stall], settled: int) -> list[Stall]:
+    """Return the stalls without those that the warm-up may have caused."""
+    of_warm_up = (StallCause.UNKNOWN, StallCause.COMPILATION)
+    return [stall for stall in stalls if stall.step >= settled or stall.cause not in of_warm_up]
+
+
+def _without_stalls_s(aligned: _Aligned, stalls: Sequence[Stall]) -> float:
+    """Return the mean of the measured steps, without the stalls in these steps."""
+    is_measured = aligned.is_measured
+    total_s = float(np.nanmean(aligned.duration_s[:, is_measured], axis=0).sum())
+    measured = set(aligned.number[is_measured].tolist())
+    stalled_s = sum(stall.excess_s for stall in stalls if stall.step in measured)
+    return max(total_s - stalled_s, 0.0) / int(is_measured.sum())
 
 
 class _Aligned:
@@ -80,6 +98,8 @@ class _Aligned:
                 kinds[place] = kinds[place] or kind
         self.kind = tuple(kinds)
         self.is_ordinary = np.array([not kind for kind in kinds], dtype=np.bool_)
+        self.settled = max(rank.settled_step or 0 for rank in ranks)
+        self.is_measured = measured_steps(number, self.is_ordinary, self.settled)
         self.duration_s = self._matrix([steps.duration_s for steps in self._steps], missing=np.nan)
         self.loader_s = self._matrix([steps.loader_s for steps in self._steps])
         self.spent_s = self._spent()
@@ -146,7 +166,9 @@ _MAY_BE_REGULAR = frozenset({StallCause.LOADER_START, StallCause.EVALUATION, Sta
 def _baseline(row: int, aligned: _Aligned) -> NDArray[np.float64]:
     """Return the time that each step of a rank takes without a stall: medians of blocks, interpolated linearly."""
     remaining = aligned.without_known_s[row]
-    usable = np.flatnonzero(aligned.is_ordinary & ~np.isnan(remaining))
+    usable = np.flatnonzero(aligned.is_measured & ~np.isnan(remaining))
+    if not len(usable):  # the rank ended in the warm-up of another one
+        usable = np.flatnonzero(aligned.is_ordinary & ~np.isnan(remaining))
     if not len(usable):
         return np.full(len(remaining), np.nan)
     num_blocks = int(min(max(len(usable) // MIN_PER_BLOCK, 1), MAX_BLOCKS))
@@ -156,9 +178,10 @@ def _baseline(row: int, aligned: _Aligned) -> NDArray[np.float64]:
     return np.interp(np.arange(len(remaining)), centres, medians)
 
 
-def _spreads(deviation: Matrix, is_ordinary: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return each rank's standard deviation from the baseline, without outliers."""
-    return _NORMAL_MAD * np.nanmedian(np.abs(deviation[:, is_ordinary]), axis=1)
+def _spread(deviation: NDArray[np.float64]) -> float:
+    """Return the standard deviation of a rank's steps from the baseline, without outliers; 0 without a step."""
+    seen = deviation[~np.isnan(deviation)]
+    return _NORMAL_MAD * float(np.median(np.abs(seen))) if len(seen) else 0.0
 
 
 class _Charge:
@@ -196,12 +219,16 @@ class _Charge:
         return {cause: matrix * share for cause, matrix in own.items()}
 
     def _late_batches_s(self, own: dict[StallCause, Matrix]) -> Matrix:
-        """Return the loader time in excess of the usual loader time, in long steps."""
+        """Return the loader time in excess of the usual loader time, in long steps.
+
+        The recorder prolongs its own steps: in these, the loader time itself must be long.
+        """
         aligned = self._aligned
         usual = np.median(aligned.loader_s[:, aligned.is_ordinary], axis=1)
         start = own.get(StallCause.LOADER_START, np.zeros_like(aligned.loader_s))
         late = aligned.loader_s - start - usual[:, None]
-        return np.where(self._is_long & aligned.is_ordinary, np.maximum(late, 0.0), 0.0)
+        is_late = np.where(aligned.is_ordinary, self._is_long, late > self._threshold_s)
+        return np.where(is_late, np.maximum(late, 0.0), 0.0)
 
     def _sum_of(self, matrices: dict[StallCause, Matrix]) -> Matrix:
         return sum(matrices.values(), np.zeros_like(self._aligned.duration_s))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.attribute.recorded_ranks import rank_of, steps_of
+from tests.step_log.recorded_ranks import rank_of, steps_of
 
-from flatout.attribute.job_log import job_log
 from flatout.records.job_log import JobLog, StallCause
+from flatout.step_log.job_log import job_log
 
 
 def durations(num: int, stalls: dict[int, float], regular_s: float = 0.010) -> list[float]:

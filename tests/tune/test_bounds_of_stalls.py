@@ -1,0 +1,86 @@
+"""The bounds and predictions of a tuning run refer to the whole job, here one whose every epoch starts with a stall.
+
+The two recordings are of the same job, without and with persistent workers. What the script printed for all epochs is
+the truth about their effect: 34.7 and 11.3 s.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.diagnose.test_whole_job import GOLDEN, PRINTED_S
+
+from flatout.change.candidates import candidates
+from flatout.diagnosis_pipeline import diagnose_paths
+from flatout.predict.predict import predict_together, situation_of
+from flatout.predict.situation import Situation
+from flatout.profile.read_facts import read_facts
+from flatout.profile.read_recording import read_recording
+from flatout.records.prediction import Prediction
+from flatout.tune.choose import choose
+from flatout.tune.options import TuneOptions
+from flatout.tune.runner import Profiled
+from flatout.tune.state import TuningState
+
+PERSISTENT = "dataloader-persistent-workers"
+TRUE_SPEEDUP = PRINTED_S["epoch_stall"] / PRINTED_S["epoch_stall_pw"]
+
+
+class Idle:
+    """A runner that has run nothing yet."""
+
+    usual_s, num_trials = 10.0, 0
+
+    def spent_s(self) -> float:
+        return 0.0
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    folder = tmp_path_factory.mktemp("recording")
+    with tarfile.open(GOLDEN / "epoch_stall_cpu.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    path: Path = folder / "epoch_stall"
+    recording = read_recording(path)
+    done = diagnose_paths([path], with_tracks=True)
+    return Profiled(done=done, recording=recording, facts=read_facts(path, recording))
+
+
+def test_the_bound_of_the_right_change_is_not_below_what_it_gains(profiled: Profiled) -> None:
+    """Its bound was "at most 1.38x", from the traced steps alone."""
+    state = TuningState(cast(Any, Idle()), TuneOptions(allowed_safety="semantic"), say=lambda text: None)
+    chosen = choose(state, profiled)
+    assert chosen[0].name == PERSISTENT
+    assert state.max_speedup[PERSISTENT] >= TRUE_SPEEDUP
+    assert state.max_speedup[PERSISTENT] == max(state.max_speedup.values())
+
+
+def test_bounds_are_shares_of_the_jobs_mean_step(profiled: Profiled) -> None:
+    diagnosis = profiled.done.diagnosis
+    (finding,) = (each for each in diagnosis.findings if each.name == "epoch-boundary")
+    mean_step_s = profiled.recording.measured.mean_step_s
+    assert mean_step_s is not None and diagnosis.job.mean_step_s == mean_step_s
+    assert finding.share_of_step == pytest.approx(finding.cost_s_per_step / mean_step_s)
+    (change,) = (each for each in candidates(diagnosis, profiled.facts, "semantic") if each.name == PERSISTENT)
+    assert change.predicted_speedup == pytest.approx(1 / (1 - finding.share_of_step), rel=0.2)
+
+
+def test_no_prediction_lowers_a_bound_of_the_job_and_none_speeds_up_its_stalls(profiled: Profiled) -> None:
+    """A change of the regular step cannot gain more than the regular steps' share of the job."""
+    share = profiled.done.diagnosis.job.traced_share
+    assert isinstance(share, float) and share < 0.5
+    step_s = profiled.recording.measured.step_s
+    situation = situation_of(profiled.done.job, profiled.facts, step_s, share)
+    assert isinstance(situation, Situation)
+    num_predicted = 0
+    for change in candidates(profiled.done.diagnosis, profiled.facts, "semantic"):
+        bound = change.predicted_speedup
+        prediction = predict_together(situation, (change,), bound=bound)
+        if bound is not None and isinstance(prediction, Prediction):
+            num_predicted += 1
+            assert prediction.high >= bound
+            assert prediction.speedup <= 1 / (1 - share) * 1.01
+    assert num_predicted
