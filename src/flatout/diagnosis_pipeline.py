@@ -16,6 +16,7 @@ import msgspec
 from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
 from flatout.attribute.recorded_time import recorded_time
+from flatout.attribute.stall_activity import stalled_rank
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
@@ -26,6 +27,7 @@ from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
+from flatout.records.stall_trace import StalledRank, StallTrace
 from flatout.records.timeline import RankTimeline
 from flatout.step_log.job_log import job_log
 from flatout.units import NS_PER_S
@@ -114,6 +116,7 @@ def diagnose_paths(
             ceilings=_known_ceilings(hosts, ceilings),
             facts=_facts(recording),
             log=None if recording is None else job_log(recording.ranks),
+            stall_trace=None if recording is None else _stall_trace(recording, engine),
         )
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording, recorded_time_of(recording))
@@ -201,6 +204,29 @@ def _facts(recording: Recording | None) -> JobFacts | None:
 
     try:
         return read_facts(Path(recording.path), recording)
+    except InputError:
+        return None
+
+
+def _stall_trace(recording: Recording, engine: str) -> StallTrace | None:
+    """Return what the second trace of the recording shows; None if it has none that can be read."""
+    paths = [Path(path) for _, path in recording.stall_traces]
+    window = next((rank.stall_window for rank in recording.ranks if rank.stall_window is not None), None)
+    if not paths or window is None:
+        return None
+    with open_sources(paths) as sources:
+        found = map_ranks(_read_stall, sources, engine=engine, unpacked=[])
+    ranks = [
+        msgspec.structs.replace(stalled, rank=rank)
+        for (rank, _), stalled in zip(recording.stall_traces, found, strict=True)
+        if stalled is not None
+    ]
+    return StallTrace(step=window.due, period_steps=window.period, ranks=tuple(ranks)) if ranks else None
+
+
+def _read_stall(source: TraceSource) -> StalledRank | None:
+    try:
+        return stalled_rank(read_trace(source, num_workers=1), rank=0)
     except InputError:
         return None
 

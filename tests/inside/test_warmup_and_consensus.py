@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.inside.identity import Identity, find_identity
-from flatout.inside.phases.consensus import NUM_UNTRACED_STEPS, TracePlanFile, make_plan
+from flatout.inside.phases.consensus import NUM_UNTRACED_STEPS, PlanFile, TracePlan, make_plan
 from flatout.inside.phases.warmup import WarmupDetector
 from flatout.inside.recording.step_detector import StepSource
 
@@ -83,7 +83,10 @@ def test_long_steps_are_traced_less_often() -> None:
 
 
 def test_a_plan_reaches_the_other_ranks(tmp_path: Path) -> None:
-    leader, other = TracePlanFile(tmp_path, identity(), 0), TracePlanFile(tmp_path, identity(rank=1), 0)
+    leader, other = (
+        PlanFile(TracePlan, tmp_path, identity(), "plan-0"),
+        PlanFile(TracePlan, tmp_path, identity(rank=1), "plan-0"),
+    )
     assert other.look(10**9) is None
     plan = make_plan(settled=9, step_s=0.1, num_steps=3, is_light=False, identity=identity())
     leader.publish(plan)
@@ -92,7 +95,7 @@ def test_a_plan_reaches_the_other_ranks(tmp_path: Path) -> None:
 
 
 def test_half_a_plan_is_no_plan(tmp_path: Path) -> None:
-    other = TracePlanFile(tmp_path, identity(rank=1), 0)
+    other = PlanFile(TracePlan, tmp_path, identity(rank=1), "plan-0")
     (tmp_path / "plan-0").write_text('{"settled": 9, "flops_st')
     assert other.look(10**9) is None
 

@@ -20,6 +20,7 @@ from flatout.records.change import JobFacts
 from flatout.records.diagnosis import PART_NAMES, Part
 from flatout.records.job import JobAttribution
 from flatout.records.job_log import JobLog, StallCause
+from flatout.records.stall_trace import StallTrace
 from flatout.records.timeline import NUM_PARTS, RankFacts, RankTimeline
 
 # A specific finding claims the lateness in these parts; `straggler` claims the lateness in any other part.
@@ -59,10 +60,12 @@ class DiagnosisContext:
         peaks: Mapping[str, float] | None = None,
         job_facts: JobFacts | None = None,
         log: JobLog | None = None,
+        stall_trace: StallTrace | None = None,
     ) -> None:
         self.job = job
         self.job_facts = job_facts or JobFacts()  # facts from a recording that traces do not contain
         self.log = log  # the step log of a recording; None: a plain trace
+        self.stall_trace = stall_trace  # the second trace of a recording
         self.measured_peaks = peaks  # FLOP/s by operand type of the job's GPU, where `flatout bench` measured it
         self.ranks: tuple[RankTimeline, ...] = job.timelines
         self.num_steps = max((len(t.steps) for t in self.ranks), default=0)
@@ -278,8 +281,7 @@ class DiagnosisContext:
         """
         if self.log is None or not self.num_steps or self.step_s <= 0:
             return 0.0
-        traced = [int(n) for n, kind in zip(self.log.number, self.log.kind, strict=True) if kind == StepKind.TRACED]
-        traced = traced[-self.num_steps :]  # without a start transient, which is not analysed
+        traced = _first_traced(self.log)[-self.num_steps :]  # without a start transient, which is not analysed
         by_part: dict[Part | None, float] = defaultdict(float)
         for stall in self.log.stalls:
             if stall.step in traced:
@@ -314,3 +316,9 @@ class DiagnosisContext:
         for part in HOST_PARTS:
             self._pools[part] *= self._kept_share
         return cost
+
+
+def _first_traced(log: JobLog) -> list[int]:
+    """Return the numbers of the steps in the first trace window, without those of a stall's window."""
+    traced = [int(number) for number, kind in zip(log.number, log.kind, strict=True) if kind == StepKind.TRACED]
+    return [number for place, number in enumerate(traced) if number == traced[0] + place]

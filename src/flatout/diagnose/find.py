@@ -28,6 +28,7 @@ from flatout.records.diagnosis import (
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
 from flatout.records.job_log import JobLog
+from flatout.records.stall_trace import StallTrace
 from flatout.records.timeline import RankTimeline, Segments
 from flatout.units import percent
 
@@ -46,13 +47,14 @@ def diagnose(
     ceilings: Mapping[str, Ceilings] | None = None,
     facts: JobFacts | None = None,
     log: JobLog | None = None,
+    stall_trace: StallTrace | None = None,
 ) -> Diagnosis:
     """Return the findings of a job with its parts, blame and data quality.
 
     `ceilings`: measured rates by host; `facts`: facts from a recording that the traces do not contain; `log`: its step
-    log, with or without traces.
+    log, with or without traces; `stall_trace`: its second trace.
     """
-    context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}), facts, log)
+    context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}), facts, log, stall_trace)
     quality = tuple(quality)
     findings: list[Finding] = []
     logged: list[Finding] = []  # from the step log, so problems with a trace do not affect them
@@ -61,6 +63,7 @@ def diagnose(
     if context.step_s > 0:
         for rule in TRACE_RULES:
             findings += rule.find(context)
+    stall_share = sum(finding.share_of_step for finding in logged if "traced_stall_step" in finding.evidence)
     findings = [*limited(findings, job, quality), *logged]
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
     origin = min((t.window_start_ns for t in job.timelines), default=0)
@@ -74,18 +77,20 @@ def diagnose(
             num_steps=context.num_steps,
             step_s=context.step_s if context.num_steps else None,
             traced_share=_traced_share(context),
+            traced_stall_share=msgspec.UNSET if stall_trace is None else stall_share,
             untraced_step_s=untraced.step_s if untraced is not None else None,
         ),
         ranks=tuple(_rank(t, job, origin) for t in job.timelines),
         blame=job.blame,
         findings=tuple(findings),
-        data_quality=(*quality, *_quality(context)),
+        data_quality=(*quality, *_quality(context, stall_share)),
+        stall_trace=msgspec.UNSET if stall_trace is None else stall_trace,
     )
 
 
-def _quality(context: DiagnosisContext) -> list[Quality]:
+def _quality(context: DiagnosisContext, stall_share: float) -> list[Quality]:
     job = context.job
-    return [*_untypical(context), *_gathered(job), *job.quality, *_missing(job), *_unexplained(context)]
+    return [*_untypical(context, stall_share), *_gathered(job), *job.quality, *_missing(job), *_unexplained(context)]
 
 
 def _num_ranks(job: JobAttribution, log: JobLog | None) -> int:
@@ -98,13 +103,16 @@ def _traced_share(context: DiagnosisContext) -> float | msgspec.UnsetType | None
     return context.traced_share if context.num_steps else 0.0
 
 
-def _untypical(context: DiagnosisContext) -> list[Quality]:
+def _untypical(context: DiagnosisContext, stall_share: float) -> list[Quality]:
     """Say which share of the job the traces represent, unless it is nearly the whole job."""
     if context.log is None or not context.num_steps or context.traced_share >= MIN_TRACED_SHARE:
         return []
+    problem = f"the traces stand for {percent(context.traced_share)} of the job: its regular steps"
+    if stall_share > 0:
+        problem += f"; a second trace, of one stall, stands for another {percent(stall_share)}"
     return [
         Quality(
-            problem=f"the traces stand for {percent(context.traced_share)} of the job: its regular steps",
+            problem=problem,
             effect="the rest is stalls, found in the step log; costs from the traces are scaled to the job",
         )
     ]

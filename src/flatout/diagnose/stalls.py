@@ -14,8 +14,10 @@ import numpy as np
 
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import MIN_SHARE_OF_STEP, rank_words
+from flatout.diagnose.traced_stall import clause_of, evidence_of, stands_for
 from flatout.records.diagnosis import Finding
 from flatout.records.job_log import JobLog, Stall, StallCause
+from flatout.records.stall_trace import StallTrace
 from flatout.units import percent, seconds
 
 MIN_GAPS = 2  # between stalls; fewer show no period
@@ -31,6 +33,7 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     log: JobLog
     stalls: tuple[Stall, ...]
+    trace: StallTrace | None = None  # of one of these stalls
 
     @property
     def steps(self) -> list[int]:
@@ -104,7 +107,13 @@ def stalls_of(
     if log is None:
         return None
     chosen = tuple(stall for stall in log.stalls if stall.cause in causes and where(stall))
-    return Stalls(log=log, stalls=chosen) if chosen else None
+    if not chosen:
+        return None
+    stalls = Stalls(log=log, stalls=chosen)
+    trace = context.stall_trace
+    if trace is None or not stands_for(trace, chosen, stalls.period_steps):
+        return stalls
+    return msgspec.structs.replace(stalls, trace=trace)
 
 
 def ends_an_epoch(log: JobLog) -> Callable[[Stall], bool]:
@@ -137,12 +146,15 @@ def stall_finding(
         return []
     steps = stalls.steps
     causes = sorted({str(stall.cause) for stall in stalls.stalls})
+    title = f"{what}: {stalls.words()}; {stalls.cost_words()}"
+    if stalls.trace is not None:
+        title += f"; {clause_of(stalls.trace)}"
     is_known = any(stall.cause != StallCause.UNKNOWN for stall in stalls.stalls)
     return [
         Finding(
             code=code,
             name=name,
-            title=f"{what}: {stalls.words()}; {stalls.cost_words()}",
+            title=title,
             ranks=stalls.ranks,
             cost_s_per_step=cost,
             share_of_step=cost / log.step_s,
@@ -157,6 +169,7 @@ def stall_finding(
                 "regular_step_s": log.regular_s,
                 "waiting_ranks": list(stalls.waiting_ranks),
                 "steps": steps[:NUM_EXAMPLES],
+                **({} if stalls.trace is None else evidence_of(stalls.trace)),
                 **(evidence or {}),
             },
             changes=changes,

@@ -91,6 +91,8 @@ class File:
     STEPS = FileName("rank", ".steps.jsonl")  # by rank, see STEP_COLUMNS and StepFileEvent
     TRACE = FileName("rank", ".json")  # by rank
     PACKED_TRACE = FileName("rank", ".json.gz")
+    STALL_TRACE = FileName("stall-rank", ".json")  # by rank: a second trace, of steps around a stall
+    PACKED_STALL_TRACE = FileName("stall-rank", ".json.gz")
     FACTS = FileName("facts-rank", ".json")  # by rank
     GRADIENTS = FileName("gradients-rank", ".json")  # by rank
     DATA_CHECK = FileName("data-check-rank", ".json")  # by rank
@@ -137,6 +139,7 @@ class StepFileEvent:
     PLAN = "plan"  # which steps will be measured and traced
     FLOPS = "flops"  # floating-point operations of one step
     WINDOW = "window"  # which steps were traced
+    STALL_WINDOW = "stall_window"  # which steps were traced again, because one of them was due to stall
     RECORDER = "recorder"  # time that the recorder itself took between two steps
     LOSSES = "losses"  # losses that were still on the GPU when the rows of their steps were written
     RESTART = "restart"  # all rows so far belong to the first step
@@ -182,7 +185,7 @@ class StepKind:
     FIRST = "first"
     FLOPS = "flops"  # its floating-point operations were counted
     PREPARE = "prepare"  # the profiler was prepared
-    TRACED = "traced"
+    TRACED = "traced"  # in the first window or in that of a stall
     RECOVERY = "recovery"  # the previous step was disturbed
 
 

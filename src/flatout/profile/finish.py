@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flatout.inside.protocol import File, complete_name, partial_name
 
+_TRACES = (File.TRACE, File.STALL_TRACE)
 _TIMEOUT_S = 10.0
 _LEVEL = 3  # half the time of the usual level 6, for files that are 8 % larger
 
@@ -58,9 +59,10 @@ def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool)
     The training process writes plain traces, because packing there would delay the job.
     """
     folders = [path, *path.glob(f"{File.ATTEMPTS}/*")]
-    traces = [file for folder in folders for file in folder.glob(File.TRACE.glob) if _is_of(file, hostnames)]
+    found = [file for folder in folders for kind in _TRACES for file in folder.glob(kind.glob)]
+    traces = [file for file in found if _is_of(file, hostnames)]
     if all_have_ended:
-        parts = [part for folder in folders for part in folder.glob(partial_name(File.TRACE.glob))]
+        parts = [part for folder in folders for kind in _TRACES for part in folder.glob(partial_name(kind.glob))]
         for part in parts:  # left by a rank that was killed while writing
             if _is_of(part, hostnames):
                 part.unlink(missing_ok=True)
@@ -70,7 +72,8 @@ def pack_traces(path: Path, hostnames: Collection[str], *, all_have_ended: bool)
 
 
 def _is_of(trace: Path, hostnames: Collection[str]) -> bool:
-    rank = File.TRACE.rank(complete_name(trace.name))
+    name = complete_name(trace.name)
+    rank = next((rank for kind in _TRACES if (rank := kind.rank(name)) is not None), None)
     return rank is not None and _hostname_of(trace.parent / File.STEPS.of(rank)) in hostnames
 
 

@@ -42,7 +42,16 @@ from flatout.launch.abandoned import has_lost_its_starter
 
 SCHEMA, VERSION = "flatout/recording", 1
 # The files of a recording, complete or incomplete.
-_BY_RANK = (File.STEPS, File.TRACE, File.PACKED_TRACE, File.FACTS, File.GRADIENTS, File.DATA_CHECK)
+_BY_RANK = (
+    File.STEPS,
+    File.TRACE,
+    File.PACKED_TRACE,
+    File.STALL_TRACE,
+    File.PACKED_STALL_TRACE,
+    File.FACTS,
+    File.GRADIENTS,
+    File.DATA_CHECK,
+)
 _BY_HOST_OR_PROCESS = (File.HOST, File.SAMPLES, File.LOG, File.PATCHES, File.DIVERTED, File.FAILURE)
 _ALIVE_S = 120.0
 _MOMENT_S = 1.0

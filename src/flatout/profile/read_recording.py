@@ -70,6 +70,7 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         attempt=number,
         num_attempts=len(attempts),
         traced_ranks=tuple(sorted({rank.rank for rank in ranks} & set(attempts[number].traced))),
+        stall_traces=tuple(sorted(attempts[number].stall_traces.items())),
     )
 
 
@@ -83,6 +84,12 @@ class _Attempt:
         self.ranks = sorted(ranks, key=lambda rank: rank.rank)
         names = [file.name.removesuffix(_PACKED) for file in files]
         self.traced = [traced for name in names if (traced := File.TRACE.rank(name)) is not None]
+        recorded = {rank.rank for rank in self.ranks if rank.stall_window is not None}
+        self.stall_traces: dict[int, str] = {}
+        for file, name in zip(files, names, strict=True):
+            rank_of_file = File.STALL_TRACE.rank(name)
+            if rank_of_file is not None and rank_of_file in recorded:
+                self.stall_traces[rank_of_file] = str(file)
 
     @property
     def worth(self) -> int:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from flatout.inside.protocol import EXIT, NUM_STABLE_WARMUP_STEPS, STEP_FILE_DELAY_S, File, StepFileEvent
 from flatout.records.events import Quality
-from flatout.records.recording import DeviceFacts, RankRecording, Steps
+from flatout.records.recording import DeviceFacts, RankRecording, StallWindowSteps, Steps
 
 _MIN_FOR_SPREAD = 5
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 _NO_TRACE = "this rank's trace is missing or incomplete"
+_OF_STEPS = (StepFileEvent.PLAN, StepFileEvent.FLOPS, StepFileEvent.WINDOW, StepFileEvent.STALL_WINDOW)
 _decode = msgspec.json.Decoder().decode
 
 
@@ -59,7 +60,12 @@ class _Lines:
         self.events[name] = event
         if name == StepFileEvent.RESTART:
             self.rows.clear()
-            for forgotten in (StepFileEvent.PLAN, StepFileEvent.FLOPS, StepFileEvent.WINDOW):
+            for forgotten in (
+                StepFileEvent.PLAN,
+                StepFileEvent.FLOPS,
+                StepFileEvent.WINDOW,
+                StepFileEvent.STALL_WINDOW,
+            ):
                 self.events.pop(forgotten, None)
         elif name == StepFileEvent.LOSSES:
             for step, loss, is_skipped in event["values"]:
@@ -103,7 +109,14 @@ def read_rank(path: Path) -> RankRecording | None:
         num_alloc_retries=_last(_column(lines, "num_alloc_retries"), np.nanmax),
         ended_by=end["reason"] if end else None,
         problems=tuple(_problems(lines, window, end, header["rank"])),
+        stall_window=_stall_window(lines.events.get(StepFileEvent.STALL_WINDOW)),
     )
+
+
+def _stall_window(event: dict[str, Any] | None) -> StallWindowSteps | None:
+    if event is None or not event["steps"]:
+        return None
+    return StallWindowSteps(steps=tuple(event["steps"]), due=event["due"], period=event["period"])
 
 
 def _column(lines: _Lines, name: str) -> NDArray[np.float64]:

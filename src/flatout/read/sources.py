@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.inside.protocol import File
 from flatout.read.event_text import TRACE_OF_OURS
 from flatout.read.ranks import rank_in_name
 from flatout.read.stream import LIMITS, ByteStream, Limits
@@ -124,11 +125,17 @@ def _in_folder(
     sources = [
         _source(file, f"{shown}/{file.relative_to(folder)}")
         for file in files
-        if file.name.endswith(_TRACE_SUFFIXES) and _may_be_trace(file, limits)
+        if file.name.endswith(_TRACE_SUFFIXES) and not _is_of_a_stall(file) and _may_be_trace(file, limits)
     ]
     if not sources:
         raise InputError(f"{shown} holds no trace", hint=_HINT)
     return [*sources[:-1], msgspec.structs.replace(sources[-1], quality=tuple(notes))]
+
+
+def _is_of_a_stall(path: Path) -> bool:
+    """Whether a file of a recording is the trace of a stall: a second trace of the same rank, read separately."""
+    kinds = (File.STALL_TRACE, File.PACKED_STALL_TRACE)
+    return any(kind.rank(path.name) is not None for kind in kinds)
 
 
 def _source(path: Path, name: str) -> TraceSource:

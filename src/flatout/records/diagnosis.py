@@ -12,6 +12,7 @@ import msgspec
 
 from flatout.records.events import Quality
 from flatout.records.recorded_time import RecordedTime
+from flatout.records.stall_trace import StallTrace
 
 
 class Part(IntEnum):
@@ -97,6 +98,8 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_recorded_steps: int | msgspec.UnsetType = msgspec.UNSET
     # The share of the job that its traces represent: the regular steps, without the stalls that the step log shows.
     traced_share: float | msgspec.UnsetType | None = msgspec.UNSET
+    # The share of the job in the stalls for which a second trace, of one of them, stands. Only with such a trace.
+    traced_stall_share: float | msgspec.UnsetType = msgspec.UNSET
     mean_step_s: float | msgspec.UnsetType | None = (
         msgspec.UNSET
     )  # over all recorded steps with their stalls, without warm-up and the recorder's work
@@ -123,3 +126,4 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     data_quality: tuple[Quality, ...]
     recorded: RecordedTime | msgspec.UnsetType = msgspec.UNSET  # of a recording with ordinary steps
+    stall_trace: StallTrace | msgspec.UnsetType = msgspec.UNSET  # the second trace of a recording, if there is one

@@ -52,6 +52,14 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
 
 
+class StallWindowSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of the second trace of a rank."""
+
+    steps: tuple[int, ...]
+    due: int  # the step that was due to stall
+    period: int  # number of steps from stall to stall, as the recorder saw it
+
+
 class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rank: int
     world_size: int
@@ -65,7 +73,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     untraced_step_s: float | None  # median of the steps after warm-up, before the recorder affected any
     num_untraced_steps: int
     untraced_spread_s: float | None = None  # their standard deviation without outliers; None: fewer than five steps
-    traced_steps: tuple[int, ...]
+    traced_steps: tuple[int, ...]  # of the first window
     recorder_s: float  # time between steps for preparing, stopping and writing the trace
     flops_by_type: dict[str, float] | None  # per step, as executed: {"bf16": 1.2e15}
     flops_problem: str | None
@@ -73,6 +81,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_alloc_retries: int | None
     ended_by: str | None  # exit, or the name of an exception; None: unknown, as after SIGKILL
     problems: tuple[Quality, ...]
+    stall_window: StallWindowSteps | None = None  # the second window
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +183,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     attempt: int = 0  # the attempt of torchrun that the ranks belong to
     num_attempts: int = 1  # recorded attempts
     traced_ranks: tuple[int, ...] = ()  # ranks with a trace in the folder
+    stall_traces: tuple[tuple[int, str], ...] = ()  # ranks with a second trace, of a stall, and its path
 
     @property
     def traces_path(self) -> str:

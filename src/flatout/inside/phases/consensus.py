@@ -13,10 +13,11 @@ import os
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from flatout.inside.identity import Identity
 
-_POLL_NS = 20_000_000
+POLL_NS = 20_000_000
 _NOTICE_S, _NOTICE_ACROSS_NODES_S = 0.3, 3.0
 # Limits on how many steps ahead rank 0 plans. If steps take a few tenths of a millisecond, ranks in sync still poll the
 # file within this number of steps.
@@ -66,24 +67,41 @@ def steps_ahead(step_s: float, identity: Identity) -> int:
     return min(ceil(_NOTICE_ACROSS_NODES_S / step_s), _MAX_STEPS_AHEAD_ACROSS_NODES)
 
 
-class TracePlanFile:
-    """The plan's file. Every rank creates it empty before reading it, so that no file server caches its absence."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallPlan:
+    """Step numbers of a second trace, of a stall."""
 
-    def __init__(self, state: Path, identity: Identity, generation: int) -> None:
-        self._path = state / f"plan-{generation}"
+    start: int  # first step of the trace
+    num_steps: int  # number of steps to trace
+    due: int  # the step that is due to stall
+    period: int  # number of steps from stall to stall
+
+
+_Plan = TypeVar("_Plan", TracePlan, StallPlan)
+
+
+class PlanFile(Generic[_Plan]):
+    """A plan's file. Every rank creates it empty before reading it, so that no file server caches its absence."""
+
+    def __init__(
+        self, kind: type[_Plan], state: Path, identity: Identity, name: str, *, poll_ns: int = POLL_NS
+    ) -> None:
+        self._kind: type[_Plan] = kind
+        self._poll_ns = poll_ns
+        self._path = state / name
         self._is_alone = identity.world_size == 1
         self._next_ns = 0
         if not self._is_alone:
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644))
 
-    def publish(self, plan: TracePlan) -> None:
+    def publish(self, plan: _Plan) -> None:
         if not self._is_alone:
             self._path.write_text(json.dumps(asdict(plan)) + "\n")
 
-    def look(self, now_ns: int) -> TracePlan | None:
-        """Return the plan once it is written, else None; the file is read at most every 20 ms."""
+    def look(self, now_ns: int) -> _Plan | None:
+        """Return the plan once it is written, else None; the file is read at most every `poll_ns`."""
         if now_ns < self._next_ns:
             return None
-        self._next_ns = now_ns + _POLL_NS
+        self._next_ns = now_ns + self._poll_ns
         text = self._path.read_text()
-        return TracePlan(**json.loads(text)) if text.endswith("\n") else None
+        return self._kind(**json.loads(text)) if text.endswith("\n") else None

@@ -1,5 +1,7 @@
 """Run the phases of the recorder: warm-up, untraced steps, the FLOPs step, the trace window, the remaining steps.
 
+In the remaining steps, a second window can follow, see `stall_window`.
+
 In: the end of each step. Out: the kind of the next step, and events in the step file. All ranks go through the same
 phases at the same steps, because they follow the plan from `consensus`.
 """
@@ -8,16 +10,18 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from flatout.inside.checks.data_check import check_data
 from flatout.inside.identity import Identity
 from flatout.inside.log import LOG, guarded
-from flatout.inside.phases.consensus import NUM_RECOVERY_STEPS, NUM_UNTRACED_STEPS, TracePlan, TracePlanFile, make_plan
+from flatout.inside.phases.consensus import NUM_RECOVERY_STEPS, NUM_UNTRACED_STEPS, PlanFile, TracePlan, make_plan
 from flatout.inside.phases.end_rank import end_now
 from flatout.inside.phases.facts import FactsCollector
 from flatout.inside.phases.flops import FlopsStep
+from flatout.inside.phases.stall_window import StallWindow
 from flatout.inside.phases.stop import StopCondition
 from flatout.inside.phases.trace_window import TraceWindow, WindowState
 from flatout.inside.phases.warmup import WarmupDetector
@@ -45,11 +49,12 @@ class Phases:
 
     def _begin_again(self) -> None:
         self._warmup = WarmupDetector(warmup=self._settings.warmup)
-        self._plan_file = TracePlanFile(self._settings.state, self._identity, self._generation)
+        self._plan_file = PlanFile(TracePlan, self._settings.state, self._identity, f"plan-{self._generation}")
         self._stop_condition = StopCondition(self._settings, self._identity, self._generation)
         self._plan: TracePlan | None = None
         self._flops: FlopsStep | None = None
         self._window: TraceWindow | None = None
+        self._stall = StallWindow(self._settings, self._identity, self._file, self._generation)
         self.is_over = False
         self._recovery = 0
         self._facts = FactsCollector() if self._settings.has_facts else None
@@ -61,11 +66,12 @@ class Phases:
             return True
         if self._plan is None:
             return self._settings.warmup is not None
-        return not self.is_over or self._recovery > 0
+        return not self.is_over or self._recovery > 0 or self._stall.is_exact
 
     @property
     def is_tracing(self) -> bool:
-        return self._window is not None and self._window.state is WindowState.TRACING
+        is_first = self._window is not None and self._window.state is WindowState.TRACING
+        return is_first or self._stall.is_tracing
 
     @property
     def is_decided(self) -> bool:
@@ -78,17 +84,24 @@ class Phases:
         If an optimizer steps afterwards, those steps were an evaluation before the training.
         """
         has_no_optimizer = self._source not in (None, StepSource.OPTIMIZER)
-        return has_no_optimizer and (self._plan is None or self.is_over)
+        is_at_rest = self.is_over and not self._stall.is_exact
+        return has_no_optimizer and (self._plan is None or is_at_rest)
 
     def restart(self) -> None:
         if self._plan is not None:
             self._generation += 1
         self._begin_again()
 
-    def add(self, step: int, step_s: float) -> None:
+    def add(self, step: int, step_s: float, kind: str) -> None:
         """Add the time of a step."""
         if self._plan is None and step > 0:
             self._warmup.add(step_s)
+        if not kind:
+            self._stall.add(step, (step_s,))
+
+    def add_steady(self, first: int, times_s: Sequence[float]) -> None:
+        """Add the times of consecutive ordinary steps after the trace, of which the first has number `first`."""
+        self._stall.add(first, times_s)
 
     def advance(self, step: int, source: StepSource, *, is_training: bool) -> str:
         """Do the work that is due after step number `step`, and return the kind of the next step."""
@@ -100,7 +113,7 @@ class Phases:
             if self._recovery:
                 self._recovery -= 1
                 return StepKind.RECOVERY
-            return StepKind.ORDINARY
+            return self.advance_stall(step)
         plan = self._plan
         if plan is None:
             self._source = source
@@ -110,6 +123,16 @@ class Phases:
             return StepKind.ORDINARY
         began = time.perf_counter_ns()
         kind = self._follow(plan, step)
+        if kind in (StepKind.TRACED, StepKind.PREPARE) or self.has_exported:
+            self._file.event(StepFileEvent.RECORDER, before_step=step + 1, cost_ns=time.perf_counter_ns() - began)
+        return kind
+
+    def advance_stall(self, step: int) -> str:
+        """Do the work of the second window that is due after step `step`, and return the kind of the next step."""
+        began = time.perf_counter_ns()
+        kind = self._stall.advance(step + 1, self._num_operators, stops_before=self._stop_condition.step)
+        if self._stall.has_exported:
+            self._stall.has_exported, self.has_exported = False, True
         if kind in (StepKind.TRACED, StepKind.PREPARE) or self.has_exported:
             self._file.event(StepFileEvent.RECORDER, before_step=step + 1, cost_ns=time.perf_counter_ns() - began)
         return kind
@@ -236,3 +259,4 @@ class Phases:
         self._write_facts()
         if self._window is not None and not self.is_over:
             self._end_window()
+        self._stall.finish()

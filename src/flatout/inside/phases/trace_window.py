@@ -26,7 +26,7 @@ from flatout.inside.log import guarded
 from flatout.inside.protocol import partial_name
 
 MAX_EVENTS = 2_000_000
-_EVENTS_PER_OPERATOR = 6  # an operator's nested operators, launch and kernel
+EVENTS_PER_OPERATOR = 6  # an operator's nested operators, launch and kernel
 _MAX_S = 60.0
 _BYTES_PER_EVENT = 300
 _MARK = "ProfilerStep#"
@@ -51,7 +51,7 @@ class TraceWindow:
         self._path = path
         self._num_steps = num_steps
         if num_operators:
-            self._num_steps = max(min(num_steps, MAX_EVENTS // (num_operators * _EVENTS_PER_OPERATOR)), 1)
+            self._num_steps = max(min(num_steps, MAX_EVENTS // (num_operators * EVENTS_PER_OPERATOR)), 1)
         self._num_operators = num_operators
         self._profiler: Any = None
         self._mark: Any = None
@@ -132,7 +132,7 @@ class TraceWindow:
         self._mark.__enter__()
 
     def _export(self, incomplete_step: int | None) -> None:
-        num_events = (self._num_operators or 1000) * _EVENTS_PER_OPERATOR * max(len(self.steps), 1)
+        num_events = (self._num_operators or 1000) * EVENTS_PER_OPERATOR * max(len(self.steps), 1)
         free_bytes = shutil.disk_usage(self._path.parent).free
         partial = self._path.with_name(partial_name(self._path.name))
         try:

@@ -271,10 +271,16 @@ class Recorder:
             return False
         del self._notes[: len(notes)]  # another thread may have added notes since
         took_ns = steady.start - self._start_ns
+        phases = self._output.phases
+        assert phases is not None
+        phases.add_steady(self._step, [time_ns / 1e9 for time_ns in steady.times_ns])
         self._step += len(steady.rows)
         self._start_ns = steady.start
         file.lines(steady.rows)
+        self._kind = phases.advance_stall(self._step - 1)
         self._end_work(now, took_ns=took_ns, num_steps=len(steady.rows))
+        if self._kind:
+            self._start_ns = _now()  # the recorder's own work is not part of a step
         return True
 
     def _loss_of(self, step: int, scalar: Scalar) -> str:
@@ -418,7 +424,7 @@ class Recorder:
         steps, self._ended = self._ended, []
         output.write(steps)
         for step in steps:
-            phases.add(step.number, (step.end - step.start) / 1e9)
+            phases.add(step.number, (step.end - step.start) / 1e9, step.kind)
         self._kind = phases.advance(steps[-1].number, source, is_training=self._detector.is_training)
         if self.gradients is not None and self._is_by_optimizer and phases.is_decided:
             self.gradients.is_over = True

@@ -30,6 +30,7 @@ class NoteKinds(NamedTuple):
 
 class SteadyRows(NamedTuple):
     rows: list[str]
+    times_ns: list[int]  # of each step
     start: int  # start of the current step
 
 
@@ -52,14 +53,15 @@ def steady_rows(
     steps = _ordinary_steps(notes, kinds, (thread, optimizer, None, None))
     if not steps:
         return None
-    rows = []
+    rows, times_ns = [], []
     for end, loader_ns, batch, kept in steps:
         loss = "null" if kept is None else loss_of(number, kept)
         rows.append(f'[{number},{start},{end - start},{loader_ns},{batch},1,null,"",{loss},null,null,{_NO_SPELLS}]')
+        times_ns.append(end - start)
         number += 1
         start = end
     rows[-1] = rows[-1].replace(f"null,null,{_NO_SPELLS}]", f"{memory},{_NO_SPELLS}]")
-    return SteadyRows(rows, start)
+    return SteadyRows(rows, times_ns, start)
 
 
 def _ordinary_steps(
