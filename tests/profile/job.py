@@ -166,9 +166,28 @@ def checkpointing(model: nn.Module, arguments: argparse.Namespace, rank: int) ->
         sys.stdout.write(f"{len(torch.load(os.path.join(folder, 'state.pt'))['weights'])}\n")
 
 
+def evaluating(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """After every twelfth step rank 0 evaluates, and the other ranks wait for it in their next backward pass."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    plain = model.module if hasattr(model, "module") else model
+    for number, tokens in enumerate(batches(arguments, rank), 1):
+        loss = loss_of(model, tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sys.stdout.write(f"{float(loss).hex()}\n")
+        if number % 12 == 0 and rank == 0:
+            plain.eval()
+            with torch.no_grad():
+                for _ in range(60):
+                    plain(tokens)
+            plain.train()
+
+
 RESTARTED = ["first-attempt", "raise-in-turn-1", "early-in-turn-1"]
 MODES = {
     "checkpointing": checkpointing,
+    "evaluating": evaluating,
     "ordinary": ordinary,
     "scaler": scaled,
     "fused-scaler": scaled,

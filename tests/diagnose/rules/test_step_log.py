@@ -17,6 +17,7 @@ from flatout.diagnose.stalls import period_of
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.recording import Steps
+from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.step_log.job_log import job_log
 from flatout.step_log.totals import step_totals
 
@@ -283,6 +284,53 @@ def test_the_costs_of_all_findings_are_at_most_the_mean_step(
     totals = step_totals(ranks)
     assert totals is not None
     assert (totals.mean_step_s, totals.regular_step_s) == (log.step_s, log.regular_s)
+
+
+def stalled_rank(number: int, step: int, *activities: TracedActivity, idle_s: float = 0.0) -> StalledRank:
+    return StalledRank(rank=number, step=step, step_s=0.31, excess_s=0.3, activities=activities, idle_s=idle_s)
+
+
+CHECKPOINT = TracedActivity(name="flatout:checkpoint", seconds=0.29, is_communication=False)
+BARRIER = TracedActivity(name="gloo:barrier", seconds=0.29, is_communication=True)
+
+
+def with_stall_trace(step: int, period: int, column: str | None = "checkpoint_s") -> Diagnosis:
+    """Two ranks stall every 20 steps for 0.3 s, and the trace of one step shows rank 0 writing a checkpoint."""
+    stalls = every(20, 0.3)
+    ranks = [steps(stalls, **({column: stalls} if column else {})), steps(stalls)]
+    log = job_log([rank_of(number, each) for number, each in enumerate(ranks)])
+    trace = StallTrace(
+        step=step,
+        period_steps=period,
+        ranks=(stalled_rank(0, step, CHECKPOINT), stalled_rank(1, step, BARRIER)),
+    )
+    return diagnose(attribute_job([]), log=log, stall_trace=trace)
+
+
+def test_the_trace_of_a_stall_says_what_ran_in_it_and_on_which_rank() -> None:
+    diagnosis = with_stall_trace(120, 20)
+    finding = only(diagnosis)
+    assert "the trace of step 120 shows flatout:checkpoint for 290 ms on rank 0" in finding.title
+    assert finding.title.endswith("while rank 1 waits in a collective")
+    assert finding.evidence["traced_stall_activity_s"]["flatout:checkpoint (rank 0)"] == 0.29
+    assert diagnosis.job.traced_stall_share == finding.share_of_step
+
+
+@pytest.mark.parametrize(
+    ("step", "period", "is_used"),
+    [(121, 20, True), (119, 20, True), (130, 20, False), (122, 20, False), (130, 33, False), (120, 33, True)],
+)
+def test_a_trace_stands_for_stalls_at_its_step_or_in_its_period(step: int, period: int, is_used: bool) -> None:
+    finding = only(with_stall_trace(step, period))
+    assert ("traced_stall_step" in finding.evidence) is is_used
+
+
+@pytest.mark.parametrize(("step", "period", "is_used"), [(200, 20, True), (201, 21, True), (202, 20, False)])
+def test_a_stall_of_unknown_cause_is_found_by_its_period(step: int, period: int, is_used: bool) -> None:
+    """No stall is seen in the traced step, because the recorder prolongs it too."""
+    finding = only(with_stall_trace(step, period, column=None))
+    assert finding.evidence["cause"] == "unknown"
+    assert ("traced_stall_step" in finding.evidence) is is_used
 
 
 def test_a_stall_in_a_traced_step_is_not_charged_to_the_trace_again(host_bound: Diagnosed) -> None:

@@ -1,0 +1,40 @@
+"""A second window is traced at the next stall of a period, on all ranks, and changes nothing of the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.profile.runs import recorded, run, torchrun
+
+from flatout.diagnosis_pipeline import diagnose_paths
+from flatout.records.stall_trace import StallTrace
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+def test_an_evaluation_on_one_rank_is_traced_on_both(tmp_path: Path) -> None:
+    command = torchrun("--steps", 420, "--mode", "evaluating")
+    plain = run(command)
+    recording, done = recorded(tmp_path / "r", command, "--warmup", "12")
+    assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    windows = {rank.stall_window for rank in recording.ranks}
+    (window,) = windows
+    assert window is not None and window.period == 12
+    assert window.due % 12 == 0 and window.steps == (window.due - 1, window.due, window.due + 1)
+    assert window.due > max(recording.ranks[0].traced_steps) + 2
+    assert [rank for rank, _ in recording.stall_traces] == [0, 1]
+
+    diagnosis = diagnose_paths([tmp_path / "r"]).diagnosis
+    assert [len(rank.steps) for rank in diagnosis.ranks] == [3, 3]
+    traced = {step.step for rank in diagnosis.ranks for step in rank.steps}
+    assert traced.isdisjoint(window.steps)
+    stall = diagnosis.stall_trace
+    assert isinstance(stall, StallTrace)
+    evaluating, waiting = stall.ranks
+    assert evaluating.step == window.due and not evaluating.waits
+    assert evaluating.activities[0].name.startswith("aten::")
+    assert waiting.excess_s > 0.5 * evaluating.excess_s
+    (finding,) = (each for each in diagnosis.findings if each.name == "evaluation-stall")
+    assert f"the trace of step {window.due} shows" in finding.title and "on rank 0" in finding.title
+    assert diagnosis.job.traced_stall_share == pytest.approx(finding.share_of_step)
