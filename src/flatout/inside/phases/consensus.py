@@ -73,6 +73,7 @@ class StallPlan:
 
     start: int  # first step of the trace
     num_steps: int  # number of steps to trace
+    near: int  # from this step on, each step end must be reported at once
     due: int  # the step that is due to stall
     period: int  # number of steps from stall to stall
 

@@ -25,6 +25,7 @@ NUM_STEPS = 3  # traced: the step that is due to stall, and the steps before and
 MAX_STALL_S = 20.0
 _NOTICE_S, _NOTICE_ACROSS_NODES_S = 1.5, 12.0
 _POLL_NS, _POLL_ACROSS_NODES_NS = 100_000_000, 5_000_000_000
+_NEAR_S = 1.0  # longer than the steps that are reported together
 _MAX_WATCH_S = 600.0  # after this time without a period, nobody looks for one any more
 
 
@@ -43,14 +44,16 @@ class StallWindow:
         self._plan: StallPlan | None = None
         self._window: TraceWindow | None = None
         self._recovery = 0
+        self._following = 0  # number of the next step
         if not self.is_over:
             poll_ns = _POLL_NS if self._is_one_node else _POLL_ACROSS_NODES_NS
             self._plan_file = PlanFile(StallPlan, settings.state, identity, f"stall-{generation}", poll_ns=poll_ns)
 
     @property
     def is_exact(self) -> bool:
-        """Whether a window is planned or has just ended, so each step end must be reported at once."""
-        return (self._plan is not None and not self.is_over) or self._recovery > 0
+        """Whether a window is near or has just ended, so each step end must be reported at once."""
+        is_near = self._plan is not None and self._following >= self._plan.near
+        return (is_near and not self.is_over) or self._recovery > 0
 
     @property
     def is_tracing(self) -> bool:
@@ -63,6 +66,7 @@ class StallWindow:
 
     def advance(self, following: int, num_operators: int | None, *, stops_before: int | None) -> str:
         """Do the work that is due before step `following`, and return its kind. Called once the first trace is over."""
+        self._following = following
         if self._recovery:
             self._recovery -= 1
             return StepKind.RECOVERY
@@ -102,7 +106,8 @@ class StallWindow:
             self.is_over = True
             return
         due = period.next_from(following + self._num_notice_steps(period.step_s) + 2)
-        self._plan = StallPlan(start=due - 1, num_steps=NUM_STEPS, due=due, period=period.steps)
+        near = due - 2 - ceil(_NEAR_S / max(period.step_s, 1e-6))
+        self._plan = StallPlan(start=due - 1, num_steps=NUM_STEPS, near=near, due=due, period=period.steps)
         self._plan_file.publish(self._plan)
 
     def _num_notice_steps(self, step_s: float) -> int:
