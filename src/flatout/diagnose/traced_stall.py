@@ -10,12 +10,13 @@ from typing import Any
 
 from flatout.diagnose.finding import rank_words
 from flatout.records.job_log import Stall
-from flatout.records.stall_trace import StalledRank, StallTrace
+from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.units import seconds
 
 MAX_DISTANCE = 1  # steps between the traced step and a stall of the finding: ranks can wait in their next step
 MIN_IDLE_SHARE = 0.5  # of the excess; above it, no event explains the stall
-MOST_NAME = 60  # characters
+MIN_SHARE_ALIKE = 0.5  # of the time of the rank with the most
+MOST_NAME = 80  # characters
 
 
 def stands_for(trace: StallTrace, stalls: tuple[Stall, ...], period_steps: int | None) -> bool:
@@ -52,7 +53,10 @@ def clause_of(trace: StallTrace) -> str:
     working = [rank for rank in trace.ranks if not rank.waits] or list(trace.ranks)
     longest = max(working, key=_own_s)
     waiting = tuple(rank.rank for rank in trace.ranks if rank.waits and rank is not longest)
-    clause = f"the trace of step {longest.step} shows {_activity_words(longest)} on rank {longest.rank}"
+    alike = tuple(rank.rank for rank in working if _is_alike(rank, longest))
+    clause = (
+        f"the trace of step {longest.step} shows {_activity_words(longest)} on {rank_words(alike, len(trace.ranks))}"
+    )
     if waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         clause += f", while {rank_words(waiting, len(trace.ranks))} {verb} in a collective"
@@ -63,11 +67,26 @@ def _own_s(rank: StalledRank) -> float:
     return sum(activity.seconds for activity in rank.activities if not activity.is_communication) + rank.idle_s
 
 
-def _activity_words(rank: StalledRank) -> str:
+def _is_alike(rank: StalledRank, other: StalledRank) -> bool:
+    """Whether a rank did the same as another one, for at least half as long."""
+    one, two = _main_activity(rank), _main_activity(other)
+    is_same = one == two if one is None or two is None else one.name == two.name
+    return is_same and _own_s(rank) >= MIN_SHARE_ALIKE * _own_s(other)
+
+
+def _main_activity(rank: StalledRank) -> TracedActivity | None:
+    """Return what ran longest in the stall, if possible something else than waiting for another rank; None: nothing."""
     if rank.idle_s >= MIN_IDLE_SHARE * rank.excess_s or not rank.activities:
+        return None
+    own = [activity for activity in rank.activities if not activity.is_communication]
+    return (own or rank.activities)[0]
+
+
+def _activity_words(rank: StalledRank) -> str:
+    activity = _main_activity(rank)
+    if activity is None:
         return f"no event for {seconds(rank.idle_s)} (Python, or a wait outside torch)"
-    own = [activity for activity in rank.activities if not activity.is_communication] or list(rank.activities)
-    return f"{_short(own[0].name)} for {seconds(own[0].seconds)}"
+    return f"{_short(activity.name)} for {seconds(activity.seconds)}"
 
 
 def _short(name: str) -> str:

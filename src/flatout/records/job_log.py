@@ -58,7 +58,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     baseline_s: Matrix  # time of a step without a stall at that point in the job
     excess_s: Matrix  # time beyond the baseline, if it exceeds the noise or has a known cause
     settled: int  # number of the first step after the warm-up
-    regular_s: float  # the regular step: median step without stalls, mean over ranks
+    regular_s: float  # the regular step: median of the measured steps without their stalls, each the mean over ranks
     spread_s: float  # standard deviation of regular steps, without outliers, mean over ranks
     without_stalls_s: float  # mean over the measured steps and the ranks, without the stalls in these steps
     step_s: float  # the job's mean step: `without_stalls_s`, and the cost of all stalls

@@ -4,8 +4,9 @@ In: the ranks of a recording. Out: a `JobLog`, or None without ordinary steps. I
 stall makes the step of every rank long: the rank whose own columns explain the time is the cause, and the others wait.
 A rank that reached the end of its step before the collective waits in its next step instead.
 
-The regular step is the median of the step times after subtracting, in each step, the longest time that any rank spent
-in a known cause. It may change slowly during a job; such a drift is not a stall. The warm-up (compilation, lazy
+A stall is what exceeds the baseline: medians of the step times after subtracting, in each step, the longest time that
+any rank spent in a known cause. The baseline may change slowly during a job; such a drift is not a stall. The regular
+step is the median of the measured steps without their stalls. The warm-up (compilation, lazy
 initialization) counts neither in the regular nor in the mean step, except for the causes that it cannot prolong: in
 every step, including the first, loading, checkpoints, evaluations and the like count.
 """
@@ -45,7 +46,8 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
     spread = np.array([_spread(deviation[measured]) for deviation in aligned.without_known_s - baseline])
     charge = _Charge(aligned, baseline, spread)
     stalls = _without_warm_up(charge.stalls(), aligned.settled)
-    without_stalls_s = _without_stalls_s(aligned, stalls)
+    unstalled_s = _unstalled_s(aligned, stalls)
+    without_stalls_s = max(float(unstalled_s.mean()), 0.0)
     return JobLog(
         ranks=tuple(rank.rank for rank in with_steps),
         number=number,
@@ -58,7 +60,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         baseline_s=baseline,
         excess_s=charge.excess_s,
         settled=aligned.settled,
-        regular_s=float(np.nanmean(np.median(baseline[:, measured], axis=1))),
+        regular_s=max(float(np.median(unstalled_s)), 0.0),
         spread_s=float(spread.mean()),
         without_stalls_s=without_stalls_s,
         step_s=without_stalls_s + cost_per_step_s(stalls, len(number), int(measured.sum())),
@@ -72,13 +74,15 @@ def _without_warm_up(stalls: Sequence[Stall], settled: int) -> list[Stall]:
     return [stall for stall in stalls if stall.step >= settled or stall.cause not in of_warm_up]
 
 
-def _without_stalls_s(aligned: _Aligned, stalls: Sequence[Stall]) -> float:
-    """Return the mean of the measured steps, without the stalls in these steps."""
-    is_measured = aligned.is_measured
-    total_s = float(np.nanmean(aligned.duration_s[:, is_measured], axis=0).sum())
-    measured = set(aligned.number[is_measured].tolist())
-    stalled_s = sum(stall.excess_s for stall in stalls if stall.step in measured)
-    return max(total_s - stalled_s, 0.0) / int(is_measured.sum())
+def _unstalled_s(aligned: _Aligned, stalls: Sequence[Stall]) -> NDArray[np.float64]:
+    """Return the time of each measured step without the stalls in it, the mean over the ranks."""
+    numbers = aligned.number[aligned.is_measured]
+    unstalled_s: NDArray[np.float64] = np.nanmean(aligned.duration_s[:, aligned.is_measured], axis=0)
+    row_of = {number: row for row, number in enumerate(numbers.tolist())}
+    for stall in stalls:
+        if stall.step in row_of:
+            unstalled_s[row_of[stall.step]] -= stall.excess_s
+    return unstalled_s
 
 
 class _Aligned:

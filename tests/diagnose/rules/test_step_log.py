@@ -14,6 +14,7 @@ from tests.step_log.recorded_ranks import rank_of, steps_of
 from flatout.attribute.job import attribute_job
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.stalls import period_of
+from flatout.diagnose.traced_stall import clause_of
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.recording import Steps
@@ -314,6 +315,24 @@ def test_the_trace_of_a_stall_says_what_ran_in_it_and_on_which_rank() -> None:
     assert finding.title.endswith("while rank 1 waits in a collective")
     assert finding.evidence["traced_stall_activity_s"]["flatout:checkpoint (rank 0)"] == 0.29
     assert diagnosis.job.traced_stall_share == finding.share_of_step
+
+
+LOADER = TracedActivity(name="enumerate(DataLoader)", seconds=0.28, is_communication=False)
+LOADER_SHORT = TracedActivity(name="enumerate(DataLoader)", seconds=0.13, is_communication=False)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (stalled_rank(1, 120, LOADER), "enumerate(DataLoader) for 280 ms on both ranks"),
+        (stalled_rank(1, 120, LOADER_SHORT), "enumerate(DataLoader) for 280 ms on rank 0"),
+        (stalled_rank(1, 120, idle_s=0.25), "enumerate(DataLoader) for 280 ms on rank 0"),
+        (stalled_rank(1, 120, idle_s=0.29), "no event for 290 ms (Python, or a wait outside torch) on rank 1"),
+    ],
+)
+def test_the_clause_names_what_took_longest_and_all_ranks_that_did_the_same(second: StalledRank, words: str) -> None:
+    trace = StallTrace(step=120, period_steps=20, ranks=(stalled_rank(0, 120, LOADER), second))
+    assert words in clause_of(trace)
 
 
 @pytest.mark.parametrize(
