@@ -297,21 +297,22 @@ class DiagnosisContext:
             self._lateness[rank] *= kept
         return before - sum(self._pools.values())
 
-    def _median_step_s(self) -> float:
-        """Return the median traced step, each being the mean over the ranks; the whole recording without steps."""
+    def _typical_step_s(self) -> float:
+        """Return the mean traced step, or the median one if a spike makes the mean longer than it."""
         if not self.num_steps:
             return self.step_s
         by_place: list[list[int]] = [[] for _ in range(self.num_steps)]
         for timeline in self.ranks:
             for place, step in enumerate(timeline.steps):
                 by_place[place].append(step.end_ns - step.start_ns)
-        return float(np.median([np.mean(durations) for durations in by_place])) / 1e9
+        median_s = float(np.median([np.mean(durations) for durations in by_place])) / 1e9
+        return min(median_s, self.step_s)
 
     def _discount_recorder(self) -> RecorderCost:
         if self.host_traced_s <= 0 or not self.ranks:
             return RecorderCost(idle_s=0.0, host_s=0.0, source="assumed")
         facts = self.facts(self.busiest_rank(*HOST_PARTS))
-        cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self._median_step_s(), self.untraced)
+        cost = recorder_cost(facts, self.num_steps or 1, self.host_traced_s, self._typical_step_s(), self.untraced)
         self._kept_share = 1 - cost.idle_s / self.host_traced_s
         for part in HOST_PARTS:
             self._pools[part] *= self._kept_share

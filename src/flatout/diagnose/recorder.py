@@ -5,9 +5,9 @@ host event and 37 to 50 % of the time in which the host was not blocked; without
 80 % shorter. On GPU-bound jobs the cost is hidden.
 
 If traced steps take no longer than untraced ones, recording is not necessarily free: its cost is below the variation
-between steps, and only that bound is known. The medians of the traced and of the untraced steps are compared, so a rare
-spike among them does not count. If untraced steps spike more often, or if so few steps are traced that their median can
-be a spike, a longer traced step shows nothing, and nothing is attributed to the recorder.
+between steps, and only that bound is known. If a spike makes the mean traced step longer than the median one, the
+median counts, and is compared with the median untraced step. If untraced steps spike more often, or if so few steps are
+traced that their median can be a spike, a longer traced step shows nothing, and nothing is attributed to the recorder.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def recorder_cost(
 ) -> RecorderCost:
     """Return the recorder's part of `idle_s`, the host-bound idle seconds per step on the rank of `facts`.
 
-    `step_s` is the median traced step.
+    `step_s` is the traced step without rare spikes.
     """
     if untraced is not None and untraced.spikes(num_steps):
         return RecorderCost(idle_s=0.0, host_s=0.0, source=SPIKES)
