@@ -62,6 +62,14 @@ def test_a_folder_and_its_subfolders_without_what_is_no_trace(tmp_path: Path) ->
     ]
 
 
+def test_the_trace_of_a_stall_is_read_only_if_it_is_named(tmp_path: Path) -> None:
+    """In the folder of a recording, it is a second trace of a rank that has one already."""
+    for name in ("rank0.json", "stall-rank0.json", "stall-rank0.json.gz", "stall-rankings.json"):
+        (tmp_path / name).write_bytes(gzip.compress(TRACE) if name.endswith(".gz") else TRACE)
+    assert names(tmp_path) == ["rank0.json", "stall-rankings.json"]
+    assert names(tmp_path / "stall-rank0.json") == [""]
+
+
 def test_several_paths(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_bytes(TRACE)
     (tmp_path / "a.json").write_bytes(TRACE)
