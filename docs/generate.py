@@ -77,6 +77,7 @@ from flatout.records.replay import (
     TeamUse,
 )
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
+from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.records.tuning import Bound
 from flatout.records.verdict import NoiseFloor
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
@@ -159,6 +160,7 @@ def json() -> str:
     records = (
         *(Diagnosis, JobSummary, RankDiagnosis, DeviceDiagnosis, StepDiagnosis, Blame, Finding, Quality),
         *(RecordedTime, StepTimeline, TimelineLane),
+        *(StallTrace, StalledRank, TracedActivity),
     )
     return _contract("flatout/diagnosis", records, version=2)
 

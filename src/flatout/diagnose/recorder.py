@@ -56,7 +56,7 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
     spike_share: float = 0.0  # of the steps of the recording, see `Measured.spike_share`
 
     def spikes(self, num_traced: int) -> bool:
-        """Whether the untraced steps spike so often that a longer traced step shows nothing."""
+        """Whether the untraced steps spike too often, so that a longer traced step shows nothing."""
         return self.spike_share >= MIN_SPIKE_SHARE or self.spike_probability(num_traced) >= MIN_SPIKE_PROBABILITY
 
     def spike_probability(self, num_traced: int) -> float:

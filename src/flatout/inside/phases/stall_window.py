@@ -3,7 +3,7 @@
 In: the time of each step after the first trace. Out: the kind of the next step, and the trace of a stall. Rank 0 finds
 the period and announces the window in a file, far enough ahead that all ranks read it in time; no rank waits, and a
 rank that reads it too late skips the window. A stall that would take too long to trace, or make too large a file, is
-not traced. If the job ends first, there is no window, which is no problem of the recording.
+not traced. If the job ends first, there is no window, and the recording reports no problem.
 """
 
 from __future__ import annotations
