@@ -16,6 +16,7 @@ from flatout.diagnose.find import diagnose
 from flatout.diagnose.stalls import period_of
 from flatout.diagnose.traced_stall import clause_of
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
+from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.recording import Steps
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
@@ -285,6 +286,18 @@ def test_the_costs_of_all_findings_are_at_most_the_mean_step(
     totals = step_totals(ranks)
     assert totals is not None
     assert (totals.mean_step_s, totals.regular_step_s) == (log.step_s, log.regular_s)
+
+
+@pytest.mark.parametrize(
+    ("collects", "first"), [(False, "gc.freeze()"), (True, "gc.disable()"), (None, "gc.disable()")]
+)
+def test_a_script_that_collects_by_itself_is_not_told_to_turn_the_collector_off(
+    collects: bool | None, first: str
+) -> None:
+    stalls = every(20, 0.3)
+    log = job_log([rank_of(0, steps(stalls, collection_s=stalls))])
+    facts = JobFacts(collects_automatically=collects)
+    assert only(diagnose(attribute_job([]), log=log, facts=facts)).changes[0].startswith(first)
 
 
 def stalled_rank(number: int, step: int, *activities: TracedActivity, idle_s: float = 0.0) -> StalledRank:

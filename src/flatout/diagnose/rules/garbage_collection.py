@@ -50,6 +50,12 @@ CHANGES = (
     "gc.freeze() once the data and the model exist",
     "remove gc.collect() from the training loop",
 )
+# For a script that has turned the collector off and collects by itself.
+CHANGES_OF_ITS_COLLECTIONS = (
+    "gc.freeze() once the data and the model exist",
+    "call gc.collect() at the same step on all ranks, and less often",
+    "remove gc.collect() from the training loop",
+)
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -64,7 +70,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         code=CODE,
         name=NAME,
         what=f"Python's garbage collector stops {ranks_in_words(stalls)}{wait}",
-        changes=CHANGES,
+        changes=CHANGES_OF_ITS_COLLECTIONS if context.job_facts.collects_automatically is False else CHANGES,
         evidence={"num_full_collections": stalls.log.num_full_collections},
     )
 
