@@ -289,7 +289,7 @@ def test_the_costs_of_all_findings_are_at_most_the_mean_step(
 
 
 @pytest.mark.parametrize(
-    ("collects", "first"), [(False, "gc.freeze()"), (True, "gc.disable()"), (None, "gc.disable()")]
+    ("collects", "first"), [(False, "remove gc.collect()"), (True, "gc.disable()"), (None, "gc.disable()")]
 )
 def test_a_script_that_collects_by_itself_is_not_told_to_turn_the_collector_off(
     collects: bool | None, first: str

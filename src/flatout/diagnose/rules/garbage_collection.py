@@ -52,9 +52,9 @@ CHANGES = (
 )
 # For a script that has turned the collector off and collects by itself.
 CHANGES_OF_ITS_COLLECTIONS = (
+    "remove gc.collect() from the training loop",
     "gc.freeze() once the data and the model exist",
     "call gc.collect() at the same step on all ranks, and less often",
-    "remove gc.collect() from the training loop",
 )
 
 
