@@ -10,9 +10,11 @@ import pytest
 from tests.change.jobs import facts
 from tests.tune.simulated import STEP_S, SimulatedRunner, tuned
 
+from flatout.emit.heading import heading
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TuneResult
+from flatout.report.tuning_phrases import headline
 from flatout.tune.epoch_check import LOADER_IS_UNCHECKED, num_steps_over_boundary
 
 EPOCH = 40  # steps
@@ -60,6 +62,7 @@ def test_a_win_of_the_first_epoch_that_is_lost_after_it_is_not_adopted() -> None
     (tried,) = [tried for tried in result.tried if tried.changes == (WORKERS,) and tried.outcome == "not confirmed"]
     assert "after an epoch boundary it is slower, 0.56x" in tried.reason
     assert runner.long[:2] == ["baseline", WORKERS], "both arms had the boundary"
+    assert tried.verdict is None, "no pairs were spent on it"
 
 
 def test_a_win_that_lasts_is_adopted_and_says_so() -> None:
@@ -68,6 +71,8 @@ def test_a_win_that_lasts_is_adopted_and_says_so() -> None:
     (tried,) = [tried for tried in result.tried if WORKERS in tried.changes and tried.outcome == "adopted"]
     assert "after an epoch boundary it is 1.20x as fast" in tried.reason
     assert not any("epoch boundary" in note for note in result.notes)
+    assert "first epoch" not in headline(result)
+    assert not any("first epoch" in line for line in heading(result.tuning))
 
 
 @pytest.mark.parametrize(("later", "is_adopted"), [(0.99, False), (1.01, True)])
@@ -94,6 +99,8 @@ def test_where_no_boundary_can_be_had_the_words_say_so(job: JobFacts, options: d
     assert WORKERS in adopted(result)
     assert not runner.long
     assert any(LOADER_IS_UNCHECKED in note for note in result.notes)
+    assert " faster (1." in headline(result) and "in the first epoch; later epochs are unknown" in headline(result)
+    assert any("Measured in the first epoch only" in line for line in heading(result.tuning))
 
 
 def test_pairs_that_have_the_boundary_need_no_further_trials() -> None:

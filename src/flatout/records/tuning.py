@@ -45,6 +45,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     changes: ChangeSet  # all winning changes, merged
     each: tuple[TunedChange, ...] = ()
     verdict: Verdict | None = None  # all changes compared with the baseline, on fresh pairs
+    covers_first_epoch_only: bool = False  # the loader is changed, and no trial reached a second epoch
     num_trials: int | None = None  # in the tuning
     machine: dict[str, str] = {}  # {"device": "NVIDIA H200", "num_ranks": "4", ...}
     versions: dict[str, str] = {}  # {"torch": "2.11.0", "nccl": "2.28.9", ...}

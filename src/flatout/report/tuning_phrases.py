@@ -257,7 +257,8 @@ def headline(result: TuneResult, *, arrow: str = "->") -> str:
     if verdict.verdict == "better":
         pairs = f"confirmed on {counted(verdict.num_pairs, 'fresh pair')}"
         costs = before_after(result, arrow=arrow)
-        return f"{gain(verdict)}, {pairs}" + (f"; {costs}" if costs else "")
+        where = " in the first epoch; later epochs are unknown" if result.tuning.covers_first_epoch_only else ""
+        return f"{gain(verdict)}{where}, {pairs}" + (f"; {costs}" if costs else "")
     on_pairs = f"on {counted(verdict.num_pairs, 'fresh pair')}"
     if verdict.verdict == "worse":
         return f"do not use the changes: together they are worse, {gain(verdict)} {on_pairs}"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flatout.records.change import Change, ChangeSet
+from flatout.records.change import Change
 from flatout.records.tuning import TunedChange
 from flatout.records.verdict import Verdict
 from flatout.tune.budget import OutOfBudgetError
-from flatout.tune.epoch_check import EpochCheck, check_epoch
+from flatout.tune.epoch_check import check_epoch, check_epoch_in_pairs
 from flatout.tune.result import record_tried
 from flatout.tune.screening import Candidate, smallest_clear_speedup
 from flatout.tune.state import NOTHING, TuningState
@@ -23,12 +23,19 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
         change_set, estimate = candidate.change_set, candidate.estimate
         added = state.added(change_set)
         state.say(f"round {state.round}: confirming {' + '.join(change.name for change in added)} ({estimate:.2f}x)")
+        epoch = check_epoch(state, change_set)
+        if epoch is not None and not epoch.is_held:
+            record_tried(state, change_set, "not confirmed", epoch.reason, screened=estimate)
+            state.excluded.update(change.name for change in added)
+            continue
         state.num_confirmations += 1
         verdict, gate, is_cut = run_pairs(state, change_set, state.applied_set())
+        if epoch is not None and not epoch.is_checked and verdict.verdict == "better":
+            epoch = check_epoch_in_pairs(state, state.last_pairs) or epoch
         if not gate.is_passed:
             record_tried(state, change_set, "unsafe", gate.reason, screened=estimate, verdict=verdict)
             state.excluded.update(change.name for change in added)
-        elif (epoch := _epoch_check(state, change_set, verdict)) is not None and not epoch.is_held:
+        elif epoch is not None and not epoch.is_held:
             record_tried(state, change_set, "not confirmed", epoch.reason, screened=estimate, verdict=verdict)
             state.excluded.update(change.name for change in added)
         elif verdict.verdict == "better":
@@ -37,6 +44,7 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
             if epoch is not None and not epoch.is_checked:
                 names = " + ".join(change.name for change in added)
                 state.notes.append(f"{names} was adopted, and {epoch.reason}")
+                state.covers_first_epoch_only = True
             if not state.needs_final_pairs:
                 state.against_original = verdict
             alone = verdict if len(added) == 1 else None
@@ -63,10 +71,6 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
             assert state.cut_by is not None
             raise OutOfBudgetError(msgspec.structs.replace(state.cut_by, interrupts="confirmation"))
     return False
-
-
-def _epoch_check(state: TuningState, change_set: ChangeSet, verdict: Verdict) -> EpochCheck | None:
-    return check_epoch(state, change_set, state.last_pairs) if verdict.verdict == "better" else None
 
 
 def _exclude_other_values(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:

@@ -1,7 +1,8 @@
 """Check a loader change across an epoch boundary before adopting it, or report that its trials contained no boundary.
 
-In: a set of changes that fresh pairs confirmed. Out: an `EpochCheck`. If the length of an epoch is known and trials of
-that length are affordable, two such trials are run: one with the applied changes, and one with the set.
+In: a set of changes that is about to be confirmed. Out: an `EpochCheck`. If the length of an epoch is known and trials
+of that length are affordable, two such trials are run before any pairs, because a set that is slower after the first
+epoch needs none: one with the applied changes, and one with the set.
 """
 
 from __future__ import annotations
@@ -32,15 +33,13 @@ class EpochCheck(msgspec.Struct, frozen=True, kw_only=True):
     is_checked: bool = True  # False: no boundary was in both arms
 
 
-def check_epoch(state: TuningState, changes: ChangeSet, pairs: Sequence[Pair]) -> EpochCheck | None:
+def check_epoch(state: TuningState, changes: ChangeSet) -> EpochCheck | None:
     """Return the check of the set against the applied changes; None if the set does not change the loader."""
     if not changes_loader(ChangeSet(changes=state.added(changes))):
         return None
-    judged = _judged(state, pairs)  # their losses have been checked
-    if judged is not None:
-        return judged
+    has_boundary_in_all_trials = any(trial.epoch_ends for trial in state.baselines)
     num_steps = num_steps_over_boundary(state)
-    if num_steps is None:
+    if has_boundary_in_all_trials or num_steps is None:
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
     state.say(f"round {state.round}: checking {changes.name} over an epoch boundary, {num_steps} steps")
     place = f"{EPOCH_PLACE} of {changes.name}"
@@ -53,7 +52,7 @@ def check_epoch(state: TuningState, changes: ChangeSet, pairs: Sequence[Pair]) -
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
     if baseline.is_complete and not candidate.is_complete:
         return EpochCheck(is_held=False, reason=f"over an epoch boundary it fails: {candidate.problem}")
-    judged = _judged(state, [Pair(baseline=baseline, candidate=candidate)])
+    judged = check_epoch_in_pairs(state, [Pair(baseline=baseline, candidate=candidate)])
     if judged is None:
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
     losses = check_losses(candidate, [baseline], ChangeSet(changes=state.added(changes)))
@@ -76,8 +75,8 @@ def num_steps_over_boundary(state: TuningState) -> int | None:
     return num_steps if is_affordable else None
 
 
-def _judged(state: TuningState, pairs: Sequence[Pair]) -> EpochCheck | None:
-    """Compare the arms of the pairs after the boundary; None if no pair has it in both."""
+def check_epoch_in_pairs(state: TuningState, pairs: Sequence[Pair]) -> EpochCheck | None:
+    """Compare the arms of the pairs after the boundary; None if no pair has it in both. The losses are not compared."""
     steps_per_epoch = state.first.facts.steps_per_epoch if state.first is not None else None
     complete = [pair for pair in pairs if pair.baseline.is_complete and pair.candidate.is_complete]
     ratios = [later_epoch_ratio(pair.baseline, pair.candidate, steps_per_epoch) for pair in complete]

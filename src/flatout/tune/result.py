@@ -98,6 +98,7 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
             command=runner.command,
             changes=state.applied_set(),
             each=tuple(state.confirmed),
+            covers_first_epoch_only=state.covers_first_epoch_only,
             verdict=verdict,
             num_trials=runner.num_trials,
             machine={name: str(value) for name, value in machine.items() if value is not None},

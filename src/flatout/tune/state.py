@@ -50,6 +50,7 @@ class TuningState:
         self.bounds: tuple[Bound, ...] = ()
         self.predictions: dict[str, Prediction] = {}  # by the change's name, of this round
         self.situation: Situation | NoPrediction | None = None  # of this round
+        self.covers_first_epoch_only = False  # a loader change was adopted, and no trial reached a second epoch
         self.cut_by: TuningEnd | None = None  # the budget that ended the last pairs
         self.notes: list[str] = []
 

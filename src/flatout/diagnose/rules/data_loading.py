@@ -29,6 +29,7 @@ from __future__ import annotations
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding, rank_words
 from flatout.diagnose.host_evidence import busy_cores, busy_disk
+from flatout.diagnose.loader_advice import keep_new_workers, pin_memory, prefetch_more
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
 from flatout.units import percent
@@ -37,8 +38,6 @@ CODE = "F01"
 NAME = "data-loading"
 HOST_EVIDENCE = (busy_cores, busy_disk)
 CHEAPER = "cheaper decoding or augmentation, data on faster storage"
-STATEFUL = "semantic: the data set keeps state or draws random numbers, which lives on in such workers"
-PERHAPS_STATEFUL = "exact only if the data set keeps no state and draws no random numbers in the workers"
 EACH_ITS_OWN = "let each rank read its own part of the data, e.g. accelerate with dispatch_batches=False"
 REPEATS = (
     "each worker of an IterableDataset yields all samples, so they repeat, unless the data set divides them"
@@ -94,16 +93,12 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _changes(loader: JobFacts, *, single: bool, has_gpu: bool, is_one_for_all: bool) -> tuple[str, ...]:
-    persistent = "DataLoader(persistent_workers=True)"
-    if not loader.loader_is_stateless:
-        knows_state = loader.loader_draws or loader.loader_keeps_state
-        persistent += f" ({STATEFUL if knows_state else PERHAPS_STATEFUL})"
     return (
         *((EACH_ITS_OWN,) if is_one_for_all else ()),
         _more_workers(loader, single=single),
-        *(("DataLoader(pin_memory=True)",) if has_gpu else ()),
-        "DataLoader(prefetch_factor=4)",
-        persistent,
+        *pin_memory(loader, has_gpu=has_gpu),
+        prefetch_more(loader),
+        *keep_new_workers(loader),
         "faster storage, or more requests to it at once" if loader.loader_waits else CHEAPER,
     )
 

@@ -26,6 +26,7 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.context import DiagnosisContext
+from flatout.diagnose.loader_advice import keep_workers
 from flatout.diagnose.stalls import ends_an_epoch, stall_finding, stalls_of
 from flatout.records.diagnosis import Finding
 from flatout.records.job_log import StallCause
@@ -47,7 +48,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         what="the training waits for its loader at the start of an epoch",
         changes=(
-            "DataLoader(persistent_workers=True)",
+            *keep_workers(context.job_facts),
             "make the first access of the data set cheap: open files and indices lazily or memory-mapped",
             "longer epochs",
         ),

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.host_evidence import busy_cores
+from flatout.diagnose.loader_advice import keep_workers
 from flatout.diagnose.stalls import ends_an_epoch, ranks_in_words, stall_finding, stalls_of
 from flatout.records.diagnosis import Finding
 from flatout.records.job_log import StallCause
@@ -43,7 +44,7 @@ _WHAT = {
     StallCause.UNKNOWN: "steps take longer than the regular step, for a cause that was not recorded",
 }
 _CHANGES = {
-    StallCause.LOADER_START: ("make the loader's iterator once", "DataLoader(persistent_workers=True)"),
+    StallCause.LOADER_START: ("make the loader's iterator once",),
     StallCause.LOADER: ("more workers or a larger prefetch_factor", "data on faster storage"),
     StallCause.LOGGING: ("log less often", "log in the background"),
     StallCause.COMPILATION: ("fixed shapes, or torch.compile(dynamic=True)",),
@@ -65,5 +66,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
             continue
         is_one_rank = cause != StallCause.UNKNOWN and len(context.log.ranks) > 1
         on = f" on {ranks_in_words(stalls)}" if is_one_rank else ""
-        findings += stall_finding(stalls, code=CODE, name=NAME, what=f"{what}{on}", changes=_CHANGES[cause])
+        changes = _CHANGES[cause]
+        if cause == StallCause.LOADER_START:
+            changes += keep_workers(context.job_facts)
+        findings += stall_finding(stalls, code=CODE, name=NAME, what=f"{what}{on}", changes=changes)
     return findings

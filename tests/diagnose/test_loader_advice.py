@@ -1,0 +1,49 @@
+"""Advice on the loader leaves out what the job has set already."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.diagnose.loader_advice import (
+    PERHAPS_STATEFUL,
+    STATEFUL,
+    keep_new_workers,
+    keep_workers,
+    pin_memory,
+    prefetch_more,
+)
+from flatout.records.change import JobFacts
+
+PERSISTENT = "DataLoader(persistent_workers=True)"
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_persistent", "advice"),
+    [(2, False, (PERSISTENT,)), (None, None, (PERSISTENT,)), (2, True, ()), (0, False, ())],
+)
+def test_workers_are_kept_where_there_are_some_that_end(
+    workers: int | None, is_persistent: bool | None, advice: tuple[str, ...]
+) -> None:
+    """torch refuses persistent workers where there are none."""
+    loader = JobFacts(loader_workers=workers, loader_has_persistent_workers=is_persistent)
+    assert keep_workers(loader) == advice
+
+
+def test_new_workers_are_kept_unless_they_are_already() -> None:
+    assert keep_new_workers(JobFacts(loader_workers=0)) == (f"{PERSISTENT} ({PERHAPS_STATEFUL})",)
+    assert keep_new_workers(JobFacts(loader_draws=True)) == (f"{PERSISTENT} ({STATEFUL})",)
+    assert keep_new_workers(JobFacts(loader_draws=False, loader_keeps_state=False)) == (PERSISTENT,)
+    assert keep_new_workers(JobFacts(loader_has_persistent_workers=True)) == ()
+
+
+@pytest.mark.parametrize(("prefetch", "advised"), [(None, 4), (2, 4), (4, 8)])
+def test_more_is_prefetched_than_now(prefetch: int | None, advised: int) -> None:
+    assert prefetch_more(JobFacts(loader_prefetch=prefetch)) == f"DataLoader(prefetch_factor={advised})"
+
+
+@pytest.mark.parametrize(
+    ("pins", "has_gpu", "is_advised"),
+    [(None, True, True), (False, True, True), (True, True, False), (None, False, False)],
+)
+def test_memory_is_pinned_once(pins: bool | None, has_gpu: bool, is_advised: bool) -> None:
+    assert bool(pin_memory(JobFacts(loader_pins_memory=pins), has_gpu=has_gpu)) == is_advised
