@@ -23,20 +23,19 @@ def ahead(job: Callable[..., Any]) -> Callable[[Any], Any]:
     return noted
 
 
-@pytest.fixture(scope="module")
-def begun(
-    warm: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Any]]]:
-    """The jobs of those tests of the module that will be run, by the tests' names."""
+@pytest.fixture(scope="module", autouse=True)
+def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """The jobs of those tests of the module that will be run, by the tests' names. They are started warm."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    tests = [test for test in tests if test.getparent(pytest.Module) is request.node and hasattr(test.function, _JOB)]
+    if tests:
+        request.getfixturevalue("warm")
     jobs = {}
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        for item in request.session.items:
-            if item.getparent(pytest.Module) is not request.node or not isinstance(item, pytest.Function):
-                continue
-            if hasattr(item.function, _JOB):
-                folder: Path = tmp_path_factory.mktemp("job")
-                parameters = item.callspec.params if hasattr(item, "callspec") else {}
-                jobs[item.name] = pool.submit(getattr(item.function, _JOB), folder, **parameters)
+        for test in tests:
+            folder: Path = tmp_path_factory.mktemp("job")
+            parameters = test.callspec.params if hasattr(test, "callspec") else {}
+            jobs[test.name] = pool.submit(getattr(test.function, _JOB), folder, **parameters)
         yield jobs
         for job in jobs.values():
             job.cancel()

@@ -104,7 +104,7 @@ def test_it_ends_with_its_parent_and_a_port_that_is_taken_is_one_line(ledger: Pa
 def test_a_job_under_watch_can_be_scraped_while_it_runs_and_not_after(tmp_path: Path) -> None:
     program = (
         "import time, torch\nmodel = torch.nn.Linear(1, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(80):\n    model(torch.ones(1)).backward(); optimizer.step(); time.sleep(0.1)\n"
+        "for _ in range(40):\n    model(torch.ones(1)).backward(); optimizer.step(); time.sleep(0.1)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "flatout", "run", "--metrics-port=0", "--", sys.executable, "-c", program],

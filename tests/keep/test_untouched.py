@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.keep.conftest import ahead
 
 import flatout as package
 
@@ -83,18 +84,6 @@ def test_output_in_its_order_and_code_are_the_jobs_own(tmp_path: Path, end: str,
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"train.py", "model.pt", "ledger.jsonl"}
 
 
-def test_a_handler_of_the_scripts_own_for_our_signal_stays(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, time\nimport torch\n"
-        "signal.signal(signal.SIGRTMIN + 8, lambda *_: print('mine', flush=True))\n"
-        "optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)\n"
-        "for _ in range(5):\n    optimizer.step(); time.sleep(0.01)\n"
-        "os.kill(os.getpid(), signal.SIGRTMIN + 8)\ntime.sleep(16)\nprint('end')\n"
-    )
-    code, out, ours = run(tmp_path, program, is_kept=True)
-    assert (code, out) == (0, b"mine\nend\n"), ours
-
-
 def test_the_users_interruption_reaches_the_job_once_and_ends_it(tmp_path: Path) -> None:
     program = (
         "import time, torch\ncount = 0\n"
@@ -116,3 +105,23 @@ def test_the_users_interruption_reaches_the_job_once_and_ends_it(tmp_path: Path)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (5, b"interrupted 1\n", b"")
+
+
+HANDLER = """\
+import os, signal, time
+import torch
+signal.signal(signal.SIGRTMIN + 8, lambda *_: print('mine', flush=True))
+optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+for _ in range(5):
+    optimizer.step()
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGRTMIN + 8)
+time.sleep(16)
+print('end')
+"""
+
+
+@ahead(lambda folder: run(folder, HANDLER, is_kept=True))
+def test_a_handler_of_the_scripts_own_for_our_signal_stays(ran: tuple[int, bytes, bytes]) -> None:
+    code, out, ours = ran
+    assert (code, out) == (0, b"mine\nend\n"), ours
