@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import typer
 
 from flatout.catalog import all_gpu_facts, all_models, all_systems
 from flatout.catalog.carbon import all_grids
@@ -26,7 +25,7 @@ from flatout.catalog.links import all_gpu_links, all_nics, all_pcie
 from flatout.catalog.prices import Price, Range, all_prices
 from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.forbidden import FORBIDDEN
-from flatout.cli import app
+from flatout.cli import parser
 from flatout.cli.help import NO_WRAP
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
@@ -107,7 +106,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def cli() -> str:
     """Each verb: usage, description, arguments and options."""
-    group: Any = typer.main.get_command(app)
+    group: Any = parser()
     parent = group.make_context("flatout", [], resilient_parsing=True)
     return "\n\n".join(_verb(name, command, parent) for name, command in _commands(group, ""))
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
-from flatout.cli import app
+from flatout.cli import parser
 
 
 def commands() -> dict[str, Any]:
     """By their whole names, `flatout` and its groups among them: `flatout schedule replay`."""
-    return dict(_below("flatout", typer.main.get_command(app)))
+    return dict(_below("flatout", parser()))
 
 
 def _below(name: str, command: Any) -> Iterator[tuple[str, Any]]:

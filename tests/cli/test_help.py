@@ -7,13 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-import typer
 from tests.cli.commands import commands, is_group
 
-from flatout.cli import HEADINGS, VERBS, app, durations
+from flatout.cli import HEADINGS, VERBS, durations, parser
 from flatout.cli.help import summary
 
 COMMANDS = commands()
@@ -22,8 +20,7 @@ WIDTHS = (80, 120)
 
 def help_of(name: str, width: int) -> str:
     command = COMMANDS[name]
-    root: Any = typer.main.get_command(app)
-    context = root.make_context("flatout", [], resilient_parsing=True, terminal_width=width)
+    context = parser().make_context("flatout", [], resilient_parsing=True, terminal_width=width)
     if name != "flatout":
         context = command.make_context(
             name.removeprefix("flatout "), [], parent=context, resilient_parsing=True, terminal_width=width

@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import typer
 
 import flatout
 from flatout.catalog import all_gpu_facts
-from flatout.cli import VERBS, app
+from flatout.cli import VERBS, parser
 from flatout.diagnose.explain import HEADINGS
 from flatout.diagnose.rules import RULES
 from flatout.doctor.checks import CHECKS
@@ -63,7 +62,7 @@ def commands(group: Any, before: str = "") -> list[str]:
     return names
 
 
-COMMANDS = commands(typer.main.get_command(app))
+COMMANDS = commands(parser())
 
 
 def test_every_verb_has_a_command() -> None:

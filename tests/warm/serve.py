@@ -53,6 +53,7 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(flatout.__path__, "flatout."):
         if not _is_for_others(module.name):
             importlib.import_module(module.name)
+    sys.modules["flatout.cli"].parser()  # once, for every command that will be forked
 
 
 def _look_up_callers_without_their_source() -> None:
