@@ -98,7 +98,8 @@ class Process:
             OnNode(*asked["node"])()
         _be_seen_as(self._words, [f"{name}={value}" for name, value in self._variables.items()])
         signal.pthread_sigmask(signal.SIG_SETMASK, asked["mask"])
-        is_flatout = self._words[1:3] == ["-m", "flatout"]
+        program = [word for word in self._words[1:] if word not in ("-B", "-u")]
+        is_flatout = program[:2] == ["-m", "flatout"]
         if "LOCAL_RANK" in self._variables and not is_flatout:  # a rank starts no programs, as a rule
             return None
         return self._start_server()
