@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy.random  # noqa: F401 - else each of the forked processes imports it, when its random state is saved
 import torch
 
 from flatout.checkpoint import Checkpointer
