@@ -8,7 +8,7 @@ import pytest
 
 from flatout.errors import InputError
 from flatout.plan.counts import num_parameters
-from flatout.plan.model_names import workload
+from flatout.plan.model_names import executed_file, workload
 
 torch = pytest.importorskip("torch")
 
@@ -82,6 +82,43 @@ def test_what_is_no_transformer_is_one_line(name: str, message: str, file: Path)
     with pytest.raises(InputError, match=message) as error:
         workload(f"{file}:{name}")
     assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys\nsys.exit('no data\\nin /data')", "exits, with no data in /data"),
+        ("import sys\nsys.exit(3)", "exits, with code 3"),
+        ("def m():\n    raise SystemExit", "exits, with code 0"),
+        ("import os\nos._exit(7)", "ends the process: code 7"),
+        ("import os\nos.kill(os.getpid(), 9)", "ends the process: SIGKILL"),
+        ("class Odd(BaseException): pass\nraise Odd('x\\ny')", "fails on the meta device: Odd: x y"),
+        (
+            "import atexit\natexit.register(print, 'bye')\nraise ValueError('x')",
+            "fails on the meta device: ValueError: x",
+        ),
+    ],
+)
+def test_a_file_that_ends_itself_is_an_error_with_its_name(code: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text(code)
+    with pytest.raises(InputError) as error:
+        workload(f"{path}:m")
+    assert str(error.value) == f"`{path}:m` {message}"
+    assert error.value.hint
+
+
+def test_what_a_file_prints_is_not_part_of_the_plan(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file.write_text("print('loading')\n" + file.read_text())
+    assert workload(f"{file}:gpt2").num_layers == 12
+    assert capfd.readouterr() == ("", "loading\n")
+
+
+def test_only_a_file_that_exists_is_announced(file: Path) -> None:
+    assert executed_file(f"{file}:gpt2") == str(file)
+    assert executed_file("llama3-8b") is None
+    assert executed_file("config.json") is None
+    assert executed_file(f"{file}.absent.py:gpt2") is None
 
 
 def test_a_hugging_face_model_is_its_config(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from flatout.cli.help import Command, Group
 from flatout.cli.values import InvalidValue
 from flatout.errors import FlatoutError, OutputError
 from flatout.inside.protocol import Variable
+from flatout.report.streams import clean_streams, one_line
 from flatout.secrets import masked_text
 
 # The commands by heading, in the order of `flatout --help`. The command `x` is the function `x` of `x.py`, or the `app`
@@ -101,15 +102,16 @@ def parser() -> Any:
 def main() -> int:
     """Run the command in `sys.argv` and return its exit code. Tracebacks are shown only with FLATOUT_DEBUG=1."""
     _open_closed_streams()
-    try:
+    with clean_streams():
         try:
-            code = parser()(prog_name="flatout", standalone_mode=False)
-        except SystemExit as stop:
-            sys.stdout.flush()
-            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that ends the process
-        return _report(error)
-    return code if isinstance(code, int) else 0
+            try:
+                code = parser()(prog_name="flatout", standalone_mode=False)
+            except SystemExit as stop:
+                sys.stdout.flush()
+                return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that ends the process
+            return _report(error)
+        return code if isinstance(code, int) else 0
 
 
 def _open_closed_streams() -> None:
@@ -133,9 +135,9 @@ def _report(error: BaseException) -> int:
     if isinstance(error, _UsageError):
         return _refuse(error)
     flatout_error = error if isinstance(error, FlatoutError) else _translated(error)
-    print(f"error: {masked_text(str(flatout_error))}", file=sys.stderr)
+    print(f"error: {one_line(masked_text(str(flatout_error)))}", file=sys.stderr)
     if flatout_error.hint:
-        print(f"hint: {masked_text(flatout_error.hint)}", file=sys.stderr)
+        print(f"hint: {one_line(masked_text(flatout_error.hint))}", file=sys.stderr)
     return flatout_error.exit_code
 
 
@@ -147,7 +149,7 @@ def _refuse(error: Any) -> int:
         return 2
     if isinstance(error, InvalidValue) and error.param is not None:
         message = f"`{error.param.opts[0]}` {error.message}"
-    print(f"error: {masked_text(message[:1].lower() + message[1:].rstrip('.'))}", file=sys.stderr)
+    print(f"error: {one_line(masked_text(message[:1].lower() + message[1:].rstrip('.')))}", file=sys.stderr)
     print(f"hint: {_command_of(error)} --help", file=sys.stderr)
     return 2
 

@@ -166,9 +166,10 @@ def _refuse_with_bundle_on_standard_output(*outputs: object) -> None:
 def _write_bundle(snapshot: Snapshot, path: Path, *, force: bool) -> None:
     from flatout.doctor.inputs import bundle_bytes
     from flatout.report.files import write_new
+    from flatout.report.streams import safe_json
 
     if path == _STANDARD_OUTPUT:
-        sys.stdout.buffer.write(bundle_bytes(snapshot))
+        sys.stdout.write(safe_json(bundle_bytes(snapshot).decode()))
     else:
         write_new(path, bundle_bytes(snapshot), force=force)
 

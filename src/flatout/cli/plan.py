@@ -37,7 +37,10 @@ def plan(
     ctx: typer.Context,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model name, a config.json, FILE.py:NAME, or layers=N,hidden=N,heads=N,..."),
+        typer.Option(
+            metavar="NAME",
+            help="Model name, a config.json, FILE.py:NAME (the file is executed), or layers=N,hidden=N,heads=N,...",
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="NAME", help="SYSTEMxGPUS, e.g. h100x512, or a TOML file.")

@@ -13,6 +13,15 @@ from flatout.plan.modules import from_module
 from flatout.plan.typed_model import typed_model
 from flatout.records.plan import Workload
 
+_MODULE = re.compile(r"(.+\.py):(\w+)")
+
+
+def executed_file(name: str) -> str | None:
+    """Return the file that `workload(name)` executes; None if it executes none."""
+    module = _MODULE.fullmatch(name)
+    is_module = module is not None and "=" not in name and Path(module[1]).is_file()
+    return module[1] if module is not None and is_module else None
+
 
 def workload(name: str) -> Workload:
     """Return the model for a preset's name, a path to config.json, `FILE.py:NAME`, or widths, else raise InputError."""
@@ -22,7 +31,7 @@ def workload(name: str) -> Workload:
         return preset
     if "=" in name:
         return _checked(name, typed_model(name))
-    module = re.fullmatch(r"(.+\.py):(\w+)", name)
+    module = _MODULE.fullmatch(name)
     if module is not None:
         return from_module(Path(module[1]), module[2])
     path = Path(name)

@@ -2,7 +2,8 @@
 
 For a Hugging Face model, its config is used. For others, the shape comes from the weights and attributes: the longest
 list of blocks, the embedding, and the number of heads, which weights do not show. Then the number of parameters must
-agree with the module's; otherwise it is not a transformer that can be read here.
+agree with the module's; otherwise it is not a transformer that can be read here. The file is the user's own code: it is
+executed in a process of its own, and whatever it raises, prints or ends stays there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from flatout.errors import InputError
 from flatout.plan.counts import num_parameters
 from flatout.plan.huggingface import from_dict
+from flatout.plan.run_apart import run_apart
 from flatout.records.plan import Workload
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nhead")
@@ -30,16 +32,15 @@ def from_module(path: Path, name: str) -> Workload:
         raise InputError(f"`{path}:{name}` needs torch", hint="pip install torch, or pass a config.json") from error
     if not path.is_file():
         raise InputError(f"`{path}` cannot be read: no such file")
-    try:
-        with torch.device("meta"):
-            module = runpy.run_path(str(path)).get(name)
-            if callable(module) and not isinstance(module, torch.nn.Module):
-                module = module()
-    except Exception as error:
-        raise InputError(
-            f"`{path}:{name}` fails on the meta device: {type(error).__name__}: {error}",
-            hint="it must build the module without data, files or arguments",
-        ) from error
+    return run_apart(f"{path}:{name}", lambda: _workload(path, name, torch))
+
+
+def _workload(path: Path, name: str, torch: Any) -> Workload:
+    """Execute the file, and return the shape of what it builds."""
+    with torch.device("meta"):
+        module = runpy.run_path(str(path)).get(name)
+        if callable(module) and not isinstance(module, torch.nn.Module):
+            module = module()
     if not isinstance(module, torch.nn.Module):
         raise InputError(
             f"`{name}` in `{path}` must be a torch module or return one, but is {type(module).__name__}",

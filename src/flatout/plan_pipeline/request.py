@@ -10,7 +10,7 @@ from flatout.errors import UsageError
 from flatout.plan.clusters import cluster as read_cluster
 from flatout.plan.inputs import PRECISIONS
 from flatout.plan.layouts import TrainingSpec
-from flatout.plan.model_names import workload
+from flatout.plan.model_names import executed_file, workload
 from flatout.plan.search_context import SearchContext
 from flatout.plan.shipped import shipped
 from flatout.plan_pipeline.calibration import calibrated
@@ -32,12 +32,18 @@ class PlanRequest:
 
 
 def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
-    """Read the model, the cluster and the measurements. `note` is called with a message about each unused input.
+    """Read the model, the cluster and the measurements.
+
+    `note` is called with a message about each unused input, and before a file of the user's is executed.
 
     Raises UsageError for an unknown model, cluster or precision, and InputError for a file that cannot be used.
     """
     cluster, matmul_share = read_cluster(request.cluster)
     _check_precision(request.precision, cluster)
+    if (file := executed_file(request.model)) is not None:
+        note(
+            f"note: `--model` executes `{file}` as you, with all that you may do: plan only with a file that you trust"
+        )
     spec = TrainingSpec(
         workload=workload(request.model),
         cluster=cluster,

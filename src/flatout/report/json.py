@@ -14,6 +14,7 @@ import msgspec
 from flatout import __version__
 from flatout.errors import InputError
 from flatout.records.diagnosis import PART_NAMES, Diagnosis
+from flatout.report.streams import safe_json
 from flatout.secrets import masked_command
 
 SCHEMA = "flatout/diagnosis"
@@ -45,9 +46,9 @@ def enveloped_json(
     values = {key: getattr(record, field) for field, key in names}
     content |= {key: value for key, value in values.items() if value is not msgspec.UNSET}
     data = msgspec.json.encode(content, enc_hook=_plain)
-    if not pretty:
-        return data
-    return msgspec.json.format(data, indent=2) + b"\n"
+    if pretty:
+        data = msgspec.json.format(data, indent=2) + b"\n"
+    return safe_json(data.decode()).encode()
 
 
 def is_diagnosis(path: str | Path) -> bool:

@@ -11,6 +11,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from flatout.report.streams import draw_line
+
 QUIET_S = 2.0
 
 
@@ -33,15 +35,14 @@ class ProgressLine:
             self._write(f"{self._label}: {done:,} of {total:,}, about {left_s:.0f} s left ")
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r{text}")
-        sys.stderr.flush()
+        draw_line(text)
         self._is_shown = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_shown:
-            sys.stderr.write("\r\033[K")
+            draw_line("")
 
 
 class WaitingLine(ProgressLine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from flatout.report.streams import one_line
 from flatout.secrets import masked_text
 
 PREFIX = "flatout: "
@@ -13,4 +14,4 @@ PREFIX = "flatout: "
 def say(text: str, *, prefix: str = PREFIX) -> None:
     """Print `text`, masked, on standard error. The job is kept alive even if standard error is closed or full."""
     with suppress(OSError, ValueError):
-        print(f"{prefix}{masked_text(text)}", file=sys.stderr, flush=True)
+        print(f"{prefix}{one_line(masked_text(text))}", file=sys.stderr, flush=True)

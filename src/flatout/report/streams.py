@@ -1,0 +1,97 @@
+r"""The one place where text leaves to a terminal: control and bidirectional characters never pass it.
+
+In: whatever Flatout prints on standard output and standard error: reports, errors, hints, notes, help. Out: the same,
+in which a character that could move the cursor, change a setting or reorder the line stands as its escape (`\x1b`,
+`\u202e`). Only the bold and dim text of Flatout's own reports is let through, and the line of `ProgressLine`. The
+output of the user's job never comes here: the job writes to the terminal itself, untouched.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+# C0 and C1 controls except newline and tab; soft hyphen, zero-width and bidirectional marks, separators of lines and
+# paragraphs, interlinear annotations, tags, private use, and halves of surrogates.
+_UNSAFE = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\ud800-\uf8ff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\U000f0000-\U0010ffff"
+)
+_PLAIN = re.compile(f"(?P<unsafe>[{_UNSAFE}])")
+_STYLED = re.compile(f"\x1b\\[[012]m|(?P<unsafe>[{_UNSAFE}])")  # the sequences of `TextStyle`
+_LINE = re.compile(f"(?P<unsafe>[\n\t{_UNSAFE}])")
+_JSON = re.compile(f"[{_UNSAFE}]")
+
+
+class CleanStream:
+    """A stream that escapes what a terminal would act on, and passes everything else on."""
+
+    def __init__(self, stream: TextIO, *, is_styled: bool = False) -> None:
+        self._stream = stream
+        self._pattern = _STYLED if is_styled else _PLAIN
+
+    def write(self, text: str) -> int:
+        clean = self._pattern.sub(_escaped, text)
+        try:
+            self._stream.write(clean)
+        except UnicodeEncodeError:  # the terminal's encoding has no such character
+            encoding = self._stream.encoding or "ascii"
+            self._stream.write(clean.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def draw(self, text: str) -> None:
+        """Replace the current line of the terminal with `text`; remove it if that is empty."""
+        self._stream.write("\r\033[K" + self._pattern.sub(_escaped, text))
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def clean_streams() -> Iterator[None]:
+    """Let all that is printed within the block pass through `CleanStream`."""
+    before = sys.stdout, sys.stderr
+    is_terminal = sys.stdout.isatty()
+    sys.stdout = CleanStream(sys.stdout, is_styled=is_terminal)
+    sys.stderr = CleanStream(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def draw_line(text: str) -> None:
+    """Replace the current line of standard error with `text`, for a line of progress that is drawn again and again."""
+    stream = sys.stderr if isinstance(sys.stderr, CleanStream) else CleanStream(sys.stderr)
+    stream.draw(text)
+
+
+def one_line(text: str) -> str:
+    r"""Return the text of an error on one line; a newline in a name stands as `\n`."""
+    return _LINE.sub(_escaped, text.strip("\n"))
+
+
+def safe_json(text: str) -> str:
+    r"""Return JSON of the same meaning without characters that a terminal would act on: they are written `\uXXXX`."""
+    return _JSON.sub(_json_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    unsafe = match["unsafe"]
+    if unsafe is None:
+        return match[0]
+    return unsafe.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def _json_escaped(match: re.Match[str]) -> str:
+    data = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{data[index]:02x}{data[index + 1]:02x}" for index in range(0, len(data), 2))
