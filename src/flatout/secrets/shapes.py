@@ -49,6 +49,10 @@ _PEM = re.compile(
     r"(?:(?!-----END)[\w+/=\s\\:,.()-]){1,20000}(-----END [A-Z0-9 ]{0,40}-----)?"
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s{1,3})([\w.~+/-]{6,4000}={0,2})")
+_AFTER_BEARER = {
+    *("authentication", "authorization", "tokens", "scheme", "schemes", "header", "headers", "credentials", "method"),
+    *("required", "missing", "invalid", "expired", "support", "format", "strategy", "security", "access", "client"),
+}
 _USER = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,20})://(?P<user>[^\s:@/'\"<>?#]{0,400})"
     r"(?::(?!\d{1,5}(?:[/,?#\s'\"]|$))(?P<password>[^\s'\"<>/]{0,400}|[^\s'\"<>@,]{0,400}))?@"
@@ -137,7 +141,7 @@ def _masked_query(match: re.Match[str]) -> str:
 
 def _masked_bearer(match: re.Match[str]) -> str:
     scheme, value = match[1].lower(), match[3]
-    is_secret = _is_basic(value) if scheme == "basic" else any(map(str.isdigit, value))
+    is_secret = _is_basic(value) if scheme == "basic" else value.lower().rstrip(".") not in _AFTER_BEARER
     return f"{match[1]}{match[2]}{MASK}" if is_secret else match[0]
 
 
