@@ -29,7 +29,7 @@ class StepFile:
         path = recording / File.STEPS.of(rank)
         self.rank = rank
         self.num_lost = 0
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         self._held: list[str] = [json.dumps({"schema": SCHEMA, "version": VERSION, **header, "columns": STEP_COLUMNS})]
         self._next_ns = 0
 

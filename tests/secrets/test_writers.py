@@ -1,0 +1,104 @@
+"""Each file that Flatout creates is created privately, or stands in a table with the reason why it holds no secret."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import flatout
+
+PACKAGE = Path(flatout.__file__).parent
+
+# What is written by modules that create files in another way than `open_private`, `write_private` and `write_new`.
+# Whoever adds one asks: can a command, a message, an environment or the output of a job get into this file?
+WRITERS = {
+    "checkpoint/files.py": "the tensors of the user's checkpoint, with the user's own mode",
+    "checkpoint/lock.py": "host and process that hold a checkpoint folder",
+    "checkpoint/scripted.py": "a copy of the user's checkpoint",
+    "checkpoint/store.py": "the log of a checkpoint folder and why a rank failed, both masked",
+    "cli/__init__.py": "/dev/null",
+    "inside/checkpoints/safe_save.py": "sizes and checksums of the user's checkpoint",
+    "inside/checks/data_check.py": "numbers",
+    "inside/checks/gradients.py": "numbers",
+    "inside/failure/stderr_tail.py": "the end of standard error, for the user alone; masked when it is read",
+    "inside/phases/end_rank.py": "/dev/null",
+    "inside/liveness/beat.py": "numbers, host and process",
+    "inside/liveness/heartbeat.py": "the flight recorder's records of collectives",
+    "inside/liveness/stacks.py": "stacks: files, lines and names of functions, without values",
+    "inside/phases/consensus.py": "numbers of steps",
+    "inside/phases/stop.py": "the number of a step",
+    "inside/recording/loader_watch.py": "numbers",
+    "inside/recording/step_file.py": "rows of numbers; how the process ended, as the name of an exception",
+    "inside/startup/sitecustomize.py": "processes and kinds of events",
+    "keep/flight.py": "a request to the ranks, without content",
+    "keep/ledger.py": "the ledger, for the user alone; each text is masked by the function that it is given",
+    "launch/standard_input.py": "the standard input of the job, in a temporary file for the user alone",
+    "launch/witness.py": "/dev/null",
+    "plan/run_apart.py": "a pipe",
+    "plan/run_calibration.py": "fitted constants",
+    "predict/history.py": "predictions and measurements of changes",
+    "probe/ceilings/current_benchmark.py": "the number of a benchmark",
+    "probe/ceilings/start.py": "what a benchmark's own workers say",
+    "probe/ceilings/storage.py": "test data",
+    "probe/sampler.py": "samples of hardware counters",
+    "profile/finish.py": "torch's trace, compressed",
+    "profile/folder.py": "the ID of a run; and the empty file of a host, for the user alone",
+    "read/archives.py": "members of the user's archive, in a temporary folder",
+    "report/files.py": "devices and pipes that the user names",
+    "schedule/live/log.py": "the undo log, for the user alone; its command and what Slurm said are masked",
+    "testing/trace_builder.py": "invented traces",
+    "trial/journal.py": "a newline after an interrupted line",
+}
+
+
+def _creating_calls(source: str) -> list[str]:
+    """Return the calls that can create a file."""
+    return [ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and _creates(node)]
+
+
+def _creates(call: ast.Call) -> bool:
+    name = ast.unparse(call.func).rpartition(".")[2]
+    if name in ("write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "TemporaryFile", "touch"):
+        return True
+    if name not in ("open", "fdopen"):
+        return False
+    text = ast.unparse(call)
+    if "O_CREAT" in text or "O_WRONLY" in text or "O_RDWR" in text:
+        return True
+    values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    modes = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "path.write_text(shlex.join(command))",
+        "path.write_bytes(data)",
+        "open(path, 'w').write(x)",
+        "path.open('a', encoding='utf-8')",
+        "path.open(mode='xb')",
+        "os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)",
+        "tempfile.NamedTemporaryFile()",
+    ],
+)
+def test_a_writer_is_found(source: str) -> None:
+    assert len(_creating_calls(source)) == 1
+
+
+@pytest.mark.parametrize("source", ["path.open('rb')", "open(path)", "open_private(path, 'w')", "write_private(p, x)"])
+def test_a_reader_or_a_private_writer_is_none(source: str) -> None:
+    assert _creating_calls(source) == []
+
+
+def test_a_module_that_creates_files_is_in_the_table() -> None:
+    creating = set()
+    for path in PACKAGE.rglob("*.py"):
+        if _creating_calls(path.read_text(encoding="utf-8")):
+            creating.add(str(path.relative_to(PACKAGE)))
+    assert creating - WRITERS.keys() == set(), (
+        "mask what is written and create it with `write_private`, or add a reason"
+    )
+    assert WRITERS.keys() - creating == set(), "no longer creates a file in another way"
