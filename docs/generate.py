@@ -629,6 +629,11 @@ def changelog() -> str:
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def security() -> str:
+    """The repository's SECURITY.md."""
+    return (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     generator.__name__: generator
     for generator in (
@@ -668,6 +673,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         changes,
         checks,
         changelog,
+        security,
         words,
     )
 }

@@ -1,4 +1,4 @@
-"""Mask the secrets in a tuning's command before files are written with it, and tell that they must be put back."""
+"""Mask the secrets in a tuning's command before files are written with it, and say that they must be filled in."""
 
 from __future__ import annotations
 

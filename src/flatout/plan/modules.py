@@ -2,8 +2,8 @@
 
 For a Hugging Face model, its config is used. For others, the shape comes from the weights and attributes: the longest
 list of blocks, the embedding, and the number of heads, which weights do not show. Then the number of parameters must
-agree with the module's; otherwise it is not a transformer that can be read here. The file is the user's own code: it is
-executed in a process of its own, and whatever it raises, prints or ends stays there.
+agree with the module's; otherwise it is not a transformer that can be read here. The file is the user's code: it is
+executed in a separate process, and whatever it raises, prints or ends stays there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Run the user's code in a process of its own, which can end however it likes.
+"""Run the user's code in a separate process, which can end in any way.
 
 In: a function that runs the code and returns a workload. Out: that workload, or an InputError of one line that names
 the file: for an exception, `sys.exit`, `os._exit` or a signal. What the code prints goes to standard error, because
-standard output holds the plan. It is no sandbox: the code runs as the user, with everything that the user may do.
+standard output holds the plan. This is not a sandbox: the code runs as the user, with everything that the user may do.
 """
 
 from __future__ import annotations

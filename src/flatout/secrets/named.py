@@ -91,7 +91,7 @@ def _is_variable(text: str, head: re.Match[str], value: re.Match[str]) -> bool:
 
 
 def _shown(kind: SecretKind, head: re.Match[str], value: re.Match[str]) -> str | None:
-    """Return what is shown instead of a value; None if it is no secret."""
+    """Return what is shown instead of a value; None if it is not a secret."""
     name = head["name"].lstrip("-")
     prefix = value["prefix"] or ""
     if value["quoted"] is not None:

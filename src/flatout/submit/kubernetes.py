@@ -21,7 +21,7 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 def prepare(request: JobRequest) -> Prepared:
     """Prepare the manifest. Raises UsageError for a rendezvous that no pod could find."""
     # The tuning's path on this machine is meaningless in the image.
-    # The manifest is a file for the user, so its secrets are masked: Kubernetes has a place of its own for them.
+    # The manifest is a file for the user, so its secrets are masked: Kubernetes has a separate place for them.
     tuning = msgspec.structs.replace(masked_tuning(request.tuning), config=CONFIG, keep=_keep_in_a_pod(request))
     manifest = kubernetes.emit(
         tuning,
