@@ -127,6 +127,21 @@ python train.py --use-auth-token «hf_abcdefghijklmnop» --steps 3
 rclone copy --s3-secret-access-key «wJalr/EXAMPLE» a: b:
 az login --service-principal -u app -t tenant --password «hunter2»
 openssl enc -aes-256-cbc -pass «pass:x12345» --pass-phrase «hunter2»
+aws configure set aws_secret_access_key «abc123»
+curl -b 'session=«abc123»' https://host/x
+curl -H X-Auth-Key: «abc123» https://host/x
+openssl rsa -passin pass:«abc123»
+zip -P «abc123» f.zip x
+7z x -p«abc123» f.7z
+mongosh -u me -p «abc123»
+lftp -u me,«abc123» ftp://host
+ssh-keygen -t ed25519 -N «abc123» -f key
+python train.py --bearer «abc123»
+python train.py --auth-header '«Bearer abc»'
+python train.py --stream wss://«tok123»@host/ws
+python train.py --page https://events.pagerduty.com/integration/«0f2e11aa223344556677»/enqueue
+kubectl create secret generic x --from-literal=password=«abc123»
+helm install --set auth.password=«abc123» x
 mc alias set s3 https://host --access-key «AK123» --secret-key «SK456»
 ldapsearch -D cn=me -w «hunter2» -b dc=x
 """
@@ -229,6 +244,10 @@ jdbc:mysql://me:«hunter2»@db/x?useSSL=false
 subprocess.CalledProcessError: Command '['python', 'train.py', '--api-key', '«k9Xv2»', '--lr', '3']' returned non-zero exit status 1.
 cmd: ["curl", "-H", "X-Api-Key: «k9Xv2»", "https://host/x"]
 argv: ['train.py', 'HF_TOKEN=«abc123»', '--password', '«hunter2»']
+pymssql.OperationalError: login failed for user me with password «hunter2»
+grant_type=client_credentials&client_id=x&client_secret=«abc123»
+{"access_token": "«abc123»", "token_type": "Bearer", "expires_in": 3600}
+{"auths": {"registry": {"auth": "«YWxpY2U6cHc=»"}}}
 rediss://default:«a1b2c3»@cache.example:6380
 """
 
@@ -433,6 +452,9 @@ File "/work/auth/tokens.py", line 7, in read_token
 import secrets, tokenize, keyword, getpass
 from transformers import AutoTokenizer, AutoModelForTokenClassification
 Command '['torchrun', '--nproc-per-node', '4', 'train.py', '--eos-token', '<end>']' returned non-zero exit status 1.
+with password authentication for user me
+git config set user.name me
+unzip -p f.zip x
 warmup_steps=100 weight_decay=0.1 betas=(0.9, 0.95)
 DataLoader(num_workers=4, pin_memory=True, prefetch_factor=2)
 DistributedDataParallel(bucket_cap_mb=25, gradient_as_bucket_view=True)

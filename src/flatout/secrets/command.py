@@ -32,7 +32,7 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
             masked.append(MASK if is_secret else masked_word(word))
             before = None
             continue
-        before = _named_by(word)
+        before = _named_by(word, masked)
         masked.append(masked_text(word) if runs_shell and _is_line(word) else masked_word(word))
     return tuple(masked)
 
@@ -56,11 +56,15 @@ def _is_line(word: str) -> bool:
     return _LINE.match(word) is not None
 
 
-def _named_by(word: str) -> tuple[SecretKind, str] | None:
-    """Return the kind and the name of the secret that the next argument is; None if this is no such option."""
-    if not word.startswith("-") or "=" in word or not re.fullmatch(r"--?[A-Za-z][\w.-]*", word):
+def _named_by(word: str, before: Sequence[str]) -> tuple[SecretKind, str] | None:
+    """Return the kind and the name of the secret that the next argument is; None if this argument names none.
+
+    It does as an option (`--api-key`), as a header (`X-Api-Key:`), and after `set` (`aws configure set NAME`).
+    """
+    is_set = bool(before) and before[-1] == "set" and re.fullmatch(r"[A-Za-z_][\w.-]*", word) is not None
+    if not is_set and not re.fullmatch(r"--?[A-Za-z][\w.-]*|[A-Za-z][\w-]*-[\w-]*:", word):
         return None
-    name = word.lstrip("-")
+    name = word.strip("-:")
     kind = secret_kind(name)
     return (kind, name) if kind is not None else None
 

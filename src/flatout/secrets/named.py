@@ -26,6 +26,12 @@ _OPTION = re.compile(
     r"(?<![\w.-])--?(?P<name>[A-Za-z][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"(?:[ \t]{1,10}(?=[^\s-])|[\"'],[ \t]{0,3}(?=[\"'][^-\"']))"
 )
+# `aws configure set NAME value`, `kaggle config set -n NAME -v value`.
+_SET = re.compile(
+    r"(?<![\w.-])config(?:ure)?[ \t]{1,3}(?:--?\w{1,20}[ \t]{1,3})?set[ \t]{1,3}(?:-n[ \t]{1,3})?"
+    r"(?P<name>[A-Za-z_][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
+    r"[ \t]{1,10}(?:-v[ \t]{1,3})?(?=[^\s-])"
+)
 _VALUE = re.compile(
     rf"(?P<prefix>[bfruBFRU]{{0,2}}(?=[\"']))?(?:(?P<quoted>{_QUOTED})"
     r"|(?P<list>\[[^\[\]\n]{0,4000}\])|(?P<table>\{[^{}\n]{0,4000}\})|(?P<unclosed>[\"'])?(?P<bare>[^\s\"'`]{1,4000}))"
@@ -49,7 +55,7 @@ _VALUE_CHARACTERS, _RANDOM_CHARACTERS = 4100, 200
 
 def masked_values(text: str) -> str:
     """Mask the value after each name of a secret."""
-    return _masked(_masked(text, _ASSIGNED), _OPTION)
+    return _masked(_masked(_masked(text, _ASSIGNED), _OPTION), _SET)
 
 
 def _masked(text: str, pattern: re.Pattern[str]) -> str:

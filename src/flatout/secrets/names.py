@@ -216,7 +216,7 @@ def secret_kind(name: str) -> SecretKind | None:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if "webhook" in words and last in ("webhook", "url", "uri", "hook", "address", "endpoint"):
         return SecretKind.WEBHOOK
-    if words[-2:] == ["secret", "id"] or words[-2:] in (["security", "token"], ["pass", "phrase"]):
+    if words[-2:] == ["secret", "id"] or words[-2:] in (["security", "token"], ["pass", "phrase"], ["auth", "header"]):
         return SecretKind.CERTAIN
     if last in _ABOUT:
         return None
@@ -232,6 +232,8 @@ def _names_one(words: list[str]) -> bool:
 def _kind_of_words(words: list[str], last: str, before: str) -> SecretKind | None:
     if any(word in _STRONG or word.endswith(_STRONG_ENDS) for word in words):
         return SecretKind.CERTAIN
+    if last == "bearer":
+        return SecretKind.TOKEN
     if last == "token":
         return None if before in _NOT_OF_TOKENS else SecretKind.TOKEN
     if last == "tokens":

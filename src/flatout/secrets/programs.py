@@ -22,6 +22,13 @@ _HEADS = (
     rf"redis-cli{_BEFORE}-a[ \t]{{1,3}}",
     rf"ldap\w{{3,10}}{_BEFORE}-w[ \t]{{1,3}}",
     rf"(?:curl|wget|https?|xh){_BEFORE}(?:-u|-U|--user|--proxy-user|-a)[ \t=]{{0,3}}{_USER}",
+    rf"curl{_BEFORE}(?:-b|--cookie)[ \t=]{{1,3}}[\"']?[\w.-]{{1,80}}=",
+    r"-pass(?:in|out)?[ \t]{1,3}pass:",
+    rf"(?:un)?zip{_BEFORE}-P[ \t]{{1,3}}",
+    rf"7z[ar]?{_BEFORE}-p(?=[^ \t])",
+    rf"mongo(?:sh|dump|restore)?{_BEFORE}-p[ \t]{{1,3}}",
+    rf"lftp{_BEFORE}-u[ \t]{{1,3}}[^\s,]{{1,200}},",
+    rf"ssh-keygen{_BEFORE}-N[ \t]{{1,3}}",
     rf"smbclient{_BEFORE}-U[ \t]{{1,3}}[^\s%]{{1,200}}%",
 )
 _PROGRAMS = re.compile(

@@ -67,7 +67,7 @@ _WEBHOOK = re.compile(
 )
 _BOT = re.compile(r"(/bot)(\d{6,12}:[\w-]{20,})")
 _NAMED_SEGMENT = re.compile(
-    r"(?i)(/(?:api[_-]?keys?|tokens?|secrets?|keys?|access[_-]?tokens?)/)([^/\s?#'\"<>]{16,400})(?=[/\s?#'\"<>]|$)"
+    r"(?i)(/(?:api[_-]?keys?|tokens?|secrets?|keys?|access[_-]?tokens?|integration)/)([^/\s?#'\"<>]{16,400})(?=[/\s?#'\"<>]|$)"
 )
 _QUERY = re.compile(r"((?:[?&#]|&amp;|\\u0026)([\w.~%-]{1,80})=)([^&\s\"'<>#\\]{1,4000})")
 _NAMES_OF_QUERIES = {
@@ -119,7 +119,7 @@ def _is_token(scheme: str, user: str) -> bool:
     """Whether a URL's user without a password is a token, as in `https://TOKEN@github.com`."""
     if not user or user == MASK or user.lower() in _NAMES_OF_USERS or user.startswith("$"):
         return False
-    return looks_random(user) if not scheme.lower().startswith(("http", "git+http")) else True
+    return looks_random(user) if not scheme.lower().startswith(("http", "git+http", "ws")) else True
 
 
 def _masked_segment(match: re.Match[str]) -> str:

@@ -19,7 +19,10 @@ _WORDS_OF_NAMES = (
     *("secret", "pass", "pwd", "pswd", "token", "key", "auth", "cred", "cookie", "otp", "jwt", "psk", "webhook", "sas"),
     *("signature", "mnemonic", "connectionstring", "motdepasse", "security", "identified"),
 )
-_PROGRAMS = ("sshpass", "curl", "wget", "http", "mysql", "wandb", "login", "redis-cli", "ldap", "smbclient", "xh ")
+_PROGRAMS = (
+    *("sshpass", "curl", "wget", "http", "mysql", "wandb", "login", "redis-cli", "ldap", "smbclient", "xh "),
+    *("zip", "7z", "mongo", "lftp", "ssh-keygen", "pass:"),
+)
 _HEADER = re.compile(
     r"(?i)((?<![\w-])(?:proxy-|x-)?authorization\\{0,8}[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\{0,8}[\"']?)"
     r"(?:(?:bearer|basic|token|negotiate|apikey|api-key|key|bot|splunk|snowflake|genie|oauth)[ \t]{1,3}(\S)"
@@ -47,7 +50,8 @@ _NETRC = re.compile(
 )
 # A secret in a sentence: `the password is hunter2`, `Incorrect API key provided: X`.
 _SAID = re.compile(
-    r"(?i)\b((?:password|passwd|passphrase|api[ _-]?key|secret(?: key)?|(?:access |auth )?token)"
+    r"(?i)\b((?:(?:with|using|and|by) (?:the )?(?:password|passwd|passphrase)[ \t]{1,3}[\"'`(]?)"
+    r"|(?:password|passwd|passphrase|api[ _-]?key|secret(?: key)?|(?:access |auth )?token)"
     r"(?: provided:?| is:?| was:?|:)[ \t]{1,3}[\"'`(]?)([\w.~+/!@#$%^&*-]{6,400})"
 )
 _LEAST_TOKEN = 16
