@@ -19,8 +19,8 @@ MASKED = (
 )
 
 
-def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
-    """Return the lines of the heading, without comment signs. `has_command`: the command follows in the file."""
+def heading(tuning: Tuning) -> list[str]:
+    """Return the lines of the heading, without comment signs."""
     lines = [f"Written by flatout {__version__}: {tuning.changes.name}"]
     if tuning.verdict is not None and tuning.verdict.speedup is not None:
         lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
@@ -34,7 +34,7 @@ def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
     where = ", ".join(f"{name} {value}" for name, value in {**tuning.machine, **tuning.versions}.items())
     if where:
         lines.append(f"On: {where}")
-    if has_command and any(MASK in word for word in (*tuning.command, *tuning.sbatch_options)):
+    if any(MASK in word for word in (*tuning.command, *tuning.sbatch_options)):
         lines.append(MASKED)
     return [one_comment_line(line) for line in lines]
 
@@ -54,5 +54,5 @@ def one_comment_line(text: str) -> str:
     return "".join(character for character in " ".join(text.split()) if character.isprintable())
 
 
-def commented(tuning: Tuning, *, has_command: bool = False) -> str:
-    return "".join(f"# {line}\n" for line in heading(tuning, has_command=has_command))
+def commented(tuning: Tuning, sign: str = "#") -> str:
+    return "".join(f"{sign} {line}\n" for line in heading(tuning))
