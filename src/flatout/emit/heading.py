@@ -19,13 +19,11 @@ MASKED = (
 )
 
 
-def heading(tuning: Tuning) -> list[str]:
-    """Return the lines of the heading, without comment signs."""
+def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
+    """Return the lines of the heading, without comment signs. `has_command`: the command follows in the file."""
     lines = [f"Written by flatout {__version__}: {tuning.changes.name}"]
     if tuning.verdict is not None and tuning.verdict.speedup is not None:
         lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
-        if tuning.covers_first_epoch_only:
-            lines.append("Measured in the first epoch only: its loader changes may cost time in later epochs")
     unknown = [tuned.change.name for tuned in tuning.each if not tuned.is_shown_alone]
     if unknown:
         lines.append(
@@ -34,7 +32,7 @@ def heading(tuning: Tuning) -> list[str]:
     where = ", ".join(f"{name} {value}" for name, value in {**tuning.machine, **tuning.versions}.items())
     if where:
         lines.append(f"On: {where}")
-    if any(MASK in word for word in (*tuning.command, *tuning.sbatch_options)):
+    if has_command and any(MASK in word for word in (*tuning.command, *tuning.sbatch_options)):
         lines.append(MASKED)
     return [one_comment_line(line) for line in lines]
 
@@ -54,5 +52,5 @@ def one_comment_line(text: str) -> str:
     return "".join(character for character in " ".join(text.split()) if character.isprintable())
 
 
-def commented(tuning: Tuning, sign: str = "#") -> str:
-    return "".join(f"{sign} {line}\n" for line in heading(tuning))
+def commented(tuning: Tuning, *, has_command: bool = False) -> str:
+    return "".join(f"# {line}\n" for line in heading(tuning, has_command=has_command))

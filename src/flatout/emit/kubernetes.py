@@ -93,7 +93,7 @@ def emit(
         f"the image must have flatout, and {CONFIG} in its working folder",
         with_flatout="the image must have flatout",
     )
-    return Emitted(path="jobset.yaml", text=commented(tuning) + text, notes=tuple(notes))
+    return Emitted(path="jobset.yaml", text=commented(tuning, has_command=True) + text, notes=tuple(notes))
 
 
 def _environment(tuning: Tuning, *, is_restarted: bool) -> dict[str, Value]:

@@ -24,7 +24,7 @@ def emit(tuning: Tuning) -> Emitted:
         job["entrypoint_num_gpus"] = int(gpus)
     variables = {} if tuning.needs_run else dict(sorted(tuning.changes.environment.items()))
     job["runtime_env"] = {"env_vars": variables}
-    job["metadata"] = {"flatout": "; ".join(heading(tuning))}
+    job["metadata"] = {"flatout": "; ".join(heading(tuning, has_command=True))}
     notes += [*unplaced(tuning), *named_head(tuned_command(tuning))]
     nodes = num_nodes(tuning)
     if nodes > 1:

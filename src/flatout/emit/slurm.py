@@ -45,7 +45,7 @@ def emit(tuning: Tuning, *, keeps_rendezvous: bool = False, setup: str = "") -> 
     line = _command_line(tuning, meets_on_head_node=meets_on_head_node)
     options, notes = _without_time(tuning.sbatch_options)
     script = ["#!/usr/bin/env bash\n", *(f"#SBATCH {directive}\n" for directive in _directives(tuning, options))]
-    script += [commented(tuning), SHELL_OPTIONS, setup]
+    script += [commented(tuning, has_command=True), SHELL_OPTIONS, setup]
     if not tuning.needs_run:
         script.append(exported(tuning))
     if "$head_node" in line:

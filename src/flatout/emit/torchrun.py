@@ -13,7 +13,8 @@ def emit(tuning: Tuning) -> Emitted:
     """Return the script. With patches, it only calls `flatout run`, which sets the environment and arguments itself."""
     exports = "" if tuning.needs_patches else exported(tuning)
     words = tuned_command(tuning)
-    text = f"#!/usr/bin/env bash\n{commented(tuning)}set -euo pipefail\n{exports}exec {script_lines(words)}\n"
+    heading = commented(tuning, has_command=True)
+    text = f"#!/usr/bin/env bash\n{heading}set -euo pipefail\n{exports}exec {script_lines(words)}\n"
     return Emitted(path="launch.sh", text=text, notes=(*unplaced(tuning), *named_head(words)))
 
 

@@ -108,7 +108,7 @@ def emit(tuning: Tuning) -> Emitted:
         measured=_verdict(tuning.verdict),
         change=tuple(_stored(change, each.get(change.name)) for change in tuning.changes.changes),
     )
-    return Emitted(path="tuned.toml", text=commented(tuning) + _toml(msgspec.to_builtins(stored)))
+    return Emitted(path="tuned.toml", text=commented(tuning, has_command=True) + _toml(msgspec.to_builtins(stored)))
 
 
 def read(path: Path) -> Tuned:
