@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,6 +38,7 @@ PARTS_WITH_FINDING = frozenset(
         Part.MEMORY_COPY,
     }
 )
+MIN_STALL_SHARE = 0.5  # of the regular step; a traced step with a longer stall is not one of the regular steps
 MIN_TRACED_SHARE = 0.9  # share of the job that its traces represent; below this, the data quality says so
 HOST_PARTS = (Part.HOST_SYNC, Part.HOST_LAUNCH)
 _PART_OF_STALL = {
@@ -62,13 +64,15 @@ class DiagnosisContext:
         log: JobLog | None = None,
         stall_trace: StallTrace | None = None,
     ) -> None:
-        self.job = job
+        self.stalled_steps = _stalled_steps(job, log)
+        self.job = _without_steps(job, self.stalled_steps)
         self.job_facts = job_facts or JobFacts()  # facts from a recording that traces do not contain
         self.log = log  # the step log of a recording; None: a plain trace
         self.stall_trace = stall_trace  # the second trace of a recording
         self.measured_peaks = peaks  # FLOP/s by operand type of the job's GPU, where `flatout bench` measured it
         self.ranks: tuple[RankTimeline, ...] = job.timelines
         self.num_steps = max((len(t.steps) for t in self.ranks), default=0)
+        self._num_regular = self.num_steps - len(self.stalled_steps)  # traced steps that `own` and `blamed` refer to
         self.untraced = untraced
         self.own = np.array([self._own(t) for t in self.ranks])
         self.step_s = float(self.own.sum(axis=1).mean()) if len(self.ranks) else 0.0
@@ -220,14 +224,20 @@ class DiagnosisContext:
         return sum(self.claim(part, self.available(part) * wanted / left) for part in HOST_PARTS)
 
     def _own(self, timeline: RankTimeline) -> NDArray[np.float64]:
-        total = self.job.parts_between_ns(timeline.rank, timeline.first_step_ns, timeline.window_end_ns)
-        return total / 1e9 / (len(timeline.steps) or 1)
+        if not self.stalled_steps:
+            total = self.job.parts_between_ns(timeline.rank, timeline.first_step_ns, timeline.window_end_ns)
+            return total / 1e9 / (len(timeline.steps) or 1)
+        regular = [step for step in timeline.steps if step.number not in self.stalled_steps]
+        parts = [self.job.parts_between_ns(timeline.rank, step.start_ns, step.end_ns) for step in regular]
+        mean: NDArray[np.float64] = np.sum(parts, axis=0) / 1e9 / max(len(regular), 1)
+        return mean
 
     def _blamed(self) -> dict[tuple[int, int, str], float]:
         sums: dict[tuple[int, int, str], float] = defaultdict(float)
         for piece in self.job.slices:
             if piece.step is not None or not self.num_steps:
-                sums[piece.waiting_rank, piece.blamed_rank, piece.part] += self.per_step(piece.wait_ns / 1e9)
+                seconds = piece.wait_ns / 1e9 / max(self._num_regular, 1)
+                sums[piece.waiting_rank, piece.blamed_rank, piece.part] += seconds
         return dict(sums)
 
     def _charged(self) -> NDArray[np.float64]:
@@ -284,8 +294,8 @@ class DiagnosisContext:
         traced = _first_traced(self.log)[-self.num_steps :]  # without a start transient, which is not analysed
         by_part: dict[Part | None, float] = defaultdict(float)
         for stall in self.log.stalls:
-            if stall.step in traced:
-                by_part[_PART_OF_STALL.get(stall.cause)] += self.per_step(stall.excess_s)
+            if stall.step in traced and stall.step not in self.stalled_steps:
+                by_part[_PART_OF_STALL.get(stall.cause)] += stall.excess_s / self._num_regular
         before = sum(self._pools.values())
         for part in (Part.DATA_LOADING, Part.CHECKPOINT):
             self._pools[part] -= min(by_part[part], self._pools[part])
@@ -304,8 +314,9 @@ class DiagnosisContext:
         by_place: list[list[int]] = [[] for _ in range(self.num_steps)]
         for timeline in self.ranks:
             for place, step in enumerate(timeline.steps):
-                by_place[place].append(step.end_ns - step.start_ns)
-        median_s = float(np.median([np.mean(durations) for durations in by_place])) / 1e9
+                if step.number not in self.stalled_steps:
+                    by_place[place].append(step.end_ns - step.start_ns)
+        median_s = float(np.median([np.mean(durations) for durations in by_place if durations])) / 1e9
         return min(median_s, self.step_s)
 
     def _discount_recorder(self) -> RecorderCost:
@@ -323,3 +334,23 @@ def _first_traced(log: JobLog) -> list[int]:
     """Return the numbers of the steps in the first trace window, without those of a stall's window."""
     traced = [int(number) for number, kind in zip(log.number, log.kind, strict=True) if kind == StepKind.TRACED]
     return [number for place, number in enumerate(traced) if number == traced[0] + place]
+
+
+def _stalled_steps(job: JobAttribution, log: JobLog | None) -> frozenset[int]:
+    """Return the numbers of the traced steps that stalled, as the step log shows; none if all of them did."""
+    traced = {step.number for timeline in job.timelines for step in timeline.steps}
+    if log is None or not traced <= set(_first_traced(log)):
+        return frozenset()
+    stalled_s: dict[int, float] = defaultdict(float)
+    for stall in log.stalls:
+        stalled_s[stall.step] += stall.excess_s
+    stalled = {number for number in traced if stalled_s[number] >= MIN_STALL_SHARE * log.regular_s}
+    remaining = [{step.number for step in timeline.steps} - stalled for timeline in job.timelines]
+    return frozenset(stalled) if all(remaining) else frozenset()
+
+
+def _without_steps(job: JobAttribution, stalled: frozenset[int]) -> JobAttribution:
+    """Return the job without the waits in these steps."""
+    if not stalled:
+        return job
+    return msgspec.structs.replace(job, slices=tuple(piece for piece in job.slices if piece.step not in stalled))

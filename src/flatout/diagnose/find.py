@@ -30,7 +30,7 @@ from flatout.records.job import JobAttribution
 from flatout.records.job_log import JobLog
 from flatout.records.stall_trace import StallTrace
 from flatout.records.timeline import RankTimeline, Segments
-from flatout.units import percent
+from flatout.units import percent, rank_ranges
 
 MIN_UNEXPLAINED_SHARE = 0.1
 WITHOUT_RULE = {
@@ -75,7 +75,7 @@ def diagnose(
             device=_device(job),
             ranks_of_unknown_device=tuple(t.rank for t in job.timelines if not t.is_device_known),
             num_steps=context.num_steps,
-            step_s=context.step_s if context.num_steps else None,
+            step_s=_traced_step_s(context) if context.num_steps else None,
             traced_share=_traced_share(context),
             traced_stall_share=msgspec.UNSET if stall_trace is None else stall_share,
             untraced_step_s=untraced.step_s if untraced is not None else None,
@@ -90,7 +90,14 @@ def diagnose(
 
 def _quality(context: DiagnosisContext, stall_share: float) -> list[Quality]:
     job = context.job
-    return [*_untypical(context, stall_share), *_gathered(job), *job.quality, *_missing(job), *_unexplained(context)]
+    return [
+        *_untypical(context, stall_share),
+        *_stalled(context),
+        *_gathered(job),
+        *job.quality,
+        *_missing(job),
+        *_unexplained(context),
+    ]
 
 
 def _num_ranks(job: JobAttribution, log: JobLog | None) -> int:
@@ -116,6 +123,26 @@ def _untypical(context: DiagnosisContext, stall_share: float) -> list[Quality]:
             effect="the rest is stalls, found in the step log; costs from the traces are scaled to the job",
         )
     ]
+
+
+def _stalled(context: DiagnosisContext) -> list[Quality]:
+    """Report traced steps that stalled."""
+    stalled = sorted(context.stalled_steps)
+    if not stalled:
+        return []
+    which = f"step {stalled[0]}" if len(stalled) == 1 else f"steps {rank_ranges(stalled)}"
+    return [
+        Quality(
+            problem=f"{len(stalled)} of the {context.num_steps} traced steps stalled ({which}), as the step log shows",
+            effect="costs from the traces are those of the other traced steps; the step log has the cost of the stall",
+        )
+    ]
+
+
+def _traced_step_s(context: DiagnosisContext) -> float:
+    """Return the mean traced step over the ranks, including steps that stalled."""
+    means = [(t.window_end_ns - t.first_step_ns) / 1e9 / (len(t.steps) or 1) for t in context.ranks]
+    return float(np.mean(means))
 
 
 def _measured_peaks(job: JobAttribution, ceilings: Mapping[str, Ceilings]) -> Mapping[str, float] | None:

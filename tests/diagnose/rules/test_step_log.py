@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.diagnose.jobs import attributed
 from tests.step_log.recorded_ranks import rank_of, steps_of
 
 from flatout.attribute.job import attribute_job
 from flatout.diagnose.find import diagnose
+from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.stalls import period_of
 from flatout.diagnose.traced_stall import clause_of
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
@@ -22,6 +24,7 @@ from flatout.records.recording import Steps
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.step_log.job_log import job_log
 from flatout.step_log.totals import step_totals
+from flatout.testing import TraceBuilder
 
 DATA = Path(__file__).parents[2] / "data" / "cases"
 REGULAR_S = 0.010
@@ -363,6 +366,32 @@ def test_a_stall_of_unknown_cause_is_found_by_its_period(step: int, period: int,
     finding = only(with_stall_trace(step, period, column=None))
     assert finding.evidence["cause"] == "unknown"
     assert ("traced_stall_step" in finding.evidence) is is_used
+
+
+@pytest.mark.parametrize(("stall_share", "is_left_out"), [(0.6, True), (0.4, False)])
+def test_a_traced_step_that_stalled_does_not_stand_for_the_regular_one(stall_share: float, is_left_out: bool) -> None:
+    """Three traced steps of 10 ms, of which the host idles 4 ms; in the second one it collects garbage in addition."""
+    stall_us = stall_share * 10_000
+    trace, at = TraceBuilder(0), 0.0
+    for number, longer in enumerate((0.0, stall_us, 0.0), 100):
+        trace.step(number, at, 10_000 + longer).launch("gemm", at + 3995 + longer, 5, at + 4000 + longer, 6000)
+        at += 10_000 + longer
+    kinds = ["traced" if 100 <= step <= 102 else "" for step in range(NUM_STEPS)]
+    stalls = every(10, stall_us / 1e6) | {101: stall_us / 1e6}
+    durations = [0.010 + stalls.get(step, 0.0) for step in range(NUM_STEPS)]
+    log = job_log([rank_of(0, steps_of(durations, kinds, collection_s=stalls))])
+    assert log is not None
+    untraced = Untraced(step_s=0.010, spread_s=1e-5, num_steps=100)
+    diagnosis = diagnose(attributed(trace), log=log, untraced=untraced)
+    found = {finding.name: finding for finding in diagnosis.findings}
+    if is_left_out:
+        assert found["host-bound"].cost_s_per_step == pytest.approx(0.004, rel=0.01)
+        assert "4.00 ms per step as traced" in found["host-bound"].title
+    assert any("1 of the 3 traced steps stalled (step 101)" in note.problem for note in diagnosis.data_quality) == (
+        is_left_out
+    )
+    assert diagnosis.job.step_s == pytest.approx(0.010 + stall_us / 3e6)
+    assert sum(finding.cost_s_per_step for finding in diagnosis.findings) <= log.step_s
 
 
 def test_a_stall_in_a_traced_step_is_not_charged_to_the_trace_again(host_bound: Diagnosed) -> None:
