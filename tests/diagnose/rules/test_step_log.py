@@ -377,7 +377,7 @@ def test_a_traced_step_that_stalled_does_not_stand_for_the_regular_one(stall_sha
         trace.step(number, at, 10_000 + longer).launch("gemm", at + 3995 + longer, 5, at + 4000 + longer, 6000)
         at += 10_000 + longer
     kinds = ["traced" if 100 <= step <= 102 else "" for step in range(NUM_STEPS)]
-    stalls = every(10, stall_us / 1e6) | {101: stall_us / 1e6}
+    stalls = every(20, stall_us / 1e6, first=10) | {101: stall_us / 1e6}
     durations = [0.010 + stalls.get(step, 0.0) for step in range(NUM_STEPS)]
     log = job_log([rank_of(0, steps_of(durations, kinds, collection_s=stalls))])
     assert log is not None
