@@ -39,6 +39,8 @@ PARTS_WITH_FINDING = frozenset(
     }
 )
 MIN_STALL_SHARE = 0.5  # of the regular step; a traced step with a longer stall is not one of the regular steps
+MIN_UNKNOWN_STALLS = 3
+MIN_SHARE_OF_STALL = 0.5  # of the median stall of unknown cause, for a traced step to be one
 MIN_TRACED_SHARE = 0.9  # share of the job that its traces represent; below this, the data quality says so
 HOST_PARTS = (Part.HOST_SYNC, Part.HOST_LAUNCH)
 _PART_OF_STALL = {
@@ -345,8 +347,27 @@ def _stalled_steps(job: JobAttribution, log: JobLog | None) -> frozenset[int]:
     for stall in log.stalls:
         stalled_s[stall.step] += stall.excess_s
     stalled = {number for number in traced if stalled_s[number] >= MIN_STALL_SHARE * log.regular_s}
+    stalled |= _stalled_unseen(traced, log)
     remaining = [{step.number for step in timeline.steps} - stalled for timeline in job.timelines]
     return frozenset(stalled) if all(remaining) else frozenset()
+
+
+def _stalled_unseen(traced: set[int], log: JobLog) -> set[int]:
+    """Return the traced steps that seem to have stalled for an unknown cause, as other steps of the job did.
+
+    The recorder prolongs each traced step, so the log shows no stall of unknown cause there. But it prolongs all of
+    them alike: a step that is longer than another one by as much as a stall takes is one.
+    """
+    unknown_s: dict[int, float] = defaultdict(float)
+    for stall in log.stalls:
+        if stall.cause == StallCause.UNKNOWN:
+            unknown_s[stall.step] += stall.excess_s
+    if len(unknown_s) < MIN_UNKNOWN_STALLS or not traced:
+        return set()
+    duration_s = dict(zip(log.number.tolist(), np.nanmean(log.duration_s, axis=0).tolist(), strict=True))
+    shortest_s = min(duration_s[number] for number in traced)
+    least_s = MIN_SHARE_OF_STALL * float(np.median(list(unknown_s.values())))
+    return {number for number in traced if duration_s[number] - shortest_s >= least_s}
 
 
 def _without_steps(job: JobAttribution, stalled: frozenset[int]) -> JobAttribution:
