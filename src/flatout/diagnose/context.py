@@ -104,13 +104,13 @@ class DiagnosisContext:
     def cost_in_job(self, cost_s: float) -> float:
         """Convert a cost found in the traces to a cost per step of the job.
 
-        The traced steps represent the job's steps without stalls, so that is the most that all costs from the traces
-        add up to. Costs are reduced in that ratio if traced steps take longer, and never increased.
+        The traced steps represent the job's steps without stalls, whether these take longer or shorter, so costs are
+        converted in proportion: together they are at most the job's mean step without stalls.
         """
         if self.log is None or self._traced_regular_s <= 0:
             return cost_s
         explained_s = max(self.log.without_stalls_s - self._drift_s, 0.0)
-        return cost_s * min(explained_s / self._traced_regular_s, 1.0)
+        return cost_s * explained_s / self._traced_regular_s
 
     def claim_drift(self, seconds: float) -> float:
         """Claim seconds per step of the job's steps without stalls; the costs from the traces share the rest."""
@@ -210,7 +210,8 @@ class DiagnosisContext:
 
     def as_traced(self, cost_s: float) -> float:
         """Return a cost of host-bound idle time with the recorder's share in it, never below the cost without."""
-        return cost_s / self._kept_share if self._kept_share > 0 else self.host_traced_s
+        traced_s = cost_s / self._kept_share if self._kept_share > 0 else self.host_traced_s
+        return max(traced_s, self.cost_in_job(cost_s))
 
     def claim_lost_lead(self, rank: int, *, blocked_s: float, freed_s: float = 0.0) -> float:
         """Claim the host-bound idle time that arises because a blocked host lost its lead over the GPU.

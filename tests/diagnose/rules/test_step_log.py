@@ -234,6 +234,15 @@ def test_a_trace_of_a_job_that_stalls_has_its_costs_scaled_to_the_regular_step(h
     assert any("the traces stand for 50 % of the job" in note.problem for note in diagnosis.data_quality)
 
 
+def test_costs_are_in_proportion_if_the_jobs_steps_are_longer_than_the_traced_ones(host_bound: Diagnosed) -> None:
+    """Shares stay those of the traced step, so that a bound is never below what removing the cost gains."""
+    finding = next(each for each in host_bound.diagnosis.findings if each.name == "host-bound")
+    regular_s = (host_bound.diagnosis.job.step_s or 0.0) - finding.evidence["recorder_cost_s"]
+    longer = next(each for each in with_log(host_bound, 2 * regular_s, 0.0).findings if each.name == "host-bound")
+    assert longer.cost_s_per_step == pytest.approx(2 * finding.cost_s_per_step)
+    assert longer.share_of_step == pytest.approx(finding.cost_s_per_step / regular_s)
+
+
 @pytest.mark.parametrize(("stalled_share", "is_noted"), [(0.09, False), (0.11, True)])
 def test_traces_that_stand_for_nine_tenths_stand_for_the_job(
     host_bound: Diagnosed, stalled_share: float, is_noted: bool
