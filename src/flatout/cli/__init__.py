@@ -144,7 +144,7 @@ def _report(error: BaseException) -> int:
 def _refuse(error: Any) -> int:
     """Print one line on what is wrong with the arguments, and which help explains them."""
     message = error.format_message().strip()
-    if "\n" in message:  # no argument was given, so the message is the help
+    if type(error).__name__ == "NoArgsIsHelpError":  # no argument was given, so the message is the help
         error.show()
         return 2
     if isinstance(error, InvalidValue) and error.param is not None:
