@@ -24,6 +24,7 @@ WRITERS = {
     "inside/checks/gradients.py": "numbers",
     "inside/failure/stderr_tail.py": "the end of standard error, for the user alone; masked when it is read",
     "inside/phases/end_rank.py": "/dev/null",
+    "inside/phases/trace_window.py": "torch's trace, cut in place",
     "inside/liveness/beat.py": "numbers, host and process",
     "inside/liveness/heartbeat.py": "the flight recorder's records of collectives",
     "inside/liveness/stacks.py": "stacks: files, lines and names of functions, without values",
