@@ -28,6 +28,9 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 def pair(folder: Path) -> tuple[PeerBoard, PeerBoard, Clock]:
     clock = Clock()
@@ -112,9 +115,12 @@ def test_names_are_masked_as_in_all_that_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("theirs", ["b", ""])
-def test_what_another_job_tells_in_the_same_folder_is_not_heard(tmp_path: Path, theirs: str) -> None:
+def test_what_another_job_tells_in_the_same_folder_is_not_heard(
+    tmp_path: Path, theirs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The empty key is that of a status which an older Flatout writes."""
     clock = Clock()
+    monkeypatch.setattr("time.sleep", clock.sleep)  # a reason is waited for
     other_job = JobIdentity(name=None, spans_nodes=True, node_key=theirs, job_key=theirs, awaits_nodes=True)
     mine, part = (PeerBoard(tmp_path, name, TORCHRUN, clock=clock) for name in ("n1", "n2"))
     other = PeerBoard(tmp_path, "n3", other_job, clock=clock)
@@ -185,6 +191,21 @@ def test_a_node_whose_ranks_never_came_is_needed_by_a_launcher_that_waits_for_it
         clock.now += 1.5
         first.look(list)
         assert (first.given_up() is not None) == is_ended
+
+
+def test_a_node_that_came_later_and_failed_before_the_ranks_here_came_is_needed(tmp_path: Path) -> None:
+    """As by a mistake at the start of the script: the ranks here would wait for it in vain."""
+    clock = Clock()
+    first = PeerBoard(tmp_path, "n1", TORCHRUN, clock=clock)
+    clock.now += 1.5
+    first.look(list)
+    second = PeerBoard(tmp_path, "n2", TORCHRUN, clock=clock)
+    clock.now += 1.5
+    second.look(lambda: [RANKS["n2"]])
+    first.look(list)
+    second.gives_up("a restart would not help")
+    later(clock, first)
+    assert first.given_up() == "n2 does not restart it: a restart would not help"
 
 
 def test_a_run_that_begins_while_the_last_one_of_another_node_gives_up_does_not_end_with_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     job: str | None = None  # None: the job has no name
     node_key: str = ""  # equal on all nodes of the job
+    run: str = ""  # a new one for each `flatout run`
     beat: int = 0  # increases while the node's `flatout run` is alive
     attempt: int = 0
     ranks: tuple[PeerRank, ...] = ()
@@ -61,6 +63,7 @@ class _Heard(msgspec.Struct, kw_only=True):
     at_s: float  # when the status last changed, by this node's clock
     is_new: bool  # the status changed after this node started, so it belongs to the current job
     failed_at_s: float | None = None
+    run_at_start: str | None = None  # its run when this node started; None: it has come since
     had_ranks: bool = False  # in any of its statuses
     ran_beside: bool = False  # its ranks and ours were alive together, as different ranks of one world
 
@@ -87,7 +90,7 @@ class PeerBoard:
         self._clean = clean
         self._clock = clock
         name = None if identity.name is None else clean(identity.name)
-        self._own = PeerStatus(node=node, job=name, node_key=identity.node_key)
+        self._own = PeerStatus(node=node, job=name, node_key=identity.node_key, run=uuid.uuid4().hex)
         self._awaits_nodes = identity.awaits_nodes
         self._heard: dict[str, _Heard] = {}
         self._namesakes_seen: dict[str, PeerStatus] = {}  # the first status of other jobs with the name of this one
@@ -114,10 +117,11 @@ class PeerBoard:
         self._report(
             failure=None if says is None else self._clean(says),
             num_failures=self._own.num_failures + (says is not None),
+            ranks=(),
         )
 
     def gives_up(self, why: str) -> None:
-        self._report(given_up=self._clean(why))
+        self._report(given_up=self._clean(why), ranks=())
 
     def ends(self) -> None:
         """Report that this `flatout run` ends, so that its silence is not taken for a loss."""
@@ -164,8 +168,12 @@ class PeerBoard:
         return sorted(unreported)
 
     def _is_needed(self, heard: _Heard) -> bool:
-        """Whether the job here cannot run without that node: the two ran ranks together, or this one waits for it."""
-        return heard.ran_beside or (self._awaits_nodes and not heard.had_ranks)
+        """Whether the job here cannot run without that node: the two ran ranks together, or this one waits for it.
+
+        A run that was there before this one and had ranks without it may be one that is just ending.
+        """
+        is_of_before = heard.status.run == heard.run_at_start and heard.had_ranks
+        return heard.ran_beside or (self._awaits_nodes and not is_of_before)
 
     def _note_neighbours(self) -> None:
         """Note which nodes run ranks of the same world as this one now."""
@@ -239,14 +247,16 @@ class PeerBoard:
         if heard is None:
             # A status that exists at the start may belong to an earlier job; a status that appears later belongs to
             # this job.
-            heard = _Heard(status=status, at_s=now, is_new=bool(self._next_s))
+            has_begun = bool(self._next_s)
+            run_at_start = None if has_begun else status.run
+            heard = _Heard(status=status, at_s=now, is_new=has_begun, run_at_start=run_at_start)
             self._heard[status.node] = heard
         elif heard.status != status:
             has_failed = status.failure is not None and status.num_failures > heard.status.num_failures
             if has_failed:
                 heard.failed_at_s = now
             heard.status, heard.at_s, heard.is_new = status, now, True
-        heard.had_ranks = heard.had_ranks or (heard.is_new and bool(status.ranks))
+        heard.had_ranks = heard.had_ranks or bool(status.ranks)
 
 
 def _said_it_ends(status: PeerStatus) -> bool:
