@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.profile.runs import environment
+from tests.warm.node import InNamespaces
 
 NAMES = ("node-a", "node-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -47,11 +48,12 @@ class Node:
         self, command: Sequence[str], output: Path, *, cwd: Path | None = None, **variables: str
     ) -> subprocess.Popen[bytes]:
         more = {"GLOO_SOCKET_IFNAME": f"cable{self.number}", **variables}
-        place = [] if cwd is None else [f"--wd={cwd}"]  # a mount namespace begins at its root
         with output.open("wb") as file:
             return subprocess.Popen(
-                [*self.inside, *place, *command],
+                command,
                 env=environment(**more),
+                cwd=cwd,
+                preexec_fn=InNamespaces(self.holder.pid),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """A training job as users write them: it knows nothing of Flatout. Prints every loss to the last bit.
 
-Usage: job.py [--steps N] [--mode MODE] [--workers N] [--spawn METHOD] [--end HOW]
+Usage: job.py [--steps N] [--mode MODE] [--pause SECONDS] [--workers N] [--spawn METHOD] [--end HOW]
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def ordinary(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None
             end_early(arguments, rank, number // arguments.passes)
             print(float(total).hex(), flush=True)
             total = torch.zeros(())
+            time.sleep(arguments.pause)
 
 
 def scaled(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
@@ -252,6 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=0.0, help="after each step of an ordinary training")
     parser.add_argument("--mode", choices=MODES, default="ordinary")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--spawn", choices=["spawn", "fork"])

@@ -32,7 +32,7 @@ def test_the_launcher_is_known_by_its_word_before_the_script(command: str, expec
 
 def test_facts_of_a_recorded_job(tmp_path: Path) -> None:
     out = tmp_path / "recording"
-    done = run([*profiling(out, "--steps", "1"), *torchrun("--steps", "300", "--passes", "2")])
+    done = run([*profiling(out, "--warmup", "12", "--steps", "1"), *torchrun("--steps", "140", "--passes", "2")])
     assert done.returncode == 0, done.stderr
     facts = read_facts(out)
     assert isinstance(facts, JobFacts)

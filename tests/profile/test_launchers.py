@@ -20,13 +20,14 @@ from flatout.records.recording import Recording
 pytestmark = pytest.mark.usefixtures("warm")
 
 WARMUP = ("--warmup", "12")
+NUM_STEPS = 140  # the window of two ranks begins at most 100 steps after the warm-up, and has three steps
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, str]:
     """Two ranks under torchrun, each with a DataLoader worker."""
     out = tmp_path_factory.mktemp("two") / "recording"
-    recording, done = recorded(out, torchrun("--steps", 200, "--workers", 1), *WARMUP)
+    recording, done = recorded(out, torchrun("--steps", NUM_STEPS, "--workers", 1), *WARMUP)
     return recording, done.stderr
 
 
@@ -35,7 +36,7 @@ def test_torchrun_gives_two_ranks_and_no_more(two_ranks: tuple[Recording, str]) 
     assert [rank.rank for rank in recording.ranks] == [0, 1]
     assert {rank.world_size for rank in recording.ranks} == {2}
     assert {rank.backend for rank in recording.ranks} == {"gloo"}
-    assert {len(rank.steps.number) for rank in recording.ranks} == {200}
+    assert {len(rank.steps.number) for rank in recording.ranks} == {NUM_STEPS}
     assert {rank.ended_by for rank in recording.ranks} == {"exit"}
     assert recording.problems == ()
     assert recording.missing_ranks == ()
@@ -104,7 +105,7 @@ def test_the_machine_was_sampled(two_ranks: tuple[Recording, str]) -> None:
 
 def test_the_end_says_what_was_recorded_and_what_to_type(two_ranks: tuple[Recording, str]) -> None:
     recording, stderr = two_ranks
-    assert f"flatout: recorded 2 ranks, 200 steps, to {recording.path}" in stderr
+    assert f"flatout: recorded 2 ranks, {NUM_STEPS} steps, to {recording.path}" in stderr
     assert stderr.rstrip().splitlines()[-1].startswith("next: flatout diagnose ")
 
 
@@ -118,7 +119,7 @@ def test_the_folder_is_read_alone_on_another_machine(two_ranks: tuple[Recording,
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_ranks_that_a_script_starts(tmp_path: Path, method: str) -> None:
     port = "29541" if method == "spawn" else "29542"
-    command = job("--spawn", method, "--steps", 300, "--port", port)
+    command = job("--spawn", method, "--steps", NUM_STEPS, "--port", port)
     recording, _ = recorded(tmp_path / "r", command, *WARMUP)
     first, second = recording.ranks
     assert (first.rank, second.rank) == (0, 1)
@@ -142,7 +143,7 @@ def test_every_task_of_a_slurm_step_may_have_a_parent_of_its_own(tmp_path: Path)
     for rank in ("0", "1"):
         variables = {"SLURM_PROCID": rank, "SLURM_NTASKS": "2", "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
         ports = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": "2"}
-        command = [*profiling(out, *WARMUP), *job("--steps", 200)]
+        command = [*profiling(out, *WARMUP), *job("--steps", NUM_STEPS)]
         tasks.append(
             subprocess.Popen(
                 command,

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two attempts: the first is ended by rank 1 in its 300th step, the second runs to its end.
+    """Two attempts: the first is ended by rank 1 in its 80th step, the second runs to its end.
+
+    The window begins 0.3 s after the plan, or 30 of these steps, so both have a trace.
 
     On a busy machine gloo may not connect again after a restart, without Flatout too: the job fails or hangs then, and
     is run once more.
@@ -28,7 +30,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = None
     for number in range(4):
         out = tmp_path_factory.mktemp("restarted") / "r"
-        command = torchrun("--steps", 600, "--end", "first-attempt", "--port", 29571 + 2 * number)
+        command = torchrun("--steps", 160, "--pause", 0.01, "--end", "first-attempt", "--port", 29571 + 2 * number)
         command.insert(command.index("--standalone"), "--max-restarts=1")
         try:
             done = run([*profiling(out, "--warmup", "12"), *command])
@@ -44,7 +46,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_last_attempt_with_a_trace_is_read(restarted: Path) -> None:
     recording = read_recording(restarted)
     assert (recording.attempt, recording.num_attempts) == (1, 2)
-    assert [len(rank.steps.number) for rank in recording.ranks] == [600, 600]
+    assert [len(rank.steps.number) for rank in recording.ranks] == [160, 160]
     assert sorted(file.name for file in restarted.glob("attempts/1/*")) == sorted(
         f"rank{rank}.{end}" for rank in (0, 1) for end in ("json.gz", "steps.jsonl")
     )
@@ -61,7 +63,7 @@ def test_the_first_attempt_is_read_where_only_it_has_a_trace(restarted: Path, tm
         trace.unlink()
     recording = read_recording(copy)
     assert recording.attempt == 0
-    assert all(len(rank.steps.number) < 600 for rank in recording.ranks)
+    assert all(len(rank.steps.number) < 160 for rank in recording.ranks)
     assert recording.problems[0].effect == "all numbers are from attempt 1, the last one with a trace"
 
 

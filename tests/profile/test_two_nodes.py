@@ -18,6 +18,8 @@ from tests.profile.runs import JOB
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.profile import read_recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 LIMIT_S = 150
 
 
@@ -48,7 +50,8 @@ def test_one_command_on_two_nodes_makes_one_recording(nodes: list[Node], tmp_pat
     command = [sys.executable, "-m", "flatout", "profile", "--out", str(out), "--warmup", "12", "--"]
     command += [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29641"]
-    command += [str(JOB), "--steps", "1100"]  # the window begins at most 1000 steps after the plan, across nodes
+    # Across nodes, the window begins 3 s after the plan, or 150 of these steps.
+    command += [str(JOB), "--steps", "190", "--pause", "0.02"]
     outputs = [tmp_path / f"{name}.txt" for name in NAMES]
     codes = run_on_both(nodes, command, outputs)
     if codes != [0, 0] and any(b"RendezvousConnectionError" in output.read_bytes() for output in outputs):

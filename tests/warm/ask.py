@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.warm.node import OnNode
+from tests.warm.node import InNamespaces, OnNode, described
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_FILES = 200
@@ -132,7 +132,7 @@ def _asked(
     variables = dict(os.environ) if env is None else dict(os.fsdecode(each).split("=", 1) for each in env)
     folder = os.path.join(os.getcwd(), os.fsdecode(cwd)) if cwd is not None else os.getcwd()
     is_mask_of_birth = preexec is not None and _only_restores_signals(preexec)
-    node = [preexec.name, preexec.hosts] if isinstance(preexec, OnNode) else None
+    node = described(preexec) if isinstance(preexec, (OnNode, InNamespaces)) else None
     is_understood = preexec is None or is_mask_of_birth or node is not None
     if (gid, gids, uid) != (None, None, None) or not is_understood:
         return None

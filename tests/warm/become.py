@@ -24,7 +24,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from tests.warm.ask import Server, WarmStarts
-from tests.warm.node import OnNode
+from tests.warm.node import place_of
 
 _OURS = (__file__, os.path.join(os.path.dirname(__file__), "serve.py"))
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
@@ -95,7 +95,7 @@ class Process:
         while os.getppid() != asked["parent"] and os.path.exists(f"/proc/{asked['parent']}"):
             time.sleep(0.0005)
         if asked["node"] is not None:
-            OnNode(*asked["node"])()
+            place_of(asked["node"])()
         _be_seen_as(self._words, [f"{name}={value}" for name, value in self._variables.items()])
         signal.pthread_sigmask(signal.SIG_SETMASK, asked["mask"])
         program = [word for word in self._words[1:] if word not in ("-B", "-u")]
