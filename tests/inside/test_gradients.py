@@ -19,6 +19,8 @@ from flatout.trial.gates import check_losses
 from flatout.trial.gradient_gate import check_gradients, gradient_note
 from flatout.trial.gradients import read_gradients
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 JOB = Path(__file__).with_name("gradient_job.py")
 RANKS = dict.fromkeys(("ranks", "passes", "sharded", "whole"), 2)
 BEFORE = "the norm of its first gradients before clipping is"
@@ -40,18 +42,31 @@ def made(folder: Path, how: str, fault: str = "", patches: Any = ()) -> TrialRes
     done = started(folder, how, fault, patches)
     for name, _ in patches:
         assert all(report["applied"] for report in done.reports.values() if report["patch"] == name), done.reports
+    return trial_of(done, how)
+
+
+def trial_of(done: Done, how: str) -> TrialResult:
     return trial(tuple(done.losses), gradients=read_gradients(done.recording, num_ranks(how)))
 
 
 @pytest.fixture(scope="module")
-def baseline(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the baseline trial of a seeded script, made once for each way of training; repeats are equal to the
-    bit.
-    """
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the run of a seeded script, made once for each way of training; repeats are equal to the bit."""
+
+    @cache
+    def of(how: str) -> Done:
+        return started(tmp_path_factory.mktemp(how) / "recording", how)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def baseline(unchanged: Any) -> Any:
+    """Return the baseline trial of a seeded script, for each way of training."""
 
     @cache
     def of(how: str) -> TrialResult:
-        return made(tmp_path_factory.mktemp(how) / "recording", how)
+        return trial_of(unchanged(how), how)
 
     return of
 
@@ -153,10 +168,10 @@ def test_bf16_passes_as_rounding(baseline: Any, tmp_path: Path) -> None:
     ],
 )
 def test_the_training_is_the_same_to_the_bit_with_the_measurement_and_without(
-    baseline: Any, tmp_path: Path, how: str
+    unchanged: Any, tmp_path: Path, how: str
 ) -> None:
     """Its losses, its weights, and the next random number."""
-    with_it = started(tmp_path / "with", how)
+    with_it = unchanged(how)
     without = started(tmp_path / "without", how, FLATOUT_GRADIENTS="0")
     assert with_it.output == without.output and len(with_it.losses) == 12
     assert not list(without.recording.glob("gradients-*")) and list(with_it.recording.glob("gradients-*"))

@@ -79,9 +79,7 @@ def test_attempts_are_replaced_with_the_recording_and_nothing_else_is(restarted:
     assert not (copy / "attempts").exists()
 
 
-LOOP = ["bash", "-c", 'for turn in 1 2 3; do FLATOUT_TEST_TURN=$turn "$@" && exit; done', "loop"]
-
-WARM_LOOP = [
+LOOP = [
     sys.executable,
     "-c",
     "import os, subprocess, sys\n"
@@ -116,7 +114,7 @@ def test_a_torchrun_that_a_loop_starts_again_does_not_mix_its_ranks(tmp_path: Pa
     """Rank 1 of the first one is ended before it was recorded: its place stays empty."""
     out = tmp_path / "r"
     ranks = [*torchrun("--steps", 60, "--end", "early-in-turn-1")]
-    done = run([*profiling(out, "--warmup", "12"), *WARM_LOOP, *ranks])
+    done = run([*profiling(out, "--warmup", "12"), *LOOP, *ranks])
     assert done.returncode == 0, done.stderr
     steps = steps_of(out)
     assert {name: count for name, count in steps.items() if name.startswith("attempts")} == {
@@ -129,7 +127,8 @@ def test_a_torchrun_that_a_loop_starts_again_does_not_mix_its_ranks(tmp_path: Pa
 
 def test_a_second_program_after_the_first_is_told(tmp_path: Path) -> None:
     out = tmp_path / "r"
-    both = ["bash", "-c", '"$@" && "$@"', "twice", *job("--steps", 40)]
+    twice = [sys.executable, "-c", "import subprocess, sys; [subprocess.run(sys.argv[1:], check=True) for _ in 'ab']"]
+    both = [*twice, *job("--steps", 40)]
     done = run([*profiling(out, "--warmup", "12"), *both])
     assert done.returncode == 0, done.stderr
     assert steps_of(out) == {"rank0.steps.jsonl": 40}

@@ -1,7 +1,8 @@
 """Runs `job.py` in processes of its own with patches, as the environment asks for them.
 
-Most are forked by `warm.py`, which has imported torch. Others (`is_warm=False`) start as users start them, with ranks
-by torchrun: where the start counts, and some of each kind, to be compared with forked ones.
+Ranks are started one by one, as torchrun would start them. Some jobs of each kind are started by torchrun itself. Where
+a module uses the fixture `warm`, all of these processes are forked; tests with the fixture `cold` compare them with
+processes that start as users start them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from tests.slurm import free_port
 import flatout
 
 JOB = Path(__file__).with_name("job.py")
-WARM = Path(__file__).with_name("warm.py")
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
 TIMEOUT_S = 150
 Patches = Sequence[tuple[str, dict[str, Any]]]
@@ -59,7 +58,7 @@ def run(
     patches: Patches = (),
     ranks: int = 1,
     is_recorded: bool = False,
-    is_warm: bool = True,
+    by_torchrun: bool = False,
     **more: str,
 ) -> Done:
     (recording / ".state").mkdir(parents=True)
@@ -68,19 +67,17 @@ def run(
     environment["FLATOUT_RECORDING" if is_recorded else "FLATOUT_REPORTS"] = str(recording)
     if patches:
         environment["FLATOUT_PATCHES"] = json.dumps([{"name": name, "parameters": given} for name, given in patches])
-    start = _run_warm if is_warm else _run_cold
+    start = _run_torchrun if by_torchrun else _run_ranks
     found = start(recording, [str(job), *map(str, arguments)], environment, ranks)
     for line in found.lines("patches-*.jsonl"):
         found.reports[line["patch"], line["rank"]] = line
     return found
 
 
-def _run_cold(recording: Path, arguments: list[str], environment: dict[str, str], ranks: int) -> Done:
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+def _run_torchrun(recording: Path, arguments: list[str], environment: dict[str, str], ranks: int) -> Done:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
-        [*command, *arguments],
+        [sys.executable, *torchrun, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -90,43 +87,52 @@ def _run_cold(recording: Path, arguments: list[str], environment: dict[str, str]
     return Done(done.returncode, done.stdout.splitlines(), done.stderr, recording)
 
 
-@cache
-def _warm() -> subprocess.Popen[str]:
-    """One for all tests of this process; it ends with them."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
-    return subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", sys.executable, str(WARM)],
-        env={**environment, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def _run_warm(recording: Path, arguments: list[str], environment: dict[str, str], ranks: int) -> Done:
+def _run_ranks(recording: Path, arguments: list[str], environment: dict[str, str], ranks: int) -> Done:
     """As torchrun would start them, but for torchrun."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
-    asked = []
+    outputs = [recording.parent / f"{recording.name}-{rank}.output" for rank in range(ranks)]
+    errors = [recording.parent / f"{recording.name}-{rank}.errors" for rank in range(ranks)]
+    started = []
     for rank in range(ranks):
-        variables = (
-            {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks} if meeting else {}
-        )
-        places = {name: str(recording.parent / f"{recording.name}-{rank}.{name}") for name in ("output", "errors")}
-        asked.append({"variables": meeting | {name: str(value) for name, value in variables.items()}, **places})
-    warm = _warm()
-    assert warm.stdin is not None and warm.stdout is not None
-    timeout = threading.Timer(TIMEOUT_S, os.killpg, (warm.pid, 9))
-    timeout.start()
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks} if meeting else {}
+        variables = {name: str(value) for name, value in place.items()}
+        with outputs[rank].open("w") as output, errors[rank].open("w") as error:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment | meeting | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=error,
+            )
+        started.append(process)
     try:
-        job = {"arguments": arguments, "environment": environment, "ranks": asked}
-        print(json.dumps(job), file=warm.stdin, flush=True)
-        ends = [warm.stdout.readline() for _ in asked]
+        code = _first_failure(started)
     finally:
-        timeout.cancel()
-    output, errors = ("".join(Path(one[name]).read_text() for one in asked) for name in ("output", "errors"))
-    if not all(ends):
-        _warm.cache_clear()
-    assert all(ends), f"no end within {TIMEOUT_S} s:\n{output}\n{errors}"
-    codes = [int(end.split()[1]) for end in ends]
-    return Done(next((code for code in codes if code), 0), output.splitlines(), errors, recording)
+        for process in started:
+            process.kill()
+            process.wait()
+    written, said = ("".join(file.read_text() for file in files) for files in (outputs, errors))
+    assert code is not None, f"no end within {TIMEOUT_S} s:\n{written}\n{said}"
+    return Done(code, written.splitlines(), said, recording)
+
+
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Return the code of the rank that failed first, 0 if none did, and None if they did not end in time.
+
+    After a rank that failed, the others are ended, as launchers do.
+    """
+    deadline = time.monotonic() + TIMEOUT_S
+    running = list(ranks)
+    first = 0
+    while running:
+        if time.monotonic() > deadline:
+            return None
+        ended = [rank for rank in running if rank.poll() is not None]
+        running = [rank for rank in running if rank not in ended]
+        for rank in ended:
+            first = first or rank.returncode
+        if first:
+            for rank in running:
+                rank.terminate()
+        time.sleep(0.01)
+    return first

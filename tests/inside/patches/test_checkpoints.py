@@ -8,14 +8,15 @@ import pytest
 import torch
 from tests.inside.patches.runs import Done, run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 BACKGROUND = [("background_checkpoint", {})]
 
 
 def _run(tmp_path: Path, how: str) -> tuple[Done, Path]:
     folder = tmp_path / "out"
     folder.mkdir()
-    is_warm = how != "end"
-    return run(tmp_path / "recording", "checkpoints", folder, how, patches=BACKGROUND, is_warm=is_warm), folder
+    return run(tmp_path / "recording", "checkpoints", folder, how, patches=BACKGROUND), folder
 
 
 def _is_whole(path: Path) -> bool:
@@ -89,7 +90,6 @@ def test_a_diverted_script_finds_what_it_wrote_and_the_users_files_stay(tmp_path
         folder,
         patches=patches,
         is_recorded=True,
-        is_warm=False,
         FLATOUT_DIVERT=str(tmp_path / "diverted"),
     )
     assert done.code == 0, done.errors
@@ -110,7 +110,7 @@ def test_distributed_checkpoints_are_diverted_on_all_ranks(tmp_path: Path) -> No
         out,
         ranks=2,
         is_recorded=True,
-        is_warm=False,
+        by_torchrun=True,
         FLATOUT_DIVERT=str(tmp_path / "diverted"),
     )
     assert done.code == 0, done.errors

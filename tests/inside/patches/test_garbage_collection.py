@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.inside.patches.runs import Done, run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 AFTER = 10
 Collections = list[tuple[int, int]]  # step and generation
 

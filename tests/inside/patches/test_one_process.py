@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from tests.inside.patches.runs import Done, run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(scope="module")
-def baseline(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def baseline(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("baseline")
-    done = run(folder / "recording", "plain", folder / "a.pt", is_warm=False)
+    done = run(folder / "recording", "plain", folder / "a.pt")
     assert done.code == 0, done.errors
     return done
 
@@ -57,9 +59,10 @@ def test_an_exact_patch_takes_effect_and_keeps_every_bit(
         assert _hash(tmp_path / "a.pt") == _hash(baseline.recording.parent / "a.pt")
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_fused_optimizer_rounds_in_the_last_digits_only(baseline: Done, tmp_path: Path) -> None:
     patches = [("optimizer", {"fused": True})]
-    done = run(tmp_path / "recording", "plain", tmp_path / "a.pt", patches=patches, is_warm=False)
+    done = run(tmp_path / "recording", "plain", tmp_path / "a.pt", patches=patches)
     assert done.said("fused") == "True"
     assert done.losses == pytest.approx(baseline.losses, rel=1e-5)
 
@@ -169,6 +172,6 @@ def test_a_dataset_that_no_worker_can_read_is_read_as_before(tmp_path: Path) -> 
 def test_a_dataset_that_cannot_be_sent_to_spawned_workers_gets_none(tmp_path: Path) -> None:
     plain = run(tmp_path / "a", "load", "local", "spawn")
     patches = [("dataloader", {"num_workers": 2})]
-    done = run(tmp_path / "b", "load", "local", "spawn", patches=patches, is_warm=False)
+    done = run(tmp_path / "b", "load", "local", "spawn", patches=patches)
     assert (done.code, done.losses) == (0, plain.losses), done.errors
     assert "a dataset cannot be sent to workers that are spawned" in done.reports["dataloader", 0]["notes"]

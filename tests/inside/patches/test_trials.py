@@ -11,6 +11,8 @@ from tests.inside.patches.runs import Done, run
 
 from flatout.trial.data import check_data
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def _events(done: Done, name: str) -> list[dict[str, Any]]:
     found = []
@@ -33,7 +35,7 @@ def test_all_ranks_stop_after_the_same_step_quietly_with_code_0(
         how,
         ranks=ranks,
         is_recorded=True,
-        is_warm=(how, light) in (("alone", "1"), ("alone", "0"), ("ranks", "0")),  # else as torchrun or `spawn` see it
+        by_torchrun=(how, light) == ("ranks", "1"),
         FLATOUT_STOP_AFTER="40",
         FLATOUT_LIGHT=light,
     )
@@ -55,7 +57,7 @@ def test_all_ranks_stop_after_the_same_step_quietly_with_code_0(
 
 def test_a_time_limit_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
     done = run(
-        tmp_path / "recording", "long", "ranks", ranks=2, is_recorded=True, FLATOUT_STOP_AFTER_S="6", FLATOUT_LIGHT="1"
+        tmp_path / "recording", "long", "ranks", ranks=2, is_recorded=True, FLATOUT_STOP_AFTER_S="4", FLATOUT_LIGHT="1"
     )
     assert done.code == 0, done.errors
     stops = _events(done, "stop")
@@ -80,7 +82,7 @@ def test_a_job_that_ends_before_the_stop_ends_as_ever(tmp_path: Path) -> None:
     ],
 )
 def test_out_of_memory_is_told_from_other_failures(tmp_path: Path, how: str, ranks: int, kinds: dict[int, str]) -> None:
-    done = run(tmp_path / "recording", "long", how, ranks=ranks, is_recorded=True, is_warm="alone" in how)
+    done = run(tmp_path / "recording", "long", how, ranks=ranks, is_recorded=True, by_torchrun=how == "memory")
     assert done.code == 1
     assert "Traceback" in done.errors
     failures = {line["rank"]: line for line in done.lines("failure-*.json")}

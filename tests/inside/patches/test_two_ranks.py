@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from tests.inside.patches.runs import Done, Patches, run
 
-STEPS = 8
+pytestmark = pytest.mark.usefixtures("warm")
+
+STEPS = 5
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +26,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Don
     return Plain(kept)
 
 
-def _run(tmp_path: Path, patches: Patches, *arguments: str, is_warm: bool = True) -> Done:
-    done = run(tmp_path / "recording", "accumulate", *arguments, patches=patches, ranks=2, is_warm=is_warm)
+def _run(tmp_path: Path, patches: Patches, *arguments: str, by_torchrun: bool = False) -> Done:
+    done = run(tmp_path / "recording", "accumulate", *arguments, patches=patches, ranks=2, by_torchrun=by_torchrun)
     assert done.code == 0, done.errors
     assert done.said("replicas_equal") == "True"
     return done
 
 
+@pytest.mark.usefixtures("cold")
 def test_ddp_is_made_with_the_values_asked_for(plain: dict[Any, Done], tmp_path: Path) -> None:
     wanted = {"bucket_cap_mb": 100, "gradient_as_bucket_view": True, "static_graph": True}
-    done = _run(tmp_path, [("ddp", wanted)], "ddp", is_warm=False)  # by torchrun
+    done = _run(tmp_path, [("ddp", wanted)], "ddp", by_torchrun=True)
     assert done.losses == plain["ddp",].losses
     assert (done.said("bucket_cap"), done.said("view")) == (str(100 << 20), "1")
     assert done.reports["ddp", 0]["details"] == done.reports["ddp", 1]["details"] == {"wrapped": 1}
@@ -89,7 +92,7 @@ def test_bf16_gradients_are_refused_by_gloo_and_the_job_goes_on(plain: dict[Any,
 
 def test_fsdp2_gathers_less_where_weights_are_kept(plain: dict[Any, Done], tmp_path: Path) -> None:
     before = plain["fsdp2",]
-    done = _run(tmp_path, [("fsdp2", {"reshard_after_forward": False})], "fsdp2", is_warm=False)  # by torchrun
+    done = _run(tmp_path, [("fsdp2", {"reshard_after_forward": False})], "fsdp2", by_torchrun=True)
     assert int(done.said("c10d::_allgather_base_")) < int(before.said("c10d::_allgather_base_"))
     assert done.losses == before.losses
 
