@@ -104,5 +104,5 @@ def test_the_json_of_a_recording_has_the_keys_of_the_contract(tmp_path: Path) ->
     )
     job = json.loads(done.stdout)["job"]
     assert {"samples_per_s", "tokens_per_s", "mfu", "peak_memory_bytes", "reasons"} <= set(job)
-    assert job["tokens_per_s"] == pytest.approx(49_188, rel=0.001)  # 41 tokens per sample, 64 samples in 53.35 ms
+    assert job["tokens_per_s"] == pytest.approx(49_094, rel=0.001)  # 41 tokens per sample, 64 samples in 53.45 ms
     assert job["mfu"] is None and job["reasons"]["mfu"]

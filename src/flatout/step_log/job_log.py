@@ -6,9 +6,9 @@ A rank that reached the end of its step before the collective waits in its next 
 
 A stall is what exceeds the baseline: medians of the step times after subtracting, in each step, the longest time that
 any rank spent in a known cause. The baseline may change slowly during a job; such a drift is not a stall. The regular
-step is the median of the measured steps without their stalls. The warm-up (compilation, lazy
-initialization) counts neither in the regular nor in the mean step, except for the causes that it cannot prolong: in
-every step, including the first, loading, checkpoints, evaluations and the like count.
+step is the median of the measured steps without their stalls. What the warm-up (compilation, lazy initialization) adds
+to a step counts neither in the regular nor in the mean step: a step of the warm-up counts as its baseline, and the
+causes that a warm-up cannot prolong count in every step, including the first: loading, checkpoints, evaluations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
     charge = _Charge(aligned, baseline, spread)
     stalls = _without_warm_up(charge.stalls(), aligned.settled)
     unstalled_s = _unstalled_s(aligned, stalls)
-    without_stalls_s = max(float(unstalled_s.mean()), 0.0)
+    without_stalls_s = _mean_without_stalls_s(aligned, baseline, unstalled_s)
     return JobLog(
         ranks=tuple(rank.rank for rank in with_steps),
         number=number,
@@ -83,6 +83,18 @@ def _unstalled_s(aligned: _Aligned, stalls: Sequence[Stall]) -> NDArray[np.float
         if stall.step in row_of:
             unstalled_s[row_of[stall.step]] -= stall.excess_s
     return unstalled_s
+
+
+def _mean_without_stalls_s(aligned: _Aligned, baseline: NDArray[np.float64], unstalled_s: NDArray[np.float64]) -> float:
+    """Return the mean time of all steps without stalls; one of the warm-up or of the recorder counts as its baseline.
+
+    A job whose first epoch is slow has many of its slow steps in the warm-up, and those belong to the mean.
+    """
+    if aligned.settled > aligned.number[-1]:  # only the stable end of the warm-up is known
+        return max(float(unstalled_s.mean()), 0.0)
+    without_stalls_s: NDArray[np.float64] = np.nanmean(baseline, axis=0)
+    without_stalls_s[aligned.is_measured] = unstalled_s
+    return max(float(without_stalls_s.mean()), 0.0)
 
 
 class _Aligned:
