@@ -165,6 +165,15 @@ def test_a_part_of_a_step_is_a_smaller_part_of_a_job_that_stalls() -> None:
     assert channels.predicted_speedup == pytest.approx(1 / (1 - 0.2))
 
 
+def test_a_bound_does_not_count_the_wait_for_the_first_batch() -> None:
+    """Ten steps of 1 s on average, of which the first waited 6 s: half of the other 4 s is data loading."""
+    made = diagnosis({"data-loading": 0.2}, step_s=1.0)
+    made = recorded(made, mean_step_s=1.0, first_wait_s=6.0, num_recorded_steps=10, traced_share=0.4)
+    assert made.findings[0].share_of_step == 0.2
+    assert candidates(made, SOCKET_JOB)[0].predicted_speedup == pytest.approx(2)
+    assert regular_share(made) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(("longer_s", "share"), [(0.12, 0.4 / 0.62), (0.13, 0.8)])
 def test_a_stall_among_the_traced_steps_does_not_lower_the_bound(longer_s: float, share: float) -> None:
     """A traced step of more than 1.5 times the shortest holds a stall: the part's share is that of the others.

@@ -14,10 +14,11 @@ import msgspec
 
 from flatout.change.catalogue import all_changes, set_by_script, unmet_needs
 from flatout.records.change import SAFETIES, Change, JobFacts, Safety
-from flatout.records.diagnosis import Diagnosis, RankDiagnosis, StepDiagnosis
+from flatout.records.diagnosis import Diagnosis, Finding, JobSummary, RankDiagnosis, StepDiagnosis
 
 MIN_SPEEDUP = 1.01  # a verdict does not call less than that better
 MAX_SAVED_SHARE = 0.99  # of the step
+MIN_SHARE_AFTER_FIRST_WAIT = 0.01
 MAX_REGULAR = 1.5  # as a multiple of the shortest traced step of a rank
 
 
@@ -92,11 +93,28 @@ def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]
     for finding in diagnosis.findings:
         share = change.knob.answers.get(finding.name, 0.0)
         if share > 0:
-            by_finding[finding.name] = by_finding.get(finding.name, 0.0) + share * finding.share_of_step
+            by_finding[finding.name] = by_finding.get(finding.name, 0.0) + share * share_in_trial(diagnosis, finding)
     by_part = {part: share * _part_share(diagnosis, part) for part, share in change.knob.reduces.items()}
     # The seconds of a finding are some of the seconds of a part: never both.
     largest = max(by_finding, by_part, key=lambda saved: sum(saved.values()))
     return sum(largest.values()), tuple(name for name, saved in largest.items() if saved > 0)
+
+
+def share_in_trial(diagnosis: Diagnosis, finding: Finding) -> float:
+    """Return the share of the steps, as a trial measures them, that the finding costs: at most 1."""
+    return min(1.0, finding.share_of_step / _share_after_first_wait(diagnosis.job))
+
+
+def _share_after_first_wait(job: JobSummary) -> float:
+    """Return the share of the job's time that is left without the first step's wait for its batch.
+
+    That wait occurs once per job, so no trial measures it, but it can be most of a short recording.
+    """
+    mean_step_s, num_steps, first_wait_s = job.mean_step_s, job.num_recorded_steps, job.first_wait_s
+    if not isinstance(mean_step_s, float) or not isinstance(num_steps, int) or not isinstance(first_wait_s, float):
+        return 1.0
+    total_s = mean_step_s * num_steps
+    return max(1.0 - first_wait_s / total_s, MIN_SHARE_AFTER_FIRST_WAIT) if total_s > 0 else 1.0
 
 
 def _part_share(diagnosis: Diagnosis, part: str) -> float:
@@ -116,10 +134,10 @@ def _regular_steps(rank: RankDiagnosis) -> list[StepDiagnosis]:
 
 
 def regular_share(diagnosis: Diagnosis) -> float:
-    """Return the share of the job's mean step without stalls; 1 without the step log of a recording."""
+    """Return the share of the job's steps, as a trial measures them, that is no stall; 1 without a step log."""
     job = diagnosis.job
     if isinstance(job.traced_share, float) and job.traced_share > 0:
-        return job.traced_share
+        return min(1.0, job.traced_share / _share_after_first_wait(job))
     if not isinstance(job.mean_step_s, float) or not isinstance(job.regular_step_s, float) or not job.mean_step_s:
         return 1.0
     return min(1.0, job.regular_step_s / job.mean_step_s)

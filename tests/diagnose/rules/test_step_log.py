@@ -300,6 +300,13 @@ def test_the_costs_of_all_findings_are_at_most_the_mean_step(
     assert (totals.mean_step_s, totals.regular_step_s) == (log.step_s, log.regular_s)
 
 
+def test_waiting_for_the_first_batch_of_the_job_is_no_period() -> None:
+    """It occurs once, and the header says how long it was; with later waits it is one of them."""
+    assert not diagnosed(steps({0: 3.0}, loader_start_s={0: 3.0})).findings
+    waits = {0: 3.0, 50: 3.0}
+    assert only(diagnosed(steps(waits, loader_start_s=waits))).evidence["num_stalled_steps"] == 2
+
+
 @pytest.mark.parametrize(
     ("collects", "first"), [(False, "remove gc.collect()"), (True, "gc.disable()"), (None, "gc.disable()")]
 )

@@ -62,7 +62,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     findings = []
     for cause, what in _WHAT.items():
         stalls = stalls_of(context, cause, where=lambda stall: not is_epoch(stall))
-        if stalls is None:
+        if stalls is None or stalls.steps == [int(context.log.number[0])]:  # the first step's wait for its batch
             continue
         is_one_rank = cause != StallCause.UNKNOWN and len(context.log.ranks) > 1
         on = f" on {ranks_in_words(stalls)}" if is_one_rank else ""
