@@ -134,7 +134,7 @@ def _regular_steps(rank: RankDiagnosis) -> list[StepDiagnosis]:
 
 
 def regular_share(diagnosis: Diagnosis) -> float:
-    """Return the share of the job's steps, as a trial measures them, that is no stall; 1 without a step log."""
+    """Return the share of the job's steps, as a trial measures them, without their stalls; 1 without a step log."""
     job = diagnosis.job
     if isinstance(job.traced_share, float) and job.traced_share > 0:
         return min(1.0, job.traced_share / _share_after_first_wait(job))

@@ -50,7 +50,7 @@ CHANGES = (
     "gc.freeze() once the data and the model exist",
     "remove gc.collect() from the training loop",
 )
-# For a script that has turned the collector off and collects by itself.
+# For a script that has disabled the collector and calls it explicitly.
 CHANGES_OF_ITS_COLLECTIONS = (
     "remove gc.collect() from the training loop",
     "gc.freeze() once the data and the model exist",
