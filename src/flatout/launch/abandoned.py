@@ -1,9 +1,9 @@
 """Find jobs that run on after the `flatout profile` or `flatout run` that started them was killed.
 
 A Flatout process that gets SIGKILL cannot end its job, and a job that has run for days should not end because of it. So
-each command that starts a job leaves a note in a folder of its own, which the job's processes name in their
-environment: as long as one of them lives, the note is found. In: this user's processes on this machine. Out: the jobs
-that were started in one folder. Nothing is ended, and trials of a tuning, which its guard ends, are left out.
+each command that starts a job leaves a note in its state folder, which the job's processes name in their environment:
+as long as one of them lives, the note is found. In: this user's processes on this machine. Out: the jobs that were
+started in the working folder. Nothing is ended. Trials of a tuning are not included, because its guard ends them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AbandonedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_starter(folder: Path, program: str, command: str) -> None:
-    """Leave the note of this process in `folder`, the folder of its own that its job names in its environment."""
+    """Leave the note of this process in `folder`, its state folder, which its job names in its environment."""
     starter = Starter(process=own_identity(), program=program, command=command, folder=_working_folder())
     # names may not be valid UTF-8, which msgspec refuses to write
     text = json.dumps(msgspec.to_builtins(starter))

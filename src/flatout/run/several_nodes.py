@@ -1,7 +1,7 @@
-"""Tell from a command and its environment whether it is one of several, on the nodes or in the tasks of one job.
+"""Decide from a command and its environment whether it is one of several, on the nodes or in the tasks of one job.
 
 In: the command and the environment. Out: whether other nodes belong to it, where they meet, and the job's identity. A
-command that says one node is a job of its own, whatever its name: tasks of a Slurm step may each start one.
+command that says one node is a separate job, whatever its name: tasks of a Slurm step may each start one.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class TraceWindow:
     def stop(self) -> None:
         """Stop tracing and write the file; `problem` says what went wrong.
 
-        If the job ends meanwhile, what follows its last complete step is no step, and without a complete step there is
-        nothing to write.
+        If the job ends meanwhile, what follows its last complete step does not count as a step, and without a complete
+        step nothing is written.
         """
         if self.state is not WindowState.TRACING:
             self._release()
