@@ -103,6 +103,19 @@ def test_where_no_boundary_can_be_had_the_words_say_so(job: JobFacts, options: d
     assert any("Measured in the first epoch only" in line for line in heading(result.tuning))
 
 
+def test_a_job_that_ends_within_its_first_epoch_is_known_whole() -> None:
+    class OneEpochRunner(EpochRunner):
+        def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+            result = super().trial(changes, num_steps, place)
+            return msgspec.structs.replace(result, step_s=result.step_s[: EPOCH - 10], epoch_ends=())
+
+    result = tune(OneEpochRunner(1 / 1.8, job=KNOWN))
+    assert WORKERS in adopted(result)
+    (tried,) = [tried for tried in result.tried if WORKERS in tried.changes and tried.outcome == "adopted"]
+    assert "the job ends within its first epoch" in tried.reason
+    assert "first epoch" not in headline(result)
+
+
 def test_pairs_that_have_the_boundary_need_no_further_trials() -> None:
     runner = EpochRunner(1.2, job=KNOWN)
     result = tune(runner, num_steps=EPOCH)

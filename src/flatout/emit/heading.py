@@ -24,6 +24,8 @@ def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
     lines = [f"Written by flatout {__version__}: {tuning.changes.name}"]
     if tuning.verdict is not None and tuning.verdict.speedup is not None:
         lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
+        if tuning.covers_first_epoch_only:
+            lines.append("Measured in the first epoch only: its loader changes may cost time in later epochs")
     unknown = [tuned.change.name for tuned in tuning.each if not tuned.is_shown_alone]
     if unknown:
         lines.append(

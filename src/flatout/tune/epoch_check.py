@@ -52,6 +52,8 @@ def check_epoch(state: TuningState, changes: ChangeSet) -> EpochCheck | None:
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)
     if baseline.is_complete and not candidate.is_complete:
         return EpochCheck(is_held=False, reason=f"over an epoch boundary it fails: {candidate.problem}")
+    if baseline.is_complete and candidate.is_complete and len(baseline.step_s) < num_steps and not baseline.epoch_ends:
+        return EpochCheck(is_held=True, reason="the job ends within its first epoch")
     judged = check_epoch_in_pairs(state, [Pair(baseline=baseline, candidate=candidate)])
     if judged is None:
         return EpochCheck(is_held=True, reason=LOADER_IS_UNCHECKED, is_checked=False)

@@ -16,7 +16,7 @@ from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.runner import Profiled
 from flatout.tune.state import TuningState
-from flatout.verdict.cost import trial_cost
+from flatout.verdict.cost import TrialCost, are_spikes_rare, trial_cost
 
 
 def record_tried(
@@ -86,6 +86,7 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
     facts = first.facts if first is not None else JobFacts()
     before = state.baselines[0] if state.baselines else None
     tuned = state.current_trials if state.applied else state.baselines
+    baseline_step_s, tuned_step_s = _step_times(state.baselines, tuned)
     device = first.done.diagnosis.job.device if first is not None else None
     machine = {
         "device": device or facts.device,
@@ -113,8 +114,8 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
         bounds=state.bounds,
         floor=state.floor,
         num_steps=state.num_steps,
-        baseline_step_s=_mean_step_s(state.baselines),
-        tuned_step_s=_mean_step_s(tuned),
+        baseline_step_s=baseline_step_s,
+        tuned_step_s=tuned_step_s,
         baseline_peak_memory_bytes=before.peak_memory_bytes if before is not None else None,
         tuned_peak_memory_bytes=tuned[-1].peak_memory_bytes if tuned else None,
         num_trials=runner.num_trials,
@@ -141,6 +142,14 @@ def is_better(result: TuneResult) -> bool:
     return result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
 
 
-def _mean_step_s(trials: Sequence[TrialResult]) -> float | None:
-    costs = [trial_cost(trial, "step_s").without_spikes for trial in trials if trial.is_complete]
-    return math.exp(sum(costs) / len(costs)) if costs else None
+def _step_times(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) -> tuple[float | None, float | None]:
+    """Return a step of the baseline and of the tuned job, without spikes only where a verdict leaves them out too."""
+    arms = [[trial_cost(trial, "step_s") for trial in arm if trial.is_complete] for arm in (baselines, tuned)]
+    drop_spikes = are_spikes_rare(*arms)
+    before_s, after_s = (_geometric_mean_s(costs, drop_spikes=drop_spikes) for costs in arms)
+    return before_s, after_s
+
+
+def _geometric_mean_s(costs: Sequence[TrialCost], *, drop_spikes: bool) -> float | None:
+    logs = [cost.log(drop_spikes=drop_spikes) for cost in costs]
+    return math.exp(sum(logs) / len(logs)) if logs else None
