@@ -1,4 +1,4 @@
-"""Advice on the loader leaves out what the job has set already."""
+"""Advice on the loader omits what the job has set already."""
 
 from __future__ import annotations
 

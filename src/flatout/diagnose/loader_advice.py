@@ -1,4 +1,4 @@
-"""Advice on a DataLoader's settings that leaves out what the job has set already.
+"""Advice on a DataLoader's settings that omits what the job has set already.
 
 In: the facts that a recording holds about the busiest loader. Out: short phrases for a finding's `changes`.
 """

@@ -143,7 +143,7 @@ def is_better(result: TuneResult) -> bool:
 
 
 def _step_times(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) -> tuple[float | None, float | None]:
-    """Return a step of the baseline and of the tuned job, without spikes only where a verdict leaves them out too."""
+    """Return a step of the baseline and of the tuned job, without spikes only where a verdict drops them too."""
     arms = [[trial_cost(trial, "step_s") for trial in arm if trial.is_complete] for arm in (baselines, tuned)]
     drop_spikes = are_spikes_rare(*arms)
     before_s, after_s = (_geometric_mean_s(costs, drop_spikes=drop_spikes) for costs in arms)
