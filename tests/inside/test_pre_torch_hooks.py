@@ -150,8 +150,9 @@ if __name__ == "__main__":
     ],
 )
 def test_the_text_that_a_script_ends_with_is_noted(tmp_path: Path, program: str) -> None:
-    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "train.py").write_text(program.replace(", torch", ""))  # whose import says nothing, and takes long
     plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    (tmp_path / "train.py").write_text(program)
     done, noted = run(tmp_path, "train.py")
     assert (noted["kind"], noted["exception"], noted["message"]) == ("exit", "SystemExit", "no data")
     assert noted["has_torch"] is ("torch" in program)

@@ -96,8 +96,8 @@ def test_a_full_disk_does_not_matter_to_the_job(tmp_path: Path) -> None:
     """A limit on the size of files fails as a full disk does: in the middle of a write."""
     limit = 6_000
     script = (
-        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (%d, %d)); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
+        "import resource, subprocess, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (%d, %d)); "
+        "sys.exit(subprocess.call(sys.argv[1:]))"
     )
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     command = [sys.executable, "-c", script % (limit, limit), *job("--steps", 60)]
@@ -238,7 +238,9 @@ def test_a_full_disk_under_standard_output_is_not_called_a_broken_recording(tmp_
 
 
 def test_json_where_the_traces_cannot_be_read_is_what_was_recorded(tmp_path: Path) -> None:
-    spoiling = ["sh", "-c", f'"$@"; echo spoilt > {tmp_path}/r/rank0.json', "sh"]
+    trace = tmp_path / "r" / "rank0.json"
+    code = f"import subprocess, sys; subprocess.run(sys.argv[1:]); open({str(trace)!r}, 'w').write('spoilt')"
+    spoiling = [sys.executable, "-c", code]
     done = run([*profiling(tmp_path / "r", "--warmup", "3", "--json"), *spoiling, *job("--steps", 30)])
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["schema"] == "flatout/recording-report"
