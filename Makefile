@@ -1,12 +1,13 @@
 # make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (4 minutes)
 # make test    lint, types, tests and docs, as continuous integration runs them
+# make fuzz    damaged inputs for every reader, with new seeds (10 minutes; INPUTS=500 of each, SEED=7 to repeat a run)
 # make lint    ruff and mypy only          make docs    the docs site, into build/site
 #
 # Each makes its own virtual environment in .venv, and installs into it again only when pyproject.toml changes.
 # Another interpreter: make test PYTHON=/usr/bin/python3.12
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint compiled docs clean
+.PHONY: demo test fuzz lint compiled docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,6 +42,10 @@ test: $(VENV)/test.stamp
 compiled: $(VENV)/test.stamp
 	@$(KEEP_BYTECODE) $(BIN)/python -m compileall -q src tests/jobs
 	@$(KEEP_BYTECODE) $(BIN)/python -m pytest --collect-only -q -n 0 >/dev/null || true
+
+INPUTS ?= 100
+fuzz: $(VENV)/test.stamp
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check

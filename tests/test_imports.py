@@ -18,7 +18,7 @@ import flatout
 
 PACKAGE = Path(flatout.__file__).parent
 
-NOUNS = {"errors", "units", "secrets", "records", "catalog"}
+NOUNS = {"errors", "units", "secrets", "input_files", "records", "catalog"}
 # Five rooms that several stages use, and by whom.
 SHARED = {
     "predict": {"diagnose", "plan", "schedule"},
@@ -66,8 +66,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": set(),
     "secrets": set(),
+    "input_files": set(),
     "records": {"errors", "units"},
-    "catalog": {"errors", "units", "records"},
+    "catalog": {"errors", "units", "input_files", "records"},
     **{stage: NOUNS | {room for room, users in SHARED.items() if stage in users} for stage in STAGES},
     **dict.fromkeys(COMPOSERS, EVERYTHING),
     "inside": {"secrets"},

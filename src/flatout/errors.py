@@ -11,6 +11,8 @@ The command line prints both and exits with `exit_code`; a user never sees a tra
 
 from __future__ import annotations
 
+MAX_MESSAGE = 1200  # characters: values of a file are quoted in messages, and a file can hold a text of any length
+
 
 class FlatoutError(Exception):
     """Base class of all errors that a user can cause or fix."""
@@ -18,6 +20,8 @@ class FlatoutError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 4 :]}"
         super().__init__(message)
         self.hint = hint
 

@@ -251,3 +251,16 @@ def test_a_class_known_in_part_says_why_not_in_all_and_a_ledger_without_steps_gi
         assert totals.not_known["exposed_communication"] == "Unknown before DDP's first timed exchange"
         assert totals.not_known["throttled"] == "No rank uses a GPU"
     assert read_all([failed]).not_known["exposed_communication"] == "No step was seen in which it could be measured"
+
+
+def test_the_first_damaged_line_is_named_with_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, {"productive": 6})
+    num_lines = len(path.read_text().splitlines())
+    with path.open("a") as file:
+        file.write(
+            '{"event":"seconds","ns":{"data":"x"}}\n{"event":"failure","step":[]}\n{"event":"later"}\n' + "[" * 5000
+        )
+    totals = read(path)
+    assert totals.num_bad_lines == 3
+    assert totals.first_bad_line == f"ledger.jsonl, line {num_lines + 1}: Expected `int`, got `str` - at `$.ns[...]`"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flatout.profile.sample_lines import read_host
+from flatout.profile.sample_lines import host_use, read_samples
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse
 
@@ -30,9 +30,9 @@ def host(folder: Path, *samples: dict[str, Any], times: tuple[float, float] = (1
     lines: list[dict[str, Any]] = [HEADER, *({"unix_s": float(at)} | one for at, one in enumerate(samples))]
     file = folder / "host-n1.samples.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_host(file, *times)
-    assert found is not None
-    return found
+    content = read_samples(file)
+    assert content is not None and content.bad == ()
+    return host_use(content, *times)
 
 
 def test_an_error_counts_whenever_it_came_and_once_whoever_told_it(tmp_path: Path) -> None:

@@ -144,14 +144,14 @@ def test_a_file_that_goes_away_before_it_is_read(tmp_path: Path) -> None:
 
 def deny(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """As the system does for files that may not be read, which tests that run as root cannot make."""
-    opened = Path.open
+    opened = os.open
 
-    def open_others(self: Path, *args: Any, **kwargs: Any) -> Any:
-        if self.name == name:
-            raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, *args, **kwargs)
+    def open_others(path: Any, *args: Any, **kwargs: Any) -> int:
+        if Path(path).name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", open_others)
+    monkeypatch.setattr(os, "open", open_others)
 
 
 def test_permission_denied_by_the_system_is_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,3 +191,21 @@ def test_damaged_bytes_are_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"damaged|UTF-8"):
         load(path)
+
+
+@pytest.mark.parametrize(("duration_s", "is_read"), [(315_360_000, True), (315_360_001, False), (400_000_000, False)])
+def test_a_duration_of_more_than_ten_years_is_refused_with_its_field(
+    tmp_path: Path, duration_s: int, is_read: bool
+) -> None:
+    """400,000,000 is the 4.6 days of a job in milliseconds."""
+    plain = written(tmp_path, f"submit_s,num_gpus,duration_s\n0,8,60\n5,8,{duration_s}\n")
+    other = written(
+        tmp_path, f"timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,{duration_s},1,1,a\n", "b.csv"
+    )
+    if is_read:
+        assert max(job.duration_s for job in load(plain).jobs) == load(other).jobs[0].duration_s == duration_s
+        return
+    with pytest.raises(InputError, match=r"jobs.csv, line 3: duration_s must be at most 315,360,000"):
+        load(plain)
+    with pytest.raises(InputError, match=r"b.csv: the duration must be at most 315,360,000 s"):
+        load(other)

@@ -12,6 +12,7 @@ import msgspec
 
 from flatout.catalog.gpus import all_gpu_facts, gpu_facts
 from flatout.errors import InputError
+from flatout.input_files import read_toml
 from flatout.records.machine import GpuFacts
 
 _FILE = Path(__file__).with_name("prices.toml")
@@ -111,13 +112,13 @@ def _by_gres_type() -> dict[str, GpuFacts]:
 @cache
 def all_prices() -> Prices:
     """Return the prices of the catalogue."""
-    return msgspec.convert(_renamed(tomllib.loads(_FILE.read_text(encoding="utf-8"))), Prices)
+    return msgspec.convert(_renamed(read_toml(_FILE)), Prices)
 
 
 def read_prices(path: Path) -> Prices:
     """Read a user's TOML of the same form; every table is optional. Raise InputError (one line) if the form differs."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = read_toml(path)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

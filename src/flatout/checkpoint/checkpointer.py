@@ -31,7 +31,7 @@ from flatout.checkpoint.arguments import check_numbers, checked_step, every_s_of
 from flatout.checkpoint.background import Background, PendingCheckpoint
 from flatout.checkpoint.peers import Peers
 from flatout.checkpoint.preemption import PreemptionHandler, die
-from flatout.checkpoint.problems import CheckpointError
+from flatout.checkpoint.problems import CheckpointError, DamagedError, as_damage
 from flatout.checkpoint.reader import Saved
 from flatout.checkpoint.share import Item, Sharing, items_of
 from flatout.checkpoint.state import Collected, collect, destinations, model_tensors, restore
@@ -246,7 +246,11 @@ class Checkpointer:
             except CheckpointError as error:
                 refused.append(f"step {step} in {store.folder} cannot be used: {error}")
                 continue
-            self._load(saved, step)
+            try:
+                self._load(saved, step)
+            except DamagedError as error:  # what it changed is overwritten by the checkpoint before it
+                refused.append(f"step {step} in {store.folder} cannot be used: {error}")
+                continue
             self._background.resumes_from(store, step)
             if self._peers.is_leader:
                 for line in refused:
@@ -285,8 +289,9 @@ class Checkpointer:
         store.check(step, list(ranks).index(self._peers.rank), len(ranks))
 
     def _read(self, store: Store, step: int) -> Saved:
-        saved = Saved(store.path(step), store.records(step), self._peers.rank)
-        saved.check_covers(model_tensors(self._training))
+        with as_damage(store.path(step).name):
+            saved = Saved(store.path(step), store.records(step), self._peers.rank)
+            saved.check_covers(model_tensors(self._training))
         return saved
 
     def _load(self, saved: Saved, step: int) -> None:
@@ -298,7 +303,8 @@ class Checkpointer:
                     f"`{name}` differed among the {saved.world_size} ranks that saved it, now there are {world_size}",
                     hint=f"continue with {saved.world_size} ranks, or shard it with DTensors",
                 )
-            tensors = saved.read(destinations(self._training, saved.trained()))
+            with as_damage(saved.path.name):
+                tensors = saved.read(destinations(self._training, saved.trained()))
             restore(
                 self._training,
                 saved.values,

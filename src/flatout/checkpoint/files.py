@@ -55,6 +55,8 @@ def write_json(path: Path, value: dict[str, Any]) -> dict[str, int]:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the value that `write_json` wrote. Raises DamagedError."""
     try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait forever
+            raise DamagedError(f"{path.name} is not a file")
         value = json.loads(path.read_bytes())
         checksum = value.pop("checksum")
     except FileNotFoundError as error:
@@ -72,6 +74,8 @@ def check_file(path: Path, expected: dict[str, int]) -> None:
     """Raise DamagedError unless the file has this size and CRC-32."""
     try:
         num_bytes, checksum = path.stat().st_size, 0
+        if not path.is_file():
+            raise DamagedError(f"{path.name} is not a file")
         if num_bytes == expected["bytes"]:
             with path.open("rb", buffering=0) as file:
                 while block := file.read(BLOCK):

@@ -141,10 +141,12 @@ def _started(pid: object) -> int | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the owner; None if there is no lock. An unreadable lock has an unknown owner."""
     try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait forever
+            return {}
         owner = json.loads(path.read_text())
     except OSError:
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}
 

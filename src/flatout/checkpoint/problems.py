@@ -1,10 +1,14 @@
 """The errors of checkpoints.
 
-CheckpointError       a checkpoint cannot be saved or resumed from; one line, with a hint ├── DamagedError      the data
-read differ from the data written └── LockedError       another job writes to the folder
+CheckpointError       a checkpoint cannot be saved or resumed from; one line, with a hint
+├── DamagedError      the data read differ from the data written
+└── LockedError       another job writes to the folder
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flatout.errors import FlatoutError
 
@@ -23,3 +27,19 @@ class DamagedError(CheckpointError):
 
 class LockedError(CheckpointError):
     """The folder belongs to another job."""
+
+
+@contextmanager
+def as_damage(what: str) -> Iterator[None]:
+    """Raise DamagedError for an error that only content which Flatout did not write can cause.
+
+    A checksum shows data that were changed by accident. A file that was edited, or written by another program, can have
+    a valid one, and anything in it.
+    """
+    try:
+        yield
+    except (CheckpointError, OSError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        raise DamagedError(f"{what} is not as Flatout writes it ({reason})") from error

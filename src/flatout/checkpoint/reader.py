@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from flatout.checkpoint.problems import DamagedError
+from flatout.checkpoint.problems import CheckpointError, DamagedError
 from flatout.checkpoint.safetensors import Place, read_header, view
 
 
@@ -94,7 +95,11 @@ class Saved:
             self.check_covers(shared)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns that the ranks do not communicate; they need not
-                distributed_checkpoint.load(dict(shared), storage_reader=SafetensorsReader(self), **_ALONE)
+                try:
+                    distributed_checkpoint.load(dict(shared), storage_reader=SafetensorsReader(self), **_ALONE)
+                except CheckpointException as error:  # it is not an `Exception`, and its text is a traceback
+                    cause = next((failure[0] for failure in error.failures.values()), error)
+                    raise cause if isinstance(cause, CheckpointError) else DamagedError(_one_line(cause)) from error
         found = dict(destinations)
         files = _Files(self.path)
         with torch.no_grad():
@@ -189,6 +194,10 @@ class _Files:
 # Older versions of torch lack this option, and make the ranks compare their plans.
 _ALONE = {"no_dist": True} if "no_dist" in signature(distributed_checkpoint.load).parameters else {}
 _Box = tuple[Sequence[int], Sequence[int]]  # offsets and sizes
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
 
 def _boxes(tensor: Any) -> list[_Box]:

@@ -93,7 +93,7 @@ def read_header(path: Path) -> tuple[dict[str, Place], int]:
     try:
         described = json.loads(text)
         places = {name: _place(given) for name, given in described.items() if name != "__metadata__"}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{path.name}: its header cannot be read") from error
     end = 0
     for place in sorted(places.values(), key=lambda place: (place.begin, place.end)):

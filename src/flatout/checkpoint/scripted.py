@@ -74,7 +74,7 @@ def damage_of(path: Path) -> str | None:
 def _checksums(path: Path) -> list[list[int]]:
     """Return the sizes and CRC-32s that this file may have; empty if none were recorded."""
     name = File.CHECKSUMS.of(path.name.removesuffix(File.PREVIOUS.after))
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         noted = json.loads(path.with_name(name).read_text())["files"]
         return [[int(one["bytes"]), int(one["crc32"])] for one in noted]
     return []

@@ -21,9 +21,10 @@ import torch
 
 from flatout.checkpoint.gradients import set_gradients, waiting_gradients
 from flatout.checkpoint.loader_random import restore_after_next_iterator
-from flatout.checkpoint.problems import CheckpointError
+from flatout.checkpoint.problems import CheckpointError, as_damage
 from flatout.checkpoint.values import decode, encode, numpy
 
+_RECORD = "its record of the training"
 _T = TypeVar("_T")
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 
@@ -148,28 +149,36 @@ def restore(
     `is_own`: the values are this rank's, so its random state is restored too. `tensors` has the tensors of
     `destinations` and those in the values.
     """
-    if values["model"]:
-        training.model.load_state_dict(
-            {_dirty(name, training.model): decode(value, tensors) for name, value in values["model"].items()},
-            strict=False,
-        )
+    with as_damage(_RECORD):
+        model_values = {_dirty(name, training.model): decode(value, tensors) for name, value in values["model"].items()}
+    if model_values:
+        training.model.load_state_dict(model_values, strict=False)
     names = _parameter_names(training.model)
-    for name, optimizer in training.optimizers.items():
-        saved = values["optimizers"].get(name)
-        if saved is None:
-            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without it; use another folder")
-        _restore_optimizer(optimizer, name, names, saved, tensors)
+    with as_damage(_RECORD):
+        for name, optimizer in training.optimizers.items():
+            saved = values["optimizers"].get(name)
+            if saved is None:
+                raise _missing(name)
+            _restore_optimizer(optimizer, name, names, saved, tensors)
     for name, value in training.stateful.items():
-        if name not in values["stateful"]:
-            raise CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without it; use another folder")
-        value.load_state_dict(decode(values["stateful"][name], tensors))
-    if is_own:
+        with as_damage(_RECORD):
+            if name not in values["stateful"]:
+                raise _missing(name)
+            state = decode(values["stateful"][name], tensors)
+        value.load_state_dict(state)  # the user's code: its errors are not those of the checkpoint
+    if not is_own:
+        return
+    with as_damage(_RECORD):
         gradients = decode(values.get("gradients", {}), tensors) if has_gradients else {}
         set_gradients(((names[id(one)], one) for one in training.model.parameters() if id(one) in names), gradients)
         random_state = decode(values["random"], tensors)
         _set_random_state(random_state)
-        if "data" in training.stateful:
-            restore_after_next_iterator(training.stateful["data"], partial(_set_random_state, random_state))
+    if "data" in training.stateful:
+        restore_after_next_iterator(training.stateful["data"], partial(_set_random_state, random_state))
+
+
+def _missing(name: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint has no `{name}`", hint="it was saved without it; use another folder")
 
 
 def _clean(name: str, model: Any) -> str:

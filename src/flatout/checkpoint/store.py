@@ -31,7 +31,7 @@ import torch
 from flatout import __version__
 from flatout.checkpoint.files import check_file, read_json, sync_folder, write_file, write_json
 from flatout.checkpoint.lock import Lock
-from flatout.checkpoint.problems import CheckpointError, DamagedError
+from flatout.checkpoint.problems import CheckpointError, DamagedError, as_damage
 from flatout.secrets import masked_text
 
 SCHEMA, VERSION = "flatout/checkpoint", 1
@@ -201,6 +201,10 @@ class Store:
         """Return the manifest of a checkpoint. Raise DamagedError if it cannot be read."""
         path = self.path(step)
         manifest = read_json(path / MANIFEST)
+        with as_damage(MANIFEST):
+            return self._checked_manifest(manifest, path, step)
+
+    def _checked_manifest(self, manifest: dict[str, Any], path: Path, step: int) -> dict[str, Any]:
         if manifest.get("schema") != SCHEMA or manifest.get("step") != step:
             raise DamagedError(f"{MANIFEST} belongs to something else")
         if manifest["version"] > VERSION:
@@ -210,6 +214,10 @@ class Store:
             )
         if not all(_FILE.fullmatch(name) for name in manifest["files"]):
             raise DamagedError(f"{MANIFEST} names files that no checkpoint has")
+        if not all({"bytes", "crc32"} <= set(one) for one in manifest["files"].values()):
+            raise DamagedError(f"{MANIFEST} has files without a size or a checksum")
+        if not all(isinstance(rank, int) and rank >= 0 for rank in manifest["ranks"]) or not manifest["ranks"]:
+            raise DamagedError(f"{MANIFEST} names no ranks")
         return manifest
 
     def check(self, step: int, place: int, num_places: int) -> None:

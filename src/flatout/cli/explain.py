@@ -10,6 +10,7 @@ import typer
 
 from flatout.cli.output import print_json, text_style
 from flatout.cli.values import InvalidValue
+from flatout.input_files import open_file
 
 _MOST_BYTES = 64 * 2**20  # of a log, from its end
 
@@ -81,7 +82,7 @@ def _text_of(file: Path) -> str:
     if str(file) == "-":
         return sys.stdin.buffer.read()[-_MOST_BYTES:].decode(errors="replace")
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             stream.seek(max(file.stat().st_size - _MOST_BYTES, 0))
             return stream.read(_MOST_BYTES).decode(errors="replace")
     except OSError as error:

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
+import msgspec
+
 from flatout.doctor.machine import AMD, AMD_CHIPSET, INTEL, NCCL_TOPOLOGY, NVIDIA, SMI_TOPOLOGY, Machine, natural
 from flatout.doctor.parse.nccl_topology import NcclTopology
 from flatout.doctor.parse.number import count_in, number_at_start
@@ -22,6 +24,7 @@ GB = 1e9
 # Bytes/s of one lane and direction after line coding (8b/10b to 5 GT/s, 128b/130b to 32, FLIT beyond; PCI-SIG base
 # specifications 2.0 to 6.0), before packet headers.
 LANE_BYTES_PER_S: Mapping[float, float] = {2.5: 0.25e9, 5: 0.5e9, 8: 0.985e9, 16: 1.969e9, 32: 3.938e9, 64: 7.563e9}
+_MOST_DEVICES = 256  # paths are compared for each pair
 _DEVICES = ("gpu", "nic", "storage", "nvswitch")
 _BRIDGES = ("switch", "bridge", "root_port", "chipset_port")
 _ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -55,11 +58,14 @@ def link_bytes_per_s(speed: float | None, width: int | None) -> float | None:
 def topology_of(machine: Machine) -> Topology | None:
     """Return the topology; None if no source shows any part of it."""
     source, nodes, problems = _tree(machine)
+    nodes, cycles = _without_cycles(nodes)
+    problems = [*problems, *cycles]
     sources = [source] if source else []
     try:
         matrix = machine.matrix
     except NotReadError:
-        pairs = _pairs_of_tree(nodes)
+        pairs, too_many = _pairs_of_tree(nodes)
+        problems += too_many
         if source == NCCL_TOPOLOGY:
             pairs = _with_links(pairs, machine.nccl_topology)
     else:
@@ -128,18 +134,46 @@ def _host_bridges(above: list[TopologyNode]) -> set[str]:
     return {port[:7] for port in ports[-1:]}
 
 
-def _pairs_of_tree(nodes: list[TopologyNode]) -> list[TopologyPair]:
+def _without_cycles(nodes: list[TopologyNode]) -> tuple[list[TopologyNode], list[str]]:
+    """Return the nodes as a tree, and what was wrong: a node that is above itself gets no parent, and is used once."""
+    by_id: dict[str, TopologyNode] = {}
+    for node in nodes:
+        by_id.setdefault(node.id, node)
+    problems = []
+    for node_id, node in by_id.items():
+        if _is_above_itself(by_id, node):
+            by_id[node_id] = msgspec.structs.replace(node, parent=None)
+            problems.append(f"{node_id} is behind itself in this input, so it is unknown what it is behind")
+    return list(by_id.values()), problems
+
+
+def _is_above_itself(nodes: Mapping[str, TopologyNode], node: TopologyNode) -> bool:
+    seen = set()
+    parent = node.parent
+    while parent is not None and parent in nodes and parent not in seen:
+        if parent == node.id:
+            return True
+        seen.add(parent)
+        parent = nodes[parent].parent
+    return False
+
+
+def _pairs_of_tree(nodes: list[TopologyNode]) -> tuple[list[TopologyPair], list[str]]:
+    """Return the relation of each pair of GPUs and NICs, and why there are none, if that is the case."""
     by_id = {node.id: node for node in nodes}
     # A NIC without an address could be anywhere.
     devices = [node for node in nodes if node.kind in ("gpu", "nic") and _ADDRESS.fullmatch(node.id)]
-    pairs = []
+    pairs: list[TopologyPair] = []
+    if len(devices) > _MOST_DEVICES:
+        problem = f"{len(devices):,} GPUs and NICs are more than the {_MOST_DEVICES} of a host: their paths are unknown"
+        return pairs, [problem]
     for a, b in combinations(devices, 2):
         if a.kind != "gpu" and b.kind != "gpu":
             continue
         how = relation(by_id, a, b)
         if how is not None:
             pairs.append(TopologyPair(a=a.id, b=b.id, relation=how))
-    return pairs
+    return pairs, []
 
 
 def _pairs_of_matrix(matrix: TopologyMatrix) -> list[TopologyPair]:

@@ -8,6 +8,7 @@ log, a JSON object of sysfs paths, or a folder: a copy of `/`, or of `/sys/class
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import re
 from bisect import bisect
@@ -39,6 +40,7 @@ from flatout.doctor.parse.nvidia_smi_xml import is_smi_xml
 from flatout.doctor.parse.rdma_tools import rdma_files
 from flatout.doctor.parse.topology_matrix import has_header, matrices
 from flatout.errors import InputError
+from flatout.input_files import bounded_log, bounded_numbers, decode_json, read_bytes
 from flatout.records.snapshot import Output, Snapshot
 
 SCHEMA = "flatout/snapshot"
@@ -219,19 +221,27 @@ _KINDS: tuple[tuple[str, Callable[[str], object]], ...] = (
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"`{path}` must be at most {_MAX_BYTES >> 20} MiB", hint="pass only the relevant part")
-        data = path.read_bytes()
+        data = read_bytes(path, max_bytes=_MAX_BYTES)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise InputError(
+                f"`{path}` must be at most {_MAX_BYTES >> 20} MiB", hint="pass only the relevant part"
+            ) from error
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     # Some shells write UTF-16, and terminals colour their output.
     encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    return _COLOUR.sub("", data.decode(encoding, "replace"))
+    return _bounded(_COLOUR.sub("", data.decode(encoding, "replace")))
+
+
+def _bounded(text: str) -> str:
+    """Return a text with bounded numbers, and with bounded lines, unless it is JSON or XML, which can be one line."""
+    is_log = not text.lstrip().startswith(("{", "<"))
+    return bounded_log(text) if is_log else bounded_numbers(text)
 
 
 def _json(path: Path, text: str) -> Snapshot:
     try:
-        content: Any = msgspec.json.decode(text.encode())
+        content: Any = decode_json(text.encode())
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"`{path}` is not valid JSON: {error}", hint=f"give {KINDS}") from error
     if not isinstance(content, dict):
@@ -255,18 +265,23 @@ def _bundle(path: Path, text: str, version: object) -> Snapshot:
             hint="capture it again with this Flatout",
         )
     try:
-        bundle = msgspec.json.decode(text.encode(), type=_Bundle)
+        bundle = decode_json(text.encode(), type=_Bundle)
     except msgspec.DecodeError as error:
         raise InputError(f"`{path}` does not match the schema `{SCHEMA}`: {error}") from error
-    return _with_missing_commands(bundle.snapshot)
+    return _readable(bundle.snapshot)
 
 
-def _with_missing_commands(snapshot: Snapshot) -> Snapshot:
-    """Compatibility: bundles from before `Output.is_missing` report a missing command by its problem alone."""
+def _readable(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot of a bundle with bounded texts.
+
+    Compatibility: bundles from before `Output.is_missing` report a missing command by its problem alone.
+    """
     outputs = dict(snapshot.outputs)
     for name, output in snapshot.outputs.items():
-        if _MISSING_BEFORE.fullmatch(output.problem):
-            outputs[name] = msgspec.structs.replace(output, is_missing=True)
+        if output.text is not None:
+            output = msgspec.structs.replace(output, text=_bounded(output.text))
+        is_missing = output.is_missing or _MISSING_BEFORE.fullmatch(output.problem) is not None
+        outputs[name] = msgspec.structs.replace(output, is_missing=is_missing)
     return msgspec.structs.replace(snapshot, outputs=outputs)
 
 
@@ -298,6 +313,8 @@ def _folder(folder: Path) -> Snapshot:
     root = _root_of(folder)
     files: dict[str, str] = {}
     links: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    inside = folder.resolve()
     for parent, folders, names in os.walk(folder):
         base = f"{root}/{Path(parent).relative_to(folder)}".replace("/.", "")
         for name in folders:
@@ -306,12 +323,15 @@ def _folder(folder: Path) -> Snapshot:
                 links[f"{base}/{name}"] = os.path.normpath(os.path.join(base, path.readlink()))
         for name in names:
             path = Path(parent, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                problems[_usual_path(f"{base}/{name}")] = "it is a link that leaves the folder"
+                continue
             if not path.is_file() or path.stat().st_size > _MAX_BYTES_OF_A_SYSFS_FILE:
                 continue
             if len(files) >= _MAX_FILES_OF_A_FOLDER:
                 raise InputError(f"`{folder}` must have at most {_MAX_FILES_OF_A_FOLDER:,} files")
             files[_usual_path(f"{base}/{name}")] = _text(path)
-    return Snapshot(files=_under_device_links(files, links) | files, links=links)
+    return Snapshot(files=_under_device_links(files, links) | files, links=links, problems=problems)
 
 
 def _root_of(folder: Path) -> str:

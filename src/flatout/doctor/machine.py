@@ -28,6 +28,7 @@ NVML = "NVML"
 LSPCI, KERNEL_LOG, NCCL_LOG = "lspci -vvv", "kernel log", "NCCL log"
 NCCL_TOPOLOGY, NCCL_GRAPH, FABRIC_MANAGER_LOG = "NCCL topology XML", "NCCL graph XML", "fabric manager log"
 NVIDIA, AMD, INTEL, AMD_CHIPSET = "0x10de", "0x1002", "0x8086", "0x1022"  # vendors of PCI devices
+_MOST_GPUS = 1024
 _LOADED_PERCENT = 10
 NO_FILE = "no such file or directory"
 _UNLIMITED_BYTES = 1 << 60  # version 1 of control groups writes a number near 2^63 for "no limit"
@@ -121,6 +122,8 @@ class Machine:
         if not described:
             raise NotReadError(f"`{SMI_QUERY}` names no GPU")
         num_attached = self.smi.num_attached or 0
+        if num_attached > _MOST_GPUS:
+            raise NotReadError(f"`{SMI_QUERY}` counts {num_attached:,} GPUs, and a host has at most {_MOST_GPUS:,}")
         missing = range(len(described) + 1, num_attached + 1)
         only_counted = [SmiGpu(address=f"GPU {number} of {num_attached}", values={}) for number in missing]
         return (*described, *only_counted)

@@ -20,6 +20,7 @@ from flatout.change.combine import combine
 from flatout.change.setting import setting
 from flatout.emit.heading import commented
 from flatout.errors import InputError, UsageError
+from flatout.input_files import read_toml
 from flatout.records.change import SAFETIES, Argument, Change, ChangeSet, JobFacts, Knob, Patch
 from flatout.records.prediction import Prediction
 from flatout.records.tuning import Emitted, TunedChange, Tuning
@@ -114,7 +115,7 @@ def emit(tuning: Tuning) -> Emitted:
 def read(path: Path) -> Tuned:
     """Read the file. Raise InputError with one line if it is missing or was not written by `emit`."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flatout.errors import OutputError
+from flatout.input_files import read_text
 from flatout.records.tuning import Emitted
 from flatout.secrets import write_private
 
@@ -19,7 +20,7 @@ def diff(emitted: Emitted, folder: Path) -> str:
     path = folder / emitted.path
     is_there = path.exists()
     try:
-        old = path.read_text(encoding="utf-8").splitlines(keepends=True) if is_there else []
+        old = read_text(path).splitlines(keepends=True) if is_there else []
     except (OSError, UnicodeDecodeError):
         raise OutputError(f"{path} exists and cannot be read as text, so no difference can be shown") from None
     new = emitted.text.splitlines(keepends=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from flatout.catalog.failures import Phase
+from flatout.input_files import bounded_log
 
 _MAX_LINES = 5_000  # length of the part of a log, from its end, that is parsed
 _MAX_MESSAGE_LINES = 60
@@ -105,7 +106,8 @@ def _plain(text: str) -> list[str]:
     if "\n" not in text.strip():  # as a table or a JSON string has it
         for written_out, character in _WRITTEN_OUT:
             text = text.replace(written_out, character)
-    text = _ABORTED_WITH_TEXT.sub("", _TERMINAL.sub("", text).replace("\r", "\n"))
+    text = bounded_log(_TERMINAL.sub("", text).replace("\r", "\n"))
+    text = _ABORTED_WITH_TEXT.sub("", text)
     lines = text.splitlines()
     return lines[-_MAX_LINES:]
 

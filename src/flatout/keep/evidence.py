@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.input_files import decode_json, read_bytes, read_text
 from flatout.inside.protocol import REFUSED, FailureKind, File
 from flatout.keep.classify import Classification, classify
 from flatout.keep.error_text import RaisedError
@@ -101,7 +102,7 @@ def read_failures(folder: Path) -> tuple[Failure, ...]:
     found = []
     for path in folder.glob(File.FAILURE.glob):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
+            found.append(decode_json(read_bytes(path), type=Failure))
         except (OSError, msgspec.DecodeError):
             continue  # truncated by the end of its process
     return tuple(sorted(found, key=lambda failure: (failure.is_of_peers, failure.unix_s)))
@@ -130,7 +131,7 @@ def count_oom_kills() -> int | None:
     """Return the number of OOM kills so far: in this process's cgroup if it has a counter, otherwise on the host."""
     for path in (_cgroup_folder() / "memory.events", _VMSTAT):
         try:
-            text = path.read_text(encoding="ascii")
+            text = read_text(path, encoding="ascii")
         except (OSError, ValueError):
             continue
         found = re.search(r"^oom_kill (\d+)$", text, re.M)

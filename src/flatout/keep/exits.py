@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from flatout.input_files import decode_json, open_file, read_bytes, read_text
 from flatout.inside.protocol import STDERR_BYTES, STDERR_COUNT_BYTES, File
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.stacks import Stack, parse
@@ -139,7 +140,7 @@ class StderrFile:
         if self._begin is None or end is None:
             return []
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 file.seek(max(self._begin, end - _FILE_TAIL_BYTES))
                 return file.read(_FILE_TAIL_BYTES).decode(errors="replace").splitlines()
         except OSError:
@@ -188,7 +189,7 @@ def _reported(folder: Path) -> dict[tuple[str, int], int]:
     codes: dict[tuple[str, int], int] = {}
     for path in folder.glob(File.CHILDREN.glob):
         try:
-            report = msgspec.json.decode(path.read_bytes(), type=_Children)
+            report = decode_json(read_bytes(path), type=_Children)
         except (OSError, msgspec.DecodeError):
             continue
         codes |= {(report.hostname, child.pid): child.code for child in report.children}
@@ -197,7 +198,7 @@ def _reported(folder: Path) -> dict[tuple[str, int], int]:
 
 def _crash(folder: Path, pulse: HeartbeatSample) -> Stack | None:
     try:
-        text = (folder / File.CRASH.of(pulse.name)).read_text(encoding="utf-8", errors="replace")
+        text = read_text(folder / File.CRASH.of(pulse.name), errors="replace")
     except OSError:
         return None
     return parse(pulse.pid, text, main_thread=pulse.main_thread) if text else None
@@ -216,7 +217,7 @@ def stderr_tail(data: bytes) -> str:
 
 def _last_lines(folder: Path, pulse: HeartbeatSample) -> tuple[str, ...]:
     try:
-        text = stderr_tail((folder / File.STDERR.of(pulse.name)).read_bytes())
+        text = stderr_tail(read_bytes(folder / File.STDERR.of(pulse.name)))
     except OSError:
         return ()
     lines = [line.strip() for line in masked_text(text).splitlines() if line.strip()]

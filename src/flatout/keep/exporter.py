@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import FlatoutError, OutputError
+from flatout.input_files import open_file
 from flatout.keep.account import CLASSES
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.keep.ledger import LedgerAccumulator
@@ -37,7 +38,7 @@ class LedgerTail:
         self.totalling = LedgerAccumulator()
 
     def look(self) -> None:
-        with suppress(OSError), self._path.open("rb") as file:
+        with suppress(OSError), open_file(self._path) as file:
             file.seek(self._place)
             added = file.read()
             self._place += len(added)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import File
 from flatout.keep.heartbeats import HeartbeatSample
 
@@ -55,7 +56,7 @@ def ask_flight(folder: Path, pulses: Sequence[HeartbeatSample]) -> list[FlightRe
             path = folder / File.FLIGHT.of(pulse.name)
             if pulse.name not in found and path.exists():
                 try:
-                    found[pulse.name] = msgspec.json.decode(path.read_bytes(), type=_Dump).entries
+                    found[pulse.name] = decode_json(read_bytes(path), type=_Dump).entries
                 except (OSError, msgspec.DecodeError):
                     found[pulse.name] = ()
     return [entry for entries in found.values() for entry in entries]

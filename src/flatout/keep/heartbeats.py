@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 import numpy as np
 
+from flatout.input_files import decode_json, open_file
 from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, File
 from flatout.launch.process_identity import is_alive, own_namespace, state_of
 
@@ -91,7 +92,7 @@ class HeartbeatReader:
         for path in self._folder.glob(File.HEARTBEAT.glob):
             number = path.stat().st_ino
             if path.name not in self._maps or self._maps[path.name][0] != number:
-                with path.open("rb") as file:
+                with open_file(path) as file:
                     self._maps[path.name] = number, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         pulses = [pulse for name, (_, map) in self._maps.items() if (pulse := _read(name, map)) is not None]
         return sorted(pulses, key=lambda pulse: (pulse.rank is None, pulse.rank or 0, pulse.began_s))
@@ -115,7 +116,7 @@ def ranks_of(pulses: list[HeartbeatSample]) -> list[HeartbeatSample]:
 
 def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
     try:
-        header = msgspec.json.decode(map[:HEARTBEAT_HEADER_BYTES].partition(b"\n")[0], type=_Header)
+        header = decode_json(map[:HEARTBEAT_HEADER_BYTES].partition(b"\n")[0], type=_Header)
     except msgspec.DecodeError:
         return None
     values: dict[str, tuple[int, ...]] = {}

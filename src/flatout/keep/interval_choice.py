@@ -6,14 +6,14 @@ gains of four improvements. Costs that have not been measured yet are assumed, a
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from flatout.input_files import decode_json, read_lines
 from flatout.keep.interval import DAY_S, RSC_1, Costs, FailureRate, best_interval, improvements, measured_costs
 from flatout.keep.ledger import Totals
 from flatout.records.ledger import LedgerImprovement
@@ -21,6 +21,7 @@ from flatout.units import number, seconds
 
 HOURS = 720.0  # thirty days, for which the gains are reported
 _RECENT = 100  # checkpoints; older ones are ignored, because the model or the disk may have changed since
+_MOST_S = 1e9  # 30 years
 _ASSUMED = {"stall_s": 1.0, "write_s": 30.0, "detect_s": 10.0, "restart_s": 120.0}
 
 
@@ -82,7 +83,7 @@ class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
 def choose(folder: Path, totals: Totals, *, num_nodes: int) -> IntervalChoice:
     """Choose an interval. `folder` is the folder of `flatout.checkpoint`; it need not exist yet."""
     seen, assumed = _after_failures(totals)
-    lines = _lines(folder / "checkpoints.jsonl")
+    lines = _committed(folder / "checkpoints.jsonl")
     costs = measured_costs(lines, **seen)
     if costs is None:
         assumed += ["stall_s", "write_s"]
@@ -125,21 +126,20 @@ def _after_failures(totals: Totals) -> tuple[dict[str, float], list[str]]:
     return {name: _ASSUMED[name] if value is None else value for name, value in found.items()}, assumed
 
 
-def _lines(path: Path) -> Sequence[dict[str, Any]]:
-    """Return the lines of the most recent committed checkpoints; damaged lines are skipped."""
-    try:
-        raw = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    found: list[dict[str, Any]] = []
-    for one in raw:
-        try:
-            line = json.loads(one)
-            is_whole = line["outcome"] == "committed" and all(
-                math.isfinite(line[name]) and line[name] >= 0 for name in ("stall_s", "until_committed_s")
-            )
-        except (ValueError, KeyError, TypeError):
-            continue
-        if is_whole:
-            found.append(line)
-    return found[-_RECENT:]
+class _Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a checkpoint that was committed."""
+
+    outcome: Literal["committed"]
+    stall_s: Annotated[float, msgspec.Meta(ge=0, le=_MOST_S)]
+    until_committed_s: Annotated[float, msgspec.Meta(ge=0, le=_MOST_S)]
+
+
+def _committed(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the costs of the most recent committed checkpoints; damaged lines are skipped."""
+    costs: list[Mapping[str, Any]] = []
+    with suppress(OSError):
+        for line in read_lines(path):
+            with suppress(msgspec.DecodeError):  # of another outcome, or truncated
+                committed = decode_json(line, _Committed)
+                costs.append(msgspec.to_builtins(committed))
+    return costs[-_RECENT:]

@@ -25,21 +25,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flatout.errors import InputError, OutputError
+from flatout.input_files import BadLine, read_lines
 from flatout.keep.account import CLASSES
+from flatout.keep.ledger_lines import (
+    AttemptLine,
+    EndLine,
+    FailureLine,
+    HangLine,
+    LedgerLine,
+    RunLine,
+    SavingLine,
+    SecondsLine,
+    decode_line,
+)
 from flatout.keep.step_breakdown import PARTED
 
 SCHEMA, VERSION = "flatout/ledger", 1
 _BEGINS = b'{"schema":"flatout/ledger",'
 _HEAD_BYTES = 4096
 _HINT = "pass a ledger that `flatout run --ledger FILE` wrote"
-_IMPOSSIBLE = 1 << 63  # ns; three centuries, more than one line can cover
 _NO_STEPS = "No step was seen in which it could be measured"
 _NOT_YET = "Unknown before DDP's first timed exchange"  # the reason for lines that do not state a reason
 
@@ -115,10 +125,10 @@ def _is_taken(file: int) -> bool:
 def _held(path: Path, file: int) -> HeldError:
     holder = "another `flatout run`"
     for raw in reversed(os.pread(file, os.fstat(file).st_size, 0).splitlines()):
-        with suppress(ValueError, LookupError, TypeError):
-            line = json.loads(raw)
-            if line["event"] == "run":
-                holder += f" (process {int(line['process'][0])} on {line['node']})"
+        with suppress(msgspec.DecodeError, LookupError, TypeError):
+            line = decode_line(raw)
+            if isinstance(line, RunLine):
+                holder += f" (process {line.process[0]} on {line.node})"
                 break
     os.close(file)
     return HeldError(
@@ -143,6 +153,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_not_the_jobs: int  # failures and hangs whose cause may be outside the job
     num_unfinished: int  # runs without an end line: still running, or their writer was killed
     num_bad_lines: int
+    first_bad_line: str | None = None  # its file, number and field
     num_devices: int | None
     gpu: str | None  # GPU name of the last run
     num_steps: int
@@ -178,8 +189,9 @@ class LedgerAccumulator:
 
     def __init__(self) -> None:
         self._ns = Counter(dict.fromkeys(CLASSES, 0))
-        self._counts = dict.fromkeys(("run", "attempt", "hang", "failure", "end"), 0)
-        self._num_bad = 0
+        self._num_runs = self._num_attempts = self._num_ends = 0
+        self._num_hangs = self._num_failures = 0
+        self._bad: list[BadLine] = []
         self._num_devices: int | None = None
         self._gpu: str | None = None
         self._num_steps = 0
@@ -191,62 +203,59 @@ class LedgerAccumulator:
         self._not_known: dict[str, str] = {}
         self._away_s = 0.0
 
-    def add(self, raw: bytes) -> dict[str, Any] | None:
-        """Add a line and return it decoded; None if it is not valid."""
+    def add(self, raw: bytes, *, where: str = "", number: int = 0) -> LedgerLine | None:
+        """Add a line, the `number`-th of the file `where`, and return its record; None if it is not valid."""
         try:
-            line = json.loads(raw)
-            event = line["event"]
-            if event == "seconds":
-                self._add_seconds(line)
-            elif event == "saving":
-                self._saving = line
-            elif event in self._counts:
-                self._add_event(event, line)
-        except (ValueError, OverflowError, KeyError, TypeError, AttributeError):
-            self._num_bad += 1
+            line = decode_line(raw)
+        except msgspec.DecodeError as error:
+            self._bad.append(BadLine(file=where, number=number, problem=str(error)))
             return None
-        return dict(line)
+        match line:
+            case SecondsLine():
+                self._add_seconds(line)
+            case SavingLine():
+                self._saving = line.values
+            case RunLine():
+                self._num_runs += 1
+                self._gpu = line.gpu
+                self._away_s += max(line.away_s or 0.0, 0.0)
+            case AttemptLine():
+                self._num_attempts += 1
+            case EndLine():
+                self._num_ends += 1
+            case HangLine():
+                self._num_hangs += 1
+                self._add_failure(line.says, is_the_jobs=False)
+            case FailureLine():
+                self._num_failures += 1
+                self._add_failure(line.says, is_the_jobs=line.fault == "user")
+        return line
 
-    def _add_seconds(self, line: dict[str, Any]) -> None:
-        """Add the numbers of a `seconds` line; of a line with an impossible number, nothing is added."""
-        num_steps, num_devices = int(line.get("steps", 0)), int(line.get("num_devices") or 0)
-        steps_ns = int(line.get("steps_ns", 0))
-        ns_by_class = _integers(line["ns"])
-        known_ns = {str(name): _integers(by_basis) for name, by_basis in line.get("known_ns", {}).items()}
-        not_known = {str(name): str(reason) for name, reason in line.get("not_known", {}).items()}
-        all_known_ns = chain.from_iterable(by_basis.values() for by_basis in known_ns.values())
-        numbers = (num_steps, num_devices, steps_ns, *ns_by_class.values(), *all_known_ns)
-        if not 0 <= min(numbers) <= max(numbers) < _IMPOSSIBLE:
-            raise ValueError
-        self._num_steps += num_steps
-        self._num_devices = num_devices or self._num_devices
-        self._steps_ns += steps_ns
-        self._ns.update(ns_by_class)
-        for name, by_basis in known_ns.items():
+    def _add_seconds(self, line: SecondsLine) -> None:
+        self._num_steps += line.steps
+        self._num_devices = line.num_devices or self._num_devices
+        self._steps_ns += line.steps_ns
+        self._ns.update(line.ns)
+        for name, by_basis in line.known_ns.items():
             self._known_ns.setdefault(name, Counter()).update(by_basis)
-        self._not_known |= not_known
+        self._not_known |= line.not_known
 
-    def _add_event(self, event: str, line: dict[str, Any]) -> None:
-        self._counts[event] += 1
-        if event == "run":
-            self._gpu = line.get("gpu")
-            self._away_s += max(float(line.get("away_s") or 0.0), 0.0)
-        if event not in ("failure", "hang"):
-            return
-        if event == "hang" or line.get("fault") != "user":
+    def _add_failure(self, says: str | None, *, is_the_jobs: bool) -> None:
+        if not is_the_jobs:
             self._num_not_the_jobs += 1
-        if line.get("says"):
-            self._failures.append(str(line["says"]))
+        if says:
+            self._failures.append(says)
 
     def totals(self) -> Totals:
         return Totals(
-            num_runs=self._counts["run"],
-            num_attempts=self._counts["attempt"],
-            num_hangs=self._counts["hang"],
-            num_failures=self._counts["failure"],
+            num_runs=self._num_runs,
+            num_attempts=self._num_attempts,
+            num_hangs=self._num_hangs,
+            num_failures=self._num_failures,
             num_not_the_jobs=self._num_not_the_jobs,
-            num_unfinished=max(self._counts["run"] - self._counts["end"], 0),
-            num_bad_lines=self._num_bad,
+            num_unfinished=max(self._num_runs - self._num_ends, 0),
+            num_bad_lines=len(self._bad),
+            first_bad_line=str(self._bad[0]) if self._bad else None,
             num_devices=self._num_devices,
             gpu=self._gpu,
             num_steps=self._num_steps,
@@ -260,15 +269,14 @@ class LedgerAccumulator:
         )
 
 
-def _integers(values: dict[Any, Any]) -> dict[str, int]:
-    return {str(name): int(value) for name, value in values.items()}
-
-
 class LedgerOwner(msgspec.Struct, frozen=True, kw_only=True):
     """The job and the node that a run belongs to."""
 
     job: str
     node: str
+
+
+NumberedLine = tuple[int, bytes]  # its number in the file, from 1
 
 
 def read(path: Path) -> Totals:
@@ -278,14 +286,14 @@ def read(path: Path) -> Totals:
 
 def read_by_owner(path: Path) -> dict[LedgerOwner, Totals]:
     """Return the totals of a ledger's runs by job and node: jobs that follow each other in a folder share a ledger."""
-    lines_by_owner: dict[LedgerOwner, list[bytes]] = {}
-    before_first: list[bytes] = []
+    lines_by_owner: dict[LedgerOwner, list[NumberedLine]] = {}
+    before_first: list[NumberedLine] = []
     lines = before_first
-    for raw in _lines_of(path):
+    for number, raw in _lines_of(path):
         owner = _owner_of_run(raw)
         if owner is not None:
             lines = lines_by_owner.setdefault(owner, [])
-        lines.append(raw)
+        lines.append((number, raw))
     if not lines_by_owner:
         return {LedgerOwner(job="", node=""): _totals_of(path, before_first)}
     first_owner = next(iter(lines_by_owner))
@@ -293,9 +301,9 @@ def read_by_owner(path: Path) -> dict[LedgerOwner, Totals]:
     return {owner: _totals_of(path, lines) for owner, lines in lines_by_owner.items()}
 
 
-def _lines_of(path: Path) -> list[bytes]:
+def _lines_of(path: Path) -> list[NumberedLine]:
     try:
-        return path.read_bytes().splitlines()
+        return list(enumerate(read_lines(path), 1))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from error
 
@@ -305,19 +313,20 @@ def _owner_of_run(raw: bytes) -> LedgerOwner | None:
     if SCHEMA.encode() not in raw:
         return None
     try:
-        line = json.loads(raw)
-        job = line.get("job_key") or line.get("job") or line.get("command")
-        return LedgerOwner(job=str(job), node=str(line.get("node")))
-    except (ValueError, AttributeError):
+        line = decode_line(raw)
+    except msgspec.DecodeError:
         return None
+    if not isinstance(line, RunLine):
+        return None
+    return LedgerOwner(job=str(line.job_key or line.job or line.command), node=str(line.node))
 
 
-def _totals_of(path: Path, lines: Sequence[bytes]) -> Totals:
+def _totals_of(path: Path, lines: Sequence[NumberedLine]) -> Totals:
     totalling = LedgerAccumulator()
-    decoded = [totalling.add(raw) for raw in lines]
+    decoded = [totalling.add(raw, where=path.name, number=number) for number, raw in lines]
     first = next((line for line in decoded if line is not None), None)
-    if first is None or first.get("schema") != SCHEMA:
+    if not isinstance(first, RunLine) or first.schema != SCHEMA:
         raise InputError(f"{path} is not a ledger", hint=_HINT)
-    if first.get("version") != VERSION:
-        raise InputError(f"{path} has version {first.get('version')} of the ledger; this Flatout reads {VERSION}")
+    if first.version != VERSION:
+        raise InputError(f"{path} has version {first.version} of the ledger; this Flatout reads {VERSION}")
     return totalling.totals()

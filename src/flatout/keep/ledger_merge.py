@@ -20,7 +20,7 @@ from flatout.keep.ledger import HeldError, LedgerFile, Totals, read, read_by_own
 
 _COUNTS = ("num_runs", "num_attempts", "num_hangs", "num_failures", "num_not_the_jobs", "num_unfinished", "num_steps")
 _SUMS = ("num_bad_lines", "steps_ns")
-_LAST = ("gpu", "saving")  # the last one that is not None counts
+_LAST = ("gpu", "saving", "first_bad_line")  # the last one that is not None counts
 
 
 def own_ledger(path: Path, node: str) -> Path:

@@ -53,6 +53,7 @@ def report(
         hangs=totals.num_hangs,
         unfinished_runs=totals.num_unfinished,
         damaged_lines=totals.num_bad_lines,
+        first_damaged_line=totals.first_bad_line,
         num_devices=totals.num_devices,
         steps=totals.num_steps,
         nodes=totals.num_nodes,

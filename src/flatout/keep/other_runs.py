@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from flatout.errors import InputError
+from flatout.input_files import decode_written_json, read_bytes
 from flatout.inside.protocol import Variable
 from flatout.launch import end_marked, with_environment
 from flatout.launch.process_identity import is_alive, own_namespace, start_ticks
@@ -180,7 +181,7 @@ def _is_same_job(mine: RunInfo, other: RunInfo) -> bool:
 
 def _read(state: Path) -> RunInfo | None:
     try:
-        return msgspec.convert(json.loads((state / _NAME).read_text()), RunInfo)
+        return msgspec.convert(decode_written_json(read_bytes(state / _NAME)), RunInfo)
     except (OSError, ValueError):
         return None
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.input_files import decode_json, read_bytes
 from flatout.keep.job_identity import JobIdentity
 from flatout.secrets import write_private
 
@@ -228,7 +229,7 @@ class PeerBoard:
         now = self._clock()
         for path in self._folder.glob("[!.]*.json"):
             with suppress(OSError, msgspec.DecodeError):
-                status = msgspec.json.decode(path.read_bytes(), type=PeerStatus)
+                status = decode_json(read_bytes(path), type=PeerStatus)
                 if status.node == self._own.node:
                     continue
                 if status.node_key == self._own.node_key:

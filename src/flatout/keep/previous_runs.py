@@ -11,15 +11,24 @@ then continues a previous run only if that has no end line, or if its end line s
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from flatout.input_files import read_lines
 from flatout.inside.protocol import Variable
+from flatout.keep.ledger_lines import (
+    AttemptLine,
+    EndLine,
+    FailureLine,
+    LedgerLine,
+    RunLine,
+    SecondsLine,
+    decode_line,
+)
 from flatout.launch.process_identity import is_alive
 
 _MEETING = "rdzv-"
@@ -77,64 +86,69 @@ def earlier_of(ledger: Path, start: JobStart | None, *, node: str, job_key: str 
 
 def _previous_runs_in(ledger: Path, start: JobStart, node: str, job_key: str | None) -> PreviousRuns | None:
     try:
-        raw_lines = ledger.read_bytes().splitlines() if ledger.is_file() else []
+        raw_lines = list(read_lines(ledger)) if ledger.exists() else []
     except OSError:
         return None
-    runs = [run for run in _runs(_parsed(raw_lines)) if _is_of_job(run[0], start, job_key)]
+    runs = [run for run in _runs(_parsed(raw_lines)) if _is_of_job(run.first, start, job_key)]
     if not runs or not _is_continued(runs[-1], start, node):
         return None
-    lines = list(chain.from_iterable(runs))
-    reached_steps, saved_steps = _steps_of(lines, "reached"), _steps_of(lines, "saved")
-    num_without_end = sum(_end_of(run) is None for run in runs)
+    lines = list(chain.from_iterable(run.lines for run in runs))
+    progress = [line for line in lines if isinstance(line, SecondsLine)]
+    reached_steps = [line.reached for line in progress if line.reached is not None]
+    saved_steps = [line.saved for line in progress if line.saved is not None]
+    num_without_end = sum(run.end is None for run in runs)
     return PreviousRuns(
         num_starts=len(runs),
         num_restarts=sum(_num_restarts(run) for run in runs) + num_without_end,
         failures=frozenset(_failures(lines)),
         farthest=max(reached_steps, default=0),
         saved=saved_steps[-1] if saved_steps else None,
-        last_unix_s=max(float(line.get("unix_s", 0.0)) for line in runs[-1]),
+        last_unix_s=max(line.unix_s for line in (runs[-1].first, *runs[-1].lines)),
     )
 
 
-def _is_of_job(first: Mapping[str, Any], start: JobStart, job_key: str | None) -> bool:
+def _is_of_job(first: RunLine, start: JobStart, job_key: str | None) -> bool:
     """Whether a run with this first line belongs to the job."""
-    if first.get("job") != start.job:
+    if first.job != start.job:
         return False
-    their_key = first.get("job_key")
-    return job_key is None or their_key is None or their_key == job_key
+    return job_key is None or first.job_key is None or first.job_key == job_key
 
 
-def _steps_of(lines: Iterable[Mapping[str, Any]], key: str) -> list[int]:
-    """Return the steps under `key` in the lines that report progress."""
-    steps = [line.get(key) for line in lines if line["event"] == "seconds"]
-    return [step for step in steps if isinstance(step, int)]
+class _Run(msgspec.Struct, frozen=True):
+    """The lines of one run: the `run` line, and those after it."""
+
+    first: RunLine
+    lines: list[LedgerLine]
+
+    @property
+    def end(self) -> EndLine | None:
+        return next((line for line in reversed(self.lines) if isinstance(line, EndLine)), None)
 
 
-def _failures(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int]]:
+def _failures(lines: Iterable[LedgerLine]) -> Iterable[tuple[str, int]]:
     """Yield the key and the step of each failure that has both."""
     for line in lines:
-        if line["event"] == "failure" and line.get("key") and isinstance(line.get("step"), int):
-            yield str(line["key"]), int(line["step"])
+        if isinstance(line, FailureLine) and line.key and line.step is not None:
+            yield line.key, line.step
 
 
-def _num_restarts(run: Sequence[Mapping[str, Any]]) -> int:
+def _num_restarts(run: _Run) -> int:
     """Return the number of attempts after the first, without those that only waited for other nodes."""
-    num_attempts = sum(bool(line["event"] == "attempt") for line in run)
+    num_attempts = sum(isinstance(line, AttemptLine) for line in run.lines)
     return max(num_attempts - _num_waits(run) - 1, 0)
 
 
-def _is_continued(run: Sequence[Mapping[str, Any]], start: JobStart, node: str) -> bool:
+def _is_continued(run: _Run, start: JobStart, node: str) -> bool:
     """Whether this start continues the training of `run`, the job's last run."""
-    first = run[0]
+    first = run.first
     if start.number is not None:
-        return bool(start.number > int(first.get("start") or 0))  # otherwise this is a second command in one allocation
-    is_of_this_node = first.get("node") == node
-    if is_of_this_node and _lives(first.get("process")):  # another agent on this machine
+        return start.number > (first.start or 0)  # otherwise this is a second command in one allocation
+    is_of_this_node = first.node == node
+    if is_of_this_node and _lives(first.process):  # another agent on this machine
         return False
     if start.is_from_rendezvous and not is_of_this_node:  # a run of another node, in a ledger that both use
         return False
-    end = _end_of(run)
-    return end is None or bool(end.get("goes_on"))
+    return run.end is None or bool(run.end.goes_on)
 
 
 def _lives(process: object) -> bool:
@@ -144,31 +158,24 @@ def _lives(process: object) -> bool:
     return False
 
 
-def _num_waits(run: Sequence[Mapping[str, Any]]) -> int:
+def _num_waits(run: _Run) -> int:
     """Return the number of attempts that used no restart, because other nodes were missing."""
-    return sum(line["event"] == "failure" and bool(line.get("awaits_peers")) for line in run)
+    return sum(isinstance(line, FailureLine) and line.awaits_peers for line in run.lines)
 
 
-def _end_of(run: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    return next((line for line in reversed(run) if line["event"] == "end"), None)
-
-
-def _parsed(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+def _parsed(lines: Iterable[bytes]) -> Iterable[LedgerLine]:
+    """Yield the records of the valid lines; a line can be truncated."""
     for raw in lines:
-        try:
-            line = json.loads(raw)
-        except ValueError:
-            continue  # truncated
-        if isinstance(line, dict) and isinstance(line.get("event"), str):
-            yield line
+        with suppress(msgspec.DecodeError):
+            yield decode_line(raw)
 
 
-def _runs(lines: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the lines of each run. A run begins with a `run` line."""
-    runs: list[list[dict[str, Any]]] = []
+def _runs(lines: Iterable[LedgerLine]) -> list[_Run]:
+    """Return the runs. A run begins with a `run` line."""
+    runs: list[_Run] = []
     for line in lines:
-        if line["event"] == "run":
-            runs.append([line])
+        if isinstance(line, RunLine):
+            runs.append(_Run(line, []))
         elif runs:
-            runs[-1].append(line)
+            runs[-1].lines.append(line)
     return runs

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from flatout.input_files import read_bytes
 from flatout.inside.protocol import STACKS_SIGNAL_OFFSET, File, process_name
 from flatout.keep.heartbeats import HeartbeatSample
 
@@ -74,7 +75,7 @@ def ask_stacks(folder: Path, pulses: Sequence[HeartbeatSample]) -> dict[str, Sta
             size = _size(_file(folder, name))
             # it has stopped growing, so it is complete
             if name not in found and size > begin and sizes.get(name) == size:
-                text = _file(folder, name).read_bytes()[begin:size].decode(errors="replace")
+                text = read_bytes(_file(folder, name))[begin:size].decode(errors="replace")
                 found[name] = parse(pulse.pid, text, main_thread=pulse.main_thread)
             sizes[name] = size
     return found
@@ -94,7 +95,7 @@ def loader_stacks(folder: Path, pulse: HeartbeatSample) -> list[Stack]:
     if asked:
         time.sleep(0.2)
     return [
-        parse(pid, file.read_bytes()[begin:].decode(errors="replace"), main_thread=0)
+        parse(pid, read_bytes(file)[begin:].decode(errors="replace"), main_thread=0)
         for pid, file, begin in asked
         if _size(file) > begin
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, open_file, read_bytes
 from flatout.plan.constants import Constants
 from flatout.records.plan import Cluster
 
@@ -58,7 +59,7 @@ class _Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 def is_ceilings(path: Path) -> bool:
     """Whether a file begins like a file written by `flatout bench`."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return SCHEMA.encode() in file.read(200)
     except OSError:
         return False
@@ -94,7 +95,7 @@ def with_ceilings(
 
 def _read(path: Path) -> _Ceilings:
     try:
-        ceilings = msgspec.json.decode(path.read_bytes(), type=_Ceilings)
+        ceilings = decode_json(read_bytes(path), type=_Ceilings)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

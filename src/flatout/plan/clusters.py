@@ -12,6 +12,7 @@ import msgspec
 
 from flatout.catalog import System, all_gpu_facts, all_systems
 from flatout.errors import InputError
+from flatout.input_files import read_toml
 from flatout.plan.ceilings import with_ceilings
 from flatout.plan.constants import from_logs
 from flatout.plan.shipped import shipped
@@ -155,7 +156,7 @@ def _from_toml(path: Path) -> WithShares:
 
 def _read_toml(path: Path) -> _ClusterFile:
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), _ClusterFile)
+        return msgspec.convert(read_toml(path, encoding="utf-8-sig"), _ClusterFile)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:

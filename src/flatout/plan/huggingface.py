@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, read_bytes
 from flatout.records.plan import Workload
 
 # Architectures whose config.json is incomplete: the rest is in their code.
@@ -24,7 +25,7 @@ _WHOLE = (*("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attent
 def from_config(path: Path) -> Workload:
     """Return the shape in a `config.json`. Raise InputError if it is unreadable, or not a known decoder or encoder."""
     try:
-        config = msgspec.json.decode(path.read_bytes())
+        config = decode_json(read_bytes(path))
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

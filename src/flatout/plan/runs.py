@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.errors import InputError
+from flatout.input_files import open_csv
 from flatout.plan.inputs import (
     CostModelInputs,
     layout_columns,
@@ -52,7 +53,7 @@ def read_runs(path: Path) -> tuple[list[MeasuredRun], int]:
     Raise InputError if the file is unreadable or is not a table of measured runs.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_csv(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             missing = [name for name in NEEDED if name not in columns]

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, read_bytes
 from flatout.plan.calibrate import Calibration
 from flatout.plan.constants import NAMES
 
@@ -30,7 +31,7 @@ class StoredConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def shipped(path: Path = FILE) -> Calibration:
     """Return the constants of this version."""
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=StoredConstants)
+        stored = decode_json(read_bytes(path), type=StoredConstants)
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(f"`{path}` holds no constants of the planner: {error}") from error
     return Calibration(
@@ -43,4 +44,4 @@ def shipped(path: Path = FILE) -> Calibration:
 
 def shipped_sources(path: Path = FILE) -> tuple[str, ...]:
     """Return the sources that the constants of this version were fitted to."""
-    return msgspec.json.decode(path.read_bytes(), type=StoredConstants).sources
+    return decode_json(read_bytes(path), type=StoredConstants).sources

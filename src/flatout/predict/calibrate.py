@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from flatout.input_files import decode_json, read_bytes
 from flatout.records.prediction import NOMINAL, PredictionRecord
 
 MAX_SCORE = 2.0  # an outlier counts as this much
@@ -111,7 +112,7 @@ def calibrate(history: Iterable[PredictionRecord], reference: Iterable[Predictio
 @cache
 def reference_outcomes() -> tuple[PredictionRecord, ...]:
     """Return the pairs that the project measured itself; `benchmarks/predict_error.py` writes them."""
-    return tuple(msgspec.json.decode(line, type=PredictionRecord) for line in REFERENCE.read_bytes().splitlines())
+    return tuple(decode_json(line, type=PredictionRecord) for line in read_bytes(REFERENCE).splitlines())
 
 
 def conformal(values: Sequence[float]) -> float:

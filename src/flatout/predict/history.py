@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError, OutputError
+from flatout.input_files import decode_json, open_file, read_bytes
 from flatout.records.prediction import Prediction, PredictionRecord
 
 
@@ -45,7 +46,7 @@ def prediction_record(
 def read_history(path: Path) -> History:
     """Read the history; without a file at the path, it is empty. Raise InputError if the file is unreadable."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path).splitlines()
     except FileNotFoundError:
         return History()
     except OSError as error:
@@ -55,7 +56,7 @@ def read_history(path: Path) -> History:
         if not line.strip():
             continue
         try:
-            record = msgspec.json.decode(line, type=PredictionRecord)
+            record = decode_json(line, type=PredictionRecord)
         except msgspec.DecodeError:
             num_damaged += 1
             continue
@@ -86,7 +87,7 @@ def append_history(path: Path, records: Iterable[PredictionRecord]) -> None:
 
 def _ends_within_a_line(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) != b"\n"
     except OSError:

@@ -36,6 +36,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import OutputError
+from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import File, Variable, complete_name
 from flatout.launch import with_environment
 from flatout.launch.abandoned import has_lost_its_starter
@@ -60,6 +61,12 @@ _FROM_TORCHRUN = "torchrun-"  # before the rendezvous ID
 # A batch script and the shell of `salloc` are one process each, and can record several runs one after the other. Slurm
 # gives them this step number or a higher one, or none (slurm.h: SLURM_INTERACTIVE_STEP is the lowest).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+class _HostEnd(msgspec.Struct, frozen=True):
+    """What a file of a host says of its end."""
+
+    end_unix_s: float | None = None
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +188,7 @@ def _take_back(path: Path, *, is_new: bool) -> None:
 def _names_of(path: Path) -> _RunNames:
     """Return what the run that made the recording is recognised by; nothing if it cannot be read."""
     try:
-        return msgspec.json.decode((path / File.RECORDING).read_bytes(), type=_RunNames)
+        return decode_json(read_bytes(path / File.RECORDING), _RunNames)
     except (OSError, msgspec.DecodeError):
         return _RunNames()
 
@@ -226,10 +233,10 @@ def _is_finished_rendezvous(path: Path, run_id: str) -> bool:
 def _is_running(host_file: Path) -> bool:
     """Whether the host's command is still running, with recent samples."""
     try:
-        text = host_file.read_text(encoding="utf-8")  # empty: claimed a moment ago
-        has_ended = bool(text) and json.loads(text).get("end_unix_s") is not None
+        text = read_bytes(host_file)  # empty: claimed a moment ago
+        has_ended = bool(text) and decode_json(text, _HostEnd).end_unix_s is not None
         newest = max(file.stat().st_mtime for file in host_file.parent.glob(f"{host_file.stem}*"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, msgspec.DecodeError):
         return False
     return not has_ended and abs(time.time() - newest) < _ALIVE_S
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import File
 from flatout.profile.read_recording import read_recording
 from flatout.records.change import JobFacts
@@ -87,7 +88,7 @@ def launcher(command: Iterable[str]) -> str | None:
 
 def _content(file: Path) -> dict[str, Any] | None:
     try:
-        content = msgspec.json.decode(file.read_bytes())
+        content = decode_json(read_bytes(file))
     except (OSError, msgspec.DecodeError):
         return None
     return content if isinstance(content, dict) else None

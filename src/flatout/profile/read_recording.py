@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, read_bytes, read_text
 from flatout.inside.protocol import NOT_RECORDED, File
 from flatout.profile.measure import measure
 from flatout.profile.problems import problems
-from flatout.profile.sample_lines import read_host
+from flatout.profile.sample_lines import host_use, read_samples
 from flatout.profile.step_lines import read_rank
 from flatout.records.events import Quality
 from flatout.records.recording import HostRecording, HostUse, RankRecording, Recording
@@ -40,22 +41,29 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
     if not is_recording(path):
         raise InputError(f"{path} is not a recording", hint="record one: flatout profile -- COMMAND")
     try:
-        files = sorted(path.iterdir())
-        attempts = {number: _Attempt(folder) for number, folder in _attempt_folders(path)}
-        number = max(attempts, key=lambda number: (attempts[number].worth, number))
-        ranks = attempts[number].ranks
-        run_files = [file for file in files if File.HOST.part(file.name) is not None]
-        runs = [run for file in run_files if (run := _run(file)) is not None]
-        sample_files = [file for file in files if File.SAMPLES.part(file.name) is not None]
-        hosts = [host for file in sample_files if (host := _host(file, ranks)) is not None]
-        if ranks:
-            training = {rank.hostname for rank in ranks}  # excludes a login node where `srun` was called
-            hosts = [host for host in hosts if host.hostname in training]
+        return _read(path, peaks)
     except OSError as error:
         raise InputError(
             f"{error.filename or path} cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="check its permissions",
+            hint="check its permissions"
+            if isinstance(error, PermissionError)
+            else "remove it, or copy the folder again",
         ) from error
+
+
+def _read(path: Path, peaks: Mapping[str, float] | None) -> Recording:
+    damage: list[Quality] = []  # of files that cannot be used at all, or in part
+    files = sorted(path.iterdir())
+    attempts = {number: _Attempt(folder) for number, folder in _attempt_folders(path)}
+    number = max(attempts, key=lambda number: (attempts[number].worth, number))
+    ranks = attempts[number].ranks
+    run_files = [file for file in files if File.HOST.part(file.name) is not None]
+    runs = [run for file in run_files if (run := _run(file, damage)) is not None]
+    sample_files = [file for file in files if File.SAMPLES.part(file.name) is not None]
+    hosts = [host for file in sample_files if (host := _host(file, ranks, damage)) is not None]
+    if ranks:
+        training = {rank.hostname for rank in ranks}  # excludes a login node where `srun` was called
+        hosts = [host for host in hosts if host.hostname in training]
     return Recording(
         path=str(path),
         ranks=tuple(ranks),
@@ -65,6 +73,8 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         problems=(
             *_restarts(number, attempts),
             *_unrecorded(path),
+            *attempts[number].damage,
+            *damage,
             *problems(runs, ranks, attempts[number].traced, [host.hostname for host in hosts]),
         ),
         attempt=number,
@@ -80,7 +90,8 @@ class _Attempt:
     def __init__(self, folder: Path) -> None:
         files = sorted(folder.iterdir())
         step_files = [file for file in files if File.STEPS.rank(file.name) is not None]
-        ranks = [rank for file in step_files if (rank := read_rank(file)) is not None]
+        self.damage: list[Quality] = []
+        ranks = [rank for file in step_files if (rank := _rank(file, self.damage)) is not None]
         self.ranks = sorted(ranks, key=lambda rank: rank.rank)
         names = [file.name.removesuffix(_PACKED) for file in files]
         self.traced = [traced for name in names if (traced := File.TRACE.rank(name)) is not None]
@@ -122,7 +133,7 @@ def _unrecorded(path: Path) -> list[Quality]:
     """Return a note for each reason in the recorder's log why training processes were not recorded."""
     reasons: Counter[str] = Counter()
     for file in sorted(path.glob(File.LOG.glob)):
-        reasons.update(_NOT_RECORDED.findall(file.read_text(encoding="utf-8", errors="replace")))
+        reasons.update(_NOT_RECORDED.findall(read_text(file, errors="replace")))
     return [
         Quality(
             problem=f"{reason}: {count} such process{'es' * (count > 1)}",
@@ -132,15 +143,37 @@ def _unrecorded(path: Path) -> list[Quality]:
     ]
 
 
-def _run(file: Path) -> HostRecording | None:
+def _rank(file: Path, damage: list[Quality]) -> RankRecording | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=HostRecording)
-    except msgspec.DecodeError:
+        return read_rank(file)
+    except InputError as error:
+        damage.append(Quality(problem=str(error), effect="this rank's steps are missing"))
+        return None
+
+
+def _run(file: Path, damage: list[Quality]) -> HostRecording | None:
+    data = read_bytes(file)
+    if not data.strip():
         return None  # claimed but never written
+    try:
+        return decode_json(data, HostRecording)
+    except msgspec.DecodeError as error:
+        damage.append(Quality(problem=f"{file.name}: {error}", effect="this host's command and its end are unknown"))
+        return None
 
 
-def _host(file: Path, ranks: list[RankRecording]) -> HostUse | None:
+def _host(file: Path, ranks: list[RankRecording], damage: list[Quality]) -> HostUse | None:
     """Read a host's samples during the measured steps of its ranks, or else all of its samples."""
+    try:
+        content = read_samples(file)
+    except InputError as error:
+        damage.append(Quality(problem=str(error), effect="this host's samples are missing"))
+        return None
+    if content is None:
+        return None
+    if content.bad:
+        problem = f"{len(content.bad)} samples of a host cannot be read ({content.bad[0]})"
+        damage.append(Quality(problem=problem, effect="they are in no mean"))
     hostname = File.SAMPLES.part(file.name)
     starts, ends = [], []
     for rank in ranks:
@@ -152,4 +185,4 @@ def _host(file: Path, ranks: list[RankRecording]) -> HostUse | None:
             first = int(is_measured.argmax())
             starts.append(int(steps.start_ns[first]) / 1e9)
             ends.append(int(steps.start_ns[-1]) / 1e9 + float(steps.duration_s[-1]))
-    return read_host(file, min(starts, default=None), max(ends, default=None))
+    return host_use(content, min(starts, default=None), max(ends, default=None))

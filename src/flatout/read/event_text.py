@@ -31,6 +31,8 @@ _OTHER_ARCHIVES = (b"PK\x03\x04", b"BZh", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"
 _EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
 # Two top-level lists, one after the other; valid JSON has a comma between such brackets.
 _SECOND_LIST = re.compile(rb"\}\s*\]\s*\[\s*\{")
+# A list after an object with a list of events and perhaps some texts and numbers; valid JSON has a comma between these.
+_LIST_AFTER_OBJECT = re.compile(rb'\}\s*\]\s*(?:,\s*"[^"]*"\s*:\s*(?:"[^"]*"|-?[\d.]+)\s*)*\}\s*\[\s*\{')
 _MAX_MARK_BYTES = 64  # length of the text that is quoted as the beginning of a second trace
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
 EXPORT_HINT = "pass a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
@@ -77,7 +79,8 @@ class EventText:
 
     def _refuse_second_trace(self, text: bytes) -> None:
         """Raise InputError if another trace begins in `text`, which follows the first events."""
-        is_second = _TRACE_EVENTS.search(text) or (not self.head and _SECOND_LIST.search(text))
+        second_list = _LIST_AFTER_OBJECT if self.head else _SECOND_LIST
+        is_second = _TRACE_EVENTS.search(text) or second_list.search(text)
         if is_second:
             raise InputError(
                 f"{self._name} must hold one trace, but holds several: another one begins within its first"

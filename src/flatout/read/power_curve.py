@@ -13,6 +13,7 @@ import math
 from pathlib import Path
 
 from flatout.errors import InputError
+from flatout.input_files import open_csv
 from flatout.records.power import PowerSample
 
 NUMBERS = ("power_limit", "time_per_epoch", "average_power")
@@ -22,7 +23,7 @@ _WORKLOAD = ("dataset", "network", "model", "workload")
 def read_power_curve(path: Path) -> tuple[PowerSample, ...]:
     """Read the file. Raises InputError (one line, with the line number) if a number is missing or not valid."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with open_csv(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             header = [name.strip() for name in reader.fieldnames or ()]
             missing = [name for name in NUMBERS if name not in header]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from flatout.errors import InputError
+from flatout.input_files import read_bytes
 from flatout.read.slurm_values import (
     duration_s,
     exit_code_of,
@@ -68,7 +69,7 @@ def read_sacct(path: Path, *, project: str = "wckey", progress: Progress | None 
     `progress` is called at intervals with the number of lines read so far and the total.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     if data.startswith(b"\x1f\x8b"):

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, read_text
 from flatout.records.spot import SpotTrace
 
 _HINT = "docs/how-to/cost.md lists the formats"
@@ -31,7 +32,7 @@ class _Availability(msgspec.Struct):
 def read_spot_trace(path: Path) -> SpotTrace:
     """Read the file. Raises InputError (one line) if its format is unknown or it does not cover any time."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
@@ -55,7 +56,7 @@ def read_spot_trace(path: Path) -> SpotTrace:
 
 def _json(path: Path, text: str) -> tuple[list[tuple[float, int]], float]:
     try:
-        found = msgspec.json.decode(text, type=_Availability)
+        found = decode_json(text, type=_Availability)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"`{path}` is not a spot-instance trace: {error}", hint=_HINT) from None
     gap_s = found.metadata.gap_seconds

@@ -15,6 +15,7 @@ import msgspec
 
 from flatout import units
 from flatout.errors import InputError
+from flatout.input_files import open_file
 
 _INPUT_BYTES = 1 << 18
 _MAX_XZ_MEMORY_BYTES = 256 << 20  # xz -9 needs 65 MiB; a header can request 4 GiB
@@ -116,7 +117,7 @@ class ByteStream:
         self.problem: str | None = None  # why the file could not be read to its end
         self._name = name
         self._limits = limits
-        self._file = path.open("rb")
+        self._file = open_file(path)
         self._pending = self._file.read(_INPUT_BYTES)
         self._codec = next((codec for codec in (_Gzip, _Xz) if self._pending.startswith(codec.magic)), None)
         self._member = None if self._codec is None else self._codec()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flatout.errors import InputError
+from flatout.input_files import open_csv
 from flatout.records.attempts import Usage
 
 _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -30,7 +31,7 @@ def read_usage(path: Path) -> dict[str, Usage]:
     """Read the file. Raises InputError (one line, with the line number) for values out of range and duplicate jobs."""
     found: dict[str, Usage] = {}
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_csv(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             names = [name.strip() for name in reader.fieldnames or ()]
             if "job" not in names or not _LIMITS.keys() & set(names):

@@ -56,4 +56,5 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     energy_kwh: float | None
     classes: tuple[LedgerClass, ...]
     what_failed: tuple[str, ...]
+    first_damaged_line: str | None = None  # its file, number and field
     levers: tuple[LedgerImprovement, ...] = ()  # the largest gain first; empty without `--checkpoint-folder`

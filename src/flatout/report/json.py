@@ -13,6 +13,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import InputError
+from flatout.input_files import decode_json, open_file, read_bytes
 from flatout.records.diagnosis import PART_NAMES, Diagnosis
 from flatout.report.streams import safe_json
 from flatout.secrets import masked_command
@@ -54,7 +55,7 @@ def enveloped_json(
 def is_diagnosis(path: str | Path) -> bool:
     """Return whether a file begins like a file written by `diagnosis_json`."""
     try:
-        with Path(path).open("rb") as file:
+        with open_file(Path(path)) as file:
             return b'"flatout/' in file.read(200)
     except OSError:
         return False
@@ -66,12 +67,12 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
     Raises InputError if the file is missing or not JSON, has the wrong schema or version, or lacks a key.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(Path(path))
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     hint = "create one with `flatout diagnose PATH --json > FILE`"
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = decode_json(data, type=_Envelope)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` is not a diagnosis: {error}", hint=hint) from error
     if envelope.schema != SCHEMA:
@@ -83,7 +84,7 @@ def read_diagnosis(path: str | Path) -> Diagnosis:
             hint="use the Flatout that wrote it, or diagnose the traces again",
         )
     try:
-        diagnosis = msgspec.json.decode(data, type=Diagnosis)
+        diagnosis = decode_json(data, type=Diagnosis)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` breaks the schema `{SCHEMA}`: {error}", hint=hint) from error
     _check_parts(path, diagnosis, hint)

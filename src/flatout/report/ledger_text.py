@@ -112,7 +112,8 @@ def _notes(report: LedgerReport) -> list[str]:
         )
     if report.damaged_lines:
         verb = "were" if report.damaged_lines > 1 else "was"
-        notes.append(f"{counted(report.damaged_lines, 'line')} {verb} damaged and skipped.")
+        first = f" ({report.first_damaged_line})" if report.first_damaged_line else ""
+        notes.append(f"{counted(report.damaged_lines, 'line')} {verb} damaged and skipped{first}.")
     return notes
 
 

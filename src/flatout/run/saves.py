@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.input_files import decode_json, read_lines
 from flatout.inside.protocol import File
 from flatout.run.messages import say
 
@@ -48,9 +49,9 @@ def read_saves(state: Path) -> list[Saves]:
 def _notes(state: Path) -> Iterator[_Note]:
     for path in state.glob(File.SAVES.glob):
         with suppress(OSError):
-            for line in path.read_bytes().splitlines():
+            for line in read_lines(path):
                 with suppress(msgspec.DecodeError):  # a process that was killed can leave half a line
-                    yield msgspec.json.decode(line, type=_Note)
+                    yield decode_json(line, type=_Note)
 
 
 def _saves_to(folder: str, notes: Sequence[_Note]) -> Saves:

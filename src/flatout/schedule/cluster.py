@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import read_toml
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ _TYPE_KEYS = {"busy_w", "idle_w", "dollars_per_hour"}
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file: `[[nodes]]` with count, gpus, type, domain; `[types.NAME]` and `[quotas]` are optional."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

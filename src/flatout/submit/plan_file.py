@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from flatout.errors import InputError, UsageError
+from flatout.input_files import decode_json, read_bytes
 from flatout.plan.clusters import system
 from flatout.records.plan import Layout
 from flatout.report.plan_text import layout_text
@@ -63,14 +64,14 @@ def read_planned(path: Path, num_nodes: int | None, gpus_per_node: int | None) -
     Raises InputError if the file is not a plan, UsageError if the plan contradicts `--nodes` or `--gpus`.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     try:
         plan = _decode(data, path)
         fastest = plan.layouts[0].layout
-        num_gpus = msgspec.json.decode(fastest, type=_Degrees).num_gpus
-        layout = layout_text(msgspec.json.decode(fastest, type=Layout))
+        num_gpus = decode_json(fastest, type=_Degrees).num_gpus
+        layout = layout_text(decode_json(fastest, type=Layout))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` is not a plan: {error}", hint=_EXAMPLE) from error
     per_node = _gpus_per_node(plan, num_gpus, path, gpus_per_node)
@@ -79,11 +80,11 @@ def read_planned(path: Path, num_nodes: int | None, gpus_per_node: int | None) -
 
 
 def _decode(data: bytes, path: Path) -> _PlanFile:
-    head = msgspec.json.decode(data, type=_Head)
+    head = decode_json(data, type=_Head)
     if (head.schema, head.version) != ("flatout/plan", 1):
         actual = f"{head.schema or 'no schema'}, version {head.version}"
         raise InputError(f"`--plan` must be flatout/plan, version 1, but `{path}` has {actual}", hint=_EXAMPLE)
-    plan = msgspec.json.decode(data, type=_PlanFile)
+    plan = decode_json(data, type=_PlanFile)
     if not plan.layouts:
         raise InputError(f"`{path}` has no layout: none fits", hint="plan for more GPUs: --cluster")
     return plan

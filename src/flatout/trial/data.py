@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import File
 from flatout.trial.gates import GateResult
 
@@ -23,7 +24,7 @@ def check_data(recording: Path, num_ranks: int) -> GateResult:
     checks = []
     for file in sorted(recording.glob(File.DATA_CHECK.glob)):
         try:
-            checks.append(msgspec.json.decode(file.read_bytes(), type=_Check))
+            checks.append(decode_json(read_bytes(file), type=_Check))
         except (OSError, msgspec.DecodeError):
             continue
     wrong = [f"rank {check.rank}: {problem}" for check in checks for problem in check.wrong]

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import File
 from flatout.records.trial import GradientNorms, StartState
 
@@ -38,10 +39,6 @@ class _Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 class _Rank(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     optimizers: tuple[_Optimizer, ...]
-
-
-# Infinite norms and NaN are written as strings.
-_FILE = msgspec.json.Decoder(_Rank, strict=False)
 
 
 def read_start(folder: Path, num_ranks: int) -> tuple[StartState, ...]:
@@ -76,7 +73,8 @@ def _read_ranks(folder: Path, num_ranks: int) -> list[_Rank]:
     ranks = []
     for file in sorted(folder.glob(File.GRADIENTS.glob)):
         try:
-            ranks.append(_FILE.decode(file.read_bytes()))
+            # Infinite norms and NaN are written as strings, which `strict` would refuse.
+            ranks.append(decode_json(read_bytes(file), _Rank, strict=False))
         except (OSError, msgspec.DecodeError):
             continue  # truncated when its process ended
     return ranks if len(ranks) == num_ranks else []

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError, OutputError
+from flatout.input_files import BadLine, read_bytes
 from flatout.records.trial import TrialResult
 from flatout.secrets import masked_command, masked_text, open_private
 
@@ -88,14 +89,16 @@ class Journal:
         """
         self.path = path
         self.num_replaced = 0  # number of failed trials in the replaced journal of another tuning run
-        self.num_damaged = 0
+        self.damaged: list[BadLine] = []  # lines that cannot be read; an interruption truncates the last one
         self.num_before = 0
         self.session = 0  # session of the added trials: the number of interruptions before them
         self._profiles: dict[str, Profile] = {}
         self._before: dict[tuple[str, str], list[TrialResult]] = {}
-        text = path.read_bytes() if path.exists() else b""
+        text = read_bytes(path) if path.exists() else b""
         lines = text.splitlines()
-        decoded = [line for raw in lines if (line := self._decoded(raw)) is not None]
+        numbered = enumerate(lines, 1)
+        decoded = [line for number, raw in numbered if (line := self._decoded(raw, number)) is not None]
+        self.num_lines = len(lines)
         headings = [line for line in decoded if isinstance(line, Heading)]
         is_worthless = bool(headings) and not self.num_damaged and not any(map(_is_worth_keeping, decoded))
         if may_replace and is_worthless and headings[0] != heading:
@@ -153,11 +156,15 @@ class Journal:
                 hint="its trials are kept: free some disk space, then run the same command to resume the tuning",
             ) from error
 
-    def _decoded(self, raw: bytes) -> Heading | JournaledTrial | Profile | None:
+    @property
+    def num_damaged(self) -> int:
+        return len(self.damaged)
+
+    def _decoded(self, raw: bytes, number: int) -> Heading | JournaledTrial | Profile | None:
         try:
             line: Heading | JournaledTrial | Profile = _LINE.decode(raw)
-        except msgspec.DecodeError:
-            self.num_damaged += 1
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            self.damaged.append(BadLine(file=self.path.name, number=number, problem=str(error)))
             return None
         return _masked(line) if isinstance(line, Heading) else line
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.input_files import decode_json, read_lines
 from flatout.inside.protocol import File, OutputKind
 
 _SHOWN = 3
@@ -42,16 +43,13 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_LINE = msgspec.json.Decoder(_Line)
-
-
 def settle_outputs(recording: Path, saved: Path) -> Outputs:
     """Remove partial checkpoints, and return the paths that the script wrote. Its files were redirected to `saved`."""
     paths: dict[str, dict[str, bool]] = {}
     for file in sorted(recording.glob(File.DIVERTED.glob)):
-        for raw in file.read_bytes().splitlines():
+        for raw in read_lines(file):
             with suppress(msgspec.DecodeError):  # truncated by the end of its process
-                line = _LINE.decode(raw)
+                line = decode_json(raw, _Line)
                 of_kind = paths.setdefault(line.kind, {})
                 of_kind[line.path] = of_kind.get(line.path, False) or line.existed
     diverted = paths.get(OutputKind.DIVERTED, {})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.input_files import decode_json, read_lines
 from flatout.inside.protocol import File
 from flatout.records.change import ChangeSet
 
@@ -17,16 +18,13 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-_LINE = msgspec.json.Decoder(_Line)
-
-
 def unapplied(recording: Path, changes: ChangeSet) -> tuple[str, ...]:
     """Return one line per patch that did not take effect in any process, so that the trial measured something else."""
     last: dict[tuple[str, int], _Line] = {}
     for file in sorted(recording.glob(File.PATCHES.glob)):
-        for raw in file.read_bytes().splitlines():
+        for raw in read_lines(file):
             try:
-                line = _LINE.decode(raw)
+                line = decode_json(raw, _Line)
             except msgspec.DecodeError:
                 continue  # truncated by the end of its process
             last[line.patch, line.pid] = line

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.input_files import decode_json, open_file, read_bytes
 from flatout.inside.protocol import FailureKind, File
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse, RankRecording, Recording
@@ -169,7 +170,7 @@ def _failures(recording: Path) -> list[_Failure]:
     failures = []
     for file in recording.glob(File.FAILURE.glob):
         try:
-            failures.append(msgspec.json.decode(file.read_bytes(), type=_Failure))
+            failures.append(decode_json(read_bytes(file), type=_Failure))
         except (OSError, msgspec.DecodeError):
             continue  # truncated by the end of its process
     return failures
@@ -183,7 +184,7 @@ def _words(failure: _Failure) -> str:
 
 def _tail(output: Path) -> str:
     try:
-        with output.open("rb") as file:
+        with open_file(output) as file:
             file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
             return file.read().decode(errors="replace")
     except OSError:

@@ -14,6 +14,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, OutputError, UsageError
+from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import Variable
 from flatout.launch import Launcher, LocalLauncher, SlurmLauncher, StandardInput
 from flatout.launch.guard import end_marked
@@ -104,6 +105,9 @@ def open_tuning(
         say(f"ended {num_left} process{'es' * (num_left > 1)} left by an earlier tuning run")
     if journal.num_replaced:
         say(f"{folder} held another tuning, none of whose trials succeeded: it is replaced")
+    within = [line for line in journal.damaged if line.number < journal.num_lines]
+    if within:
+        say(f"{len(within)} damaged lines of the journal are skipped ({within[0]})")
     if journal.num_before:
         say(f"resuming with the {journal.num_before} trials in {folder / JOURNAL}")
     if no_input is not None:
@@ -147,7 +151,7 @@ def _check_resumes(folder: Path, options: TuneOptions) -> None:
 def _finished(folder: Path) -> _Finished | None:
     """Read `tuning.json`; None if there is none or it cannot be read."""
     try:
-        return msgspec.json.decode((folder / "tuning.json").read_bytes(), type=_Finished)
+        return decode_json(read_bytes(folder / "tuning.json"), type=_Finished)
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -17,6 +17,7 @@ from flatout.doctor.parse.lspci import full_address
 from flatout.doctor.parse.number import count_in
 from flatout.records.doctor import NodeKind, PcieLink, TopologyNode
 
+_DEEPEST = 32  # bridges above each other; a PCI domain has 256 buses, and a server three or four levels
 _KINDS: dict[str, NodeKind] = {"0x0604": "switch", "0x0108": "storage", "0x0680": "nvswitch"}  # by PCI class
 _ADDRESS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
@@ -157,6 +158,7 @@ class _Tree:
         self.nodes: list[TopologyNode] = []
         self.links: list[GpuLink] = []
         self.affinity: dict[str, frozenset[int] | None] = {}
+        self._addresses: set[str] = set()
 
     def read_cpu(self, cpu: ElementTree.Element) -> None:
         number = cpu.get("numaid", "")
@@ -181,12 +183,19 @@ class _Tree:
             return None
         return parse_cpu_mask(mask)
 
-    def _read_pci(self, pci: ElementTree.Element, parent: str, numa_node: int | None) -> None:
+    def _read_pci(self, pci: ElementTree.Element, parent: str, numa_node: int | None, depth: int = 0) -> None:
         bus_id = pci.get("busid", "")
         if not _ADDRESS.fullmatch(bus_id):
             self.problems.append(f"a <pci> has the address `{bus_id}`, and is skipped with everything below it")
             return
         address = full_address(bus_id)
+        if address in self._addresses:  # a tree in which a device is above itself has no end
+            self.problems.append(f"{address} appears more than once, and is used once, with what is below it there")
+            return
+        if depth == _DEEPEST:
+            self.problems.append(f"{address} is below {_DEEPEST} bridges, and is skipped with everything below it")
+            return
+        self._addresses.add(address)
         link = _link(pci)
         if link.speed_gt_per_s is None or link.width is None:
             self.problems.append(f"the link of {address} has no speed or width: NCCL assumes default values")
@@ -196,7 +205,7 @@ class _Tree:
         for gpu in pci.findall("gpu"):
             self._read_gpu_links(gpu, address)
         for child in pci.findall("pci"):
-            self._read_pci(child, address, numa_node)
+            self._read_pci(child, address, numa_node, depth + 1)
 
     def _read_gpu_links(self, gpu: ElementTree.Element, address: str) -> None:
         for link in (*gpu.findall("nvlink"), *gpu.findall("xgmi")):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 
+_MOST_DIGITS = 20  # 2^64
+
 
 def count_in(text: str | None) -> int | None:
-    """Return the text as a non-negative integer; None if it is anything else."""
-    return int(text) if text is not None and text.isdecimal() else None
+    """Return the text as a non-negative integer; None if it is anything else, or longer than any count."""
+    if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS:
+        return None
+    return int(text)
 
 
 def number_at_start(text: str | None) -> float | None:

@@ -6,6 +6,7 @@ import msgspec
 
 from flatout.doctor.parse.lspci import full_address
 from flatout.doctor.parse.nvidia_smi import SmiGpu, SmiQuery
+from flatout.input_files import decode_json
 
 
 class _Gpu(msgspec.Struct):
@@ -21,7 +22,7 @@ class _Printed(msgspec.Struct):
 
 def parse_nvml(text: str) -> SmiQuery:
     """Parse the text. Raises ValueError if it does not have the format of `probe.gpu_values`."""
-    printed = msgspec.json.decode(text.encode(), type=_Printed)
+    printed = decode_json(text.encode(), type=_Printed)
     return SmiQuery(
         driver=printed.driver,
         cuda=printed.cuda,

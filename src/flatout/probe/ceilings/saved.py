@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, read_bytes
 from flatout.records.ceilings import Ceilings
 
 SCHEMA = "flatout/ceilings"
@@ -31,17 +32,17 @@ def load_ceilings(path: Path) -> Ceilings:
     """Read what `flatout bench` wrote. Raises InputError if it is missing, or not JSON of this schema and version."""
     hint = "create one with `flatout bench --out FILE`"
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=hint) from error
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = decode_json(data, type=_Envelope)
         if (envelope.schema, envelope.version) != (SCHEMA, VERSION):
             raise InputError(
                 f"`{path}` must have the schema `{SCHEMA}` {VERSION}, but has `{envelope.schema}` {envelope.version}",
                 hint=hint,
             )
-        return msgspec.json.decode(data, type=Ceilings)
+        return decode_json(data, type=Ceilings)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"`{path}` holds no ceilings: {error}", hint=hint) from error
 

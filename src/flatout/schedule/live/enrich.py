@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import read_bytes
 from flatout.schedule.live.durations import EndedJobs
 from flatout.schedule.live.slurm import Slurm
 from flatout.schedule.live.usage import idle_jobs, read_samples
@@ -58,7 +59,7 @@ def ended_jobs(path: Path | None, scheduler: Slurm, say: Say) -> EndedJobs | Non
     """
     if path is not None:
         try:
-            text: str | None = path.read_bytes().decode("utf-8", "replace")
+            text: str | None = read_bytes(path).decode("utf-8", "replace")
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
     else:

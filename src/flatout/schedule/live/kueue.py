@@ -24,6 +24,7 @@ from flatout.change.launchers import calls
 from flatout.emit.rendezvous import PORT, with_rendezvous
 from flatout.emit.yaml_text import Value, yaml_text
 from flatout.errors import InputError
+from flatout.input_files import read_toml
 from flatout.records.tuning import Emitted
 
 KUEUE, JOBSET, TRAINER = "kueue.x-k8s.io/v1beta2", "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1"
@@ -86,7 +87,7 @@ class Teams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read_teams(path: Path) -> Teams:
     """Read the teams. Raises a one-line InputError for a wrong type, an unknown name or too large quotas."""
     try:
-        teams = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Teams)
+        teams = msgspec.convert(read_toml(path), Teams)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:

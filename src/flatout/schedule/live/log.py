@@ -18,6 +18,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import InputError, OutputError
+from flatout.input_files import decode_json, read_bytes
 from flatout.schedule.live.actions import Action
 from flatout.schedule.live.view import NodeFailure
 from flatout.secrets import masked_command, masked_text
@@ -142,7 +143,7 @@ class LogFile:
 def read_log(path: Path, *, cluster: str) -> tuple[list[LoggedAction], list[NodeFailure]]:
     """Read a log. Raises InputError if it is missing, is not an undo log, or belongs to another cluster."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path).split(b"\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     header = _decoded(lines[0])
@@ -183,7 +184,7 @@ def _replayed(path: Path, lines: Iterable[bytes]) -> tuple[list[LoggedAction], l
 def _decoded(line: bytes) -> dict[str, Any] | None:
     """Return the record of a line; None for a line that a crash truncated."""
     try:
-        record = msgspec.json.decode(line)
+        record = decode_json(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return record if isinstance(record, dict) else None

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json, open_file
 from flatout.inside.protocol import File
 from flatout.schedule.live.view import JobView, Sample
 
@@ -92,7 +93,7 @@ def _from_file(path: Path) -> Iterator[Sample]:
         if not line.strip():
             continue
         try:
-            value = msgspec.json.decode(line)
+            value = decode_json(line)
             busy, unix_s = float(value["busy"]), float(value["unix_s"])
             job, node, gpu = value.get("job"), value.get("node"), value.get("gpu")
             if (job is None) == (node is None) or not 0 <= busy <= 1:
@@ -117,7 +118,7 @@ def _from_recordings(folder: Path) -> Iterator[Sample]:
         header: dict[str, Any] | None = None
         for line in _lines(path):
             try:
-                value = msgspec.json.decode(line)
+                value = decode_json(line)
             except msgspec.DecodeError:
                 continue
             if not isinstance(value, dict):
@@ -134,7 +135,7 @@ def _from_recordings(folder: Path) -> Iterator[Sample]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             yield from file
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
@@ -167,7 +168,7 @@ def _query(address: str, expression: str, now_unix_s: float) -> list[dict[str, A
     read: Callable[..., Any] = urllib.request.urlopen
     try:
         with read(url, timeout=_TIMEOUT_S) as answer:
-            document = msgspec.json.decode(answer.read(_MAX_ANSWER_BYTES))
+            document = decode_json(answer.read(_MAX_ANSWER_BYTES))
         if document["status"] != "success" or document["data"]["resultType"] != "matrix":
             raise ValueError(document.get("error", "the result is not a matrix"))
         return list(document["data"]["result"])

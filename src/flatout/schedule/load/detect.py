@@ -14,7 +14,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.schedule.jobs import JobHistory
 from flatout.schedule.load import acme, gavel, helios, openb, philly, plain
-from flatout.schedule.load.rows import header
+from flatout.schedule.load.rows import LONGEST_JOB_S, header
 
 # In order of preference: the first format whose columns are all present is used.
 FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], JobHistory]], ...] = (
@@ -28,7 +28,20 @@ _MOST_UNREADABLE = 5  # number of reasons that are reported
 
 
 def load(path: Path) -> JobHistory:
-    """Read a history in any of the known formats."""
+    """Read a history in any of the known formats. Raise InputError, with the field, if a job is impossibly long."""
+    history = _load(path)
+    longest = max(history.jobs, key=lambda job: job.duration_s, default=None)
+    if longest is not None and longest.duration_s > LONGEST_JOB_S:
+        name = f" of job {longest.name[:60]}" if longest.name else ""
+        raise InputError(
+            f"{path}: the duration{name} must be at most {LONGEST_JOB_S:,.0f} s (ten years), but is "
+            f"{longest.duration_s:,.0f} s",
+            hint="durations are in seconds, not in milliseconds",
+        )
+    return history
+
+
+def _load(path: Path) -> JobHistory:
     if path.suffix == ".trace":
         return gavel.load(path)
     names = {name.strip() for name in header(path)}

@@ -10,11 +10,13 @@ Jobs of a type or size that wasn't measured are skipped.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flatout.errors import InputError
+from flatout.input_files import decode_written_json, read_bytes, read_text
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import Skipped, number, whole
 
@@ -62,20 +64,20 @@ def load(path: Path, throughputs: Path | None = None) -> JobHistory:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _read_throughputs(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        content = json.loads(path.read_bytes())
+        content = decode_written_json(read_bytes(path))
     except OSError as error:
         raise InputError(
             f"{path}: {error.strerror or error}",
             hint="Gavel's traces count steps: put its simulation_throughputs.json next to them as throughputs.json",
         ) from None
-    except ValueError as error:
+    except msgspec.DecodeError as error:
         raise InputError(f"{path}: not valid JSON: {error}") from None
     is_object = isinstance(content, dict) and all(isinstance(measured, dict) for measured in content.values())
     if not is_object or not content:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.errors import InputError
 from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
-from flatout.schedule.load.rows import Skipped, number, rows, whole
+from flatout.schedule.load.rows import LONGEST_JOB_S, Skipped, number, rows, whole
 from flatout.schedule.load.times import time_s
 
 COLUMNS = ("submit_s", "num_gpus", "duration_s")
@@ -101,6 +101,11 @@ def _job(row: _Row) -> ClusterJob:
     if gpu_share is not None and gpu_share < 1 and num_gpus != 1:
         raise row.error(f"only a job with one GPU can have a gpu_share below 1, but it has {num_gpus}")
     duration_s = row.number("duration_s")
+    if duration_s > LONGEST_JOB_S:
+        raise row.error(
+            f"duration_s must be at most {LONGEST_JOB_S:,.0f} (ten years), but is {duration_s:,.0f}; "
+            "is it in milliseconds?"
+        )
     min_gpus, max_gpus = _gpu_range(row, num_gpus)
     scaling = row.amount("scaling", 0, 1)
     return ClusterJob(

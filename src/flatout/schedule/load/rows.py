@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import IO, cast
 
 from flatout.errors import InputError
+from flatout.input_files import open_file
 
 LARGEST = 1e11
+LONGEST_JOB_S = 10 * 365 * 86_400.0
 _LONGEST_SHOWN = 60
 
 
@@ -76,10 +78,11 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str], opt
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
-        with path.open("rb") as raw:
+        with open_file(path) as raw:
             is_gzip = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if is_gzip else path.open("rb") as opened:
-            file = io.TextIOWrapper(cast(IO[bytes], opened), encoding="utf-8-sig", newline="")
+        with open_file(path) as raw:
+            opened = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+            file = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
             reader = csv.reader(file, strict=True)
             for row in reader:
                 yield reader.line_num, row

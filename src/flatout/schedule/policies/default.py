@@ -65,6 +65,8 @@ class Default(MultilevelPolicy):
         level = self.levels[job]
         present = bucket_of(max(_SHORTEST_S, elapsed))
         last = min(NUM_BUCKETS - 1, present + _MAX_BUCKETS_AHEAD)
+        if present == last:  # the last half octave has no end
+            return math.inf
         changed = (bucket for bucket in range(present + 1, last) if self._level_at(job, bucket) != level)
         change_s = edge(next(changed, last))
         return self.sim.now + max(1.0, change_s - elapsed + 1e-3)

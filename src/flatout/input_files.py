@@ -1,0 +1,158 @@
+"""Read files that a user names, or that are in a folder of his: regular files of bounded size and nesting.
+
+In: a path, or the text of one. Out: bytes, lines, decoded JSON or TOML. What is refused is an OSError, a
+`msgspec.DecodeError` or a `tomllib.TOMLDecodeError`, whose text says why; the calling reader names its file, and
+what to pass instead. A pipe or a device is refused before it is read: to open one can wait forever, and to read one can
+fill the memory.
+
+Every reader of such files uses this module (`tests/test_reading.py`), and the fuzzer (`tests/fuzz`) knows each of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, TypeVar, overload
+
+import msgspec
+
+MAX_BYTES = 1 << 30
+# The longest lines are those of a journal, with the losses of all steps of a trial.
+MAX_LINE_BYTES = 16 << 20
+# A line of a log. Regular expressions that search in one take a time that can grow with the square of its length.
+MAX_LOG_LINE = 4096
+# Decoders descend into a value by recursion, which Python bounds at a thousand levels.
+_TOO_DEEP = "its values are nested too deeply"
+_KINDS = (
+    (stat.S_ISDIR, "it is a folder"),
+    (stat.S_ISFIFO, "it is a pipe"),
+    (stat.S_ISSOCK, "it is a socket"),
+    (stat.S_ISCHR, "it is a device"),
+    (stat.S_ISBLK, "it is a device"),
+)
+_LONG_LINE = re.compile(rf"([^\n]{{{MAX_LOG_LINE}}})[^\n]+")
+# Python converts up to 4,300 digits to an integer, and raises ValueError for more. No counter has 64.
+_LONG_NUMBER = re.compile(r"(\d{64})\d+")
+
+T = TypeVar("T")
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a regular file to read it. Raise OSError for anything else."""
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            what = next((words for is_kind, words in _KINDS if is_kind(mode)), "it is not a file")
+            raise OSError(errno.EINVAL, f"{what}, and only files are read", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def open_csv(path: Path, *, encoding: str = "utf-8", newline: str | None = None) -> IO[str]:
+    """Open a regular file to read a table as text; `newline` is that of `open`."""
+    return io.TextIOWrapper(open_file(path), encoding=encoding, newline=newline)
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file. Raise OSError if it has more than `max_bytes`."""
+    with open_file(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes >> 20} MiB", str(path))
+    return data
+
+
+def read_text(path: Path, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Return the text of a regular file, with its line ends as `\\n`."""
+    return read_bytes(path).decode(encoding, errors).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a regular file. Of a line above `MAX_LINE_BYTES`, that many bytes are one line."""
+    with open_file(path) as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            is_whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
+            yield line
+            while not is_whole:
+                rest = file.readline(MAX_LINE_BYTES)
+                is_whole = rest.endswith(b"\n") or len(rest) < MAX_LINE_BYTES
+
+
+def bounded_log(text: str) -> str:
+    """Return a log whose lines are cut at `MAX_LOG_LINE` characters, and its numbers at 64 digits."""
+    return bounded_numbers(_LONG_LINE.sub(r"\1", text))
+
+
+def bounded_numbers(text: str) -> str:
+    """Return a text whose numbers are cut at 64 digits, so that each is an integer that Python can read."""
+    return _LONG_NUMBER.sub(r"\1", text)
+
+
+@overload
+def decode_json(data: bytes | str) -> Any: ...
+
+
+@overload
+def decode_json(data: bytes | str, type: type[T], *, strict: bool = True) -> T: ...
+
+
+def decode_json(data: bytes | str, type: Any = Any, *, strict: bool = True) -> Any:
+    """Decode one JSON value. Raise `msgspec.DecodeError`, also for text that is not UTF-8 and for deep nesting."""
+    try:
+        return msgspec.json.decode(data, type=type, strict=strict)
+    except UnicodeError as error:
+        raise msgspec.DecodeError(f"not UTF-8 text: {error}") from None
+    except RecursionError:
+        raise msgspec.DecodeError(_TOO_DEEP) from None
+
+
+def decode_written_json(data: bytes | str) -> Any:
+    """Decode one JSON value as Python's `json` writes it, with `NaN` and `Infinity`. Raise as `decode_json` does."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise msgspec.DecodeError(_TOO_DEEP) from None
+    except json.JSONDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from None
+    except ValueError as error:
+        raise msgspec.DecodeError(_reason(error)) from None
+
+
+def read_toml(path: Path, *, encoding: str = "utf-8") -> dict[str, Any]:
+    """Return the content of a TOML file. Raise OSError or `tomllib.TOMLDecodeError`, also for a number without end."""
+    text = read_bytes(path)
+    try:
+        return tomllib.loads(text.decode(encoding))
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:
+        raise tomllib.TOMLDecodeError(_reason(error)) from None
+
+
+def _reason(error: ValueError) -> str:
+    """Return why a decoder of Python raised an error other than its own."""
+    return "not UTF-8 text" if isinstance(error, UnicodeError) else "an integer of more than 4,300 digits"
+
+
+class BadLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a file that is not what it should be: its file, its number from 1, and the field and reason."""
+
+    file: str
+    number: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.number}: {self.problem}"
