@@ -21,14 +21,13 @@ CASES = Path(__file__).parents[1] / "data" / "doctor"
 MAX_CPU_S = 5.0
 
 
-def topology(tmp_path: Path, text: str) -> Topology:
+def topology(tmp_path: Path, text: str) -> Topology | None:
     (tmp_path / "input").write_text(text)
     began_s = time.process_time()
     snapshot = read_inputs([tmp_path / "input"])
     judge_machine(snapshot)
     found = topology_of(Machine(snapshot))
     assert time.process_time() - began_s < MAX_CPU_S
-    assert found is not None
     return found
 
 
@@ -42,7 +41,8 @@ def nested(addresses: list[str]) -> str:
 
 def test_a_bridge_below_itself_is_used_once(tmp_path: Path) -> None:
     found = topology(tmp_path, nested(["ffff:ff:03.0"] * 3))
-    assert [node.id for node in found.nodes] == ["NUMA 0", "ffff:ff:03.0"]
+    assert found is not None
+    assert [node.id for node in found.nodes] == ["NUMA 0", "ffff:ff:03.0", "0008:00:00.0"]
     assert "ffff:ff:03.0 appears more than once" in found.problems[0]
 
 
@@ -50,12 +50,14 @@ def test_a_bridge_below_itself_is_used_once(tmp_path: Path) -> None:
 def test_bridges_above_each_other_are_bounded(tmp_path: Path, num_bridges: int, is_read: bool) -> None:
     addresses = [f"{number // 256:04x}:{number % 256:02x}:00.0" for number in range(16, 16 + num_bridges)]
     found = topology(tmp_path, nested(addresses))
-    assert ("0008:00:00.0" in {node.id for node in found.nodes}) == is_read
+    nodes = () if found is None else found.nodes
+    assert ("0008:00:00.0" in {node.id for node in nodes}) == is_read
 
 
 def test_buses_of_lspci_in_a_ring_are_cut(tmp_path: Path) -> None:
     text = lspci_bridge("01:00.0", "02") + lspci_bridge("02:00.0", "01") + lspci_gpu("02:01.0")
     found = topology(tmp_path, text)
+    assert found is not None
     assert any("is behind itself" in problem for problem in found.problems)
 
 

@@ -189,11 +189,13 @@ class _Tree:
             self.problems.append(f"a <pci> has the address `{bus_id}`, and is skipped with everything below it")
             return
         address = full_address(bus_id)
-        if address in self._addresses:  # a tree in which a device is above itself has no end
-            self.problems.append(f"{address} appears more than once, and is used once, with what is below it there")
-            return
         if depth == _DEEPEST:
             self.problems.append(f"{address} is below {_DEEPEST} bridges, and is skipped with everything below it")
+            return
+        if address in self._addresses:  # a tree in which a device is above itself would have no end
+            self.problems.append(f"{address} appears more than once, and is used once")
+            for child in pci.findall("pci"):
+                self._read_pci(child, address, numa_node, depth + 1)
             return
         self._addresses.add(address)
         link = _link(pci)
