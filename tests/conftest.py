@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.slurm", "tests.nodes", "tests.shared_data", "tests.warm.fixture"]
+pytest_plugins = ["tests.warm.fixture", "tests.slurm", "tests.nodes", "tests.shared_data"]
 
 # How long each file of tests took (`benchmarks/suite_durations.py`): the longest are begun first, so that no core is
 # left waiting for one at the end. A file that is not there counts as one of the middle.

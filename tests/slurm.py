@@ -16,14 +16,17 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.warm.tasks import warm_tasks
 
 NUM_NODES = 2
 NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0
+_UP = {"idle", "mixed", "allocated", "completing"}
 _CONF = """\
 ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
@@ -137,6 +140,23 @@ class SlurmLab:
         """What the node's processes take for their machine's name; nodes count from 1."""
         return self.nodes[number - 1] if self.has_hostnames else socket.gethostname()
 
+    @cached_property
+    def python(self) -> str:
+        """A Python for what Slurm starts: its programs are forked (see `tests.warm.tasks`), not started cold."""
+        return str(warm_tasks().write_python(self.folder / "bin"))
+
+    def run_batch(self, *options: str, env: Mapping[str, str] = os.environ, timeout_s: float = 300) -> str:
+        """Submit a batch job and wait until it has ended; its number.
+
+        `sbatch --wait` looks after 2, 10, 42, 74 and 106 s.
+        """
+        job = self.run("sbatch", "--parsable", *options, env=env).strip()
+        deadline = time.monotonic() + timeout_s
+        while self.run("squeue", "-h", "-t", "PENDING,RUNNING,COMPLETING", "-j", job, check=False):
+            assert time.monotonic() < deadline, self.run("scontrol", "show", "job", job)
+            time.sleep(0.2)
+        return job
+
     def run(self, *command: str, check: bool = True, env: Mapping[str, str] = os.environ, timeout_s: float = 90) -> str:
         """What a command prints."""
         done = self.done(*command, env=env, timeout_s=timeout_s)
@@ -159,8 +179,9 @@ class SlurmLab:
     def cancel_all(self) -> None:
         """Nothing runs, and all nodes are up."""
         self.run("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name, check=False)
-        for node in self.nodes:
-            self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        for node, state in self._node_states().items():
+            if state not in _UP:
+                self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
         self._wait_until_idle()
 
     def pause(self) -> None:
@@ -221,17 +242,21 @@ class SlurmLab:
                 )
             )
 
+    def _node_states(self) -> dict[str, str]:
+        words = self.run("sinfo", "-hNo", "%N %T", "-p", "low", check=False).split()
+        return dict(zip(words[::2], words[1::2], strict=True))
+
     def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
-            states = [] if ended else self.run("sinfo", "-hNo", "%N %T", "-p", "low", check=False).split()
-            if states[1::2] == ["idle"] * len(self.nodes):
+            states = {} if ended else self._node_states()
+            if list(states.values()) == ["idle"] * len(self.nodes):
                 return
             if ended or time.monotonic() > deadline:
                 logs = "\n".join(log.read_text(errors="replace")[-2000:] for log in self.folder.glob("*.log"))
                 raise RuntimeError(f"the Slurm of the tests does not start: {ended or states}\n{logs}")
-            time.sleep(0.2)
+            time.sleep(0.1)
 
 
 def _free_ports(number: int) -> list[int]:

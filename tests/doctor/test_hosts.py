@@ -49,12 +49,13 @@ def test_hosts_of_a_real_slurm_are_captured_and_compared(slurm: SlurmLab) -> Non
 
 
 def test_a_host_that_slurm_does_not_know_is_told_and_the_others_are_compared(slurm: SlurmLab) -> None:
-    done = doctor("--hosts", "--via", "srun", "--json", *slurm.nodes, "nowhere")
+    there = ["--hosts", "--via", "srun", "--flatout", f"{slurm.python} -m flatout"]
+    done = doctor(*there, "--json", *slurm.nodes, "nowhere")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["hosts"]) == 2
     assert list(found["not_captured"]) == ["nowhere"]
-    assert doctor("--hosts", "--via", "srun", "--fail-on", "fail", *slurm.nodes, "nowhere").returncode == 1
+    assert doctor(*there, "--fail-on", "fail", *slurm.nodes, "nowhere").returncode == 1
 
 
 def test_slurm_is_taken_where_it_knows_the_hosts(slurm: SlurmLab) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,10 +69,10 @@ def test_the_batch_script_runs_on_two_nodes(slurm_lab: SlurmLab, tmp_path: Path)
     """Nodes have host names of their own, so that the agents must find which of them is the first."""
     pytest.importorskip("torch")
     launch = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", "gone:1")
-    made = tuning(*changes("nccl-sockets=2x2+8"), command=(sys.executable, *launch, str(JOB)))
+    made = tuning(*changes("nccl-sockets=2x2+8"), command=(slurm_lab.python, *launch, str(JOB)))
     (tmp_path / "tuned.sbatch").write_text(slurm.emit(made).text)
-    options = ["--wait", f"--output={tmp_path}/output", "--export=ALL,GLOO_SOCKET_IFNAME=lo,OMP_NUM_THREADS=1"]
-    slurm_lab.run("sbatch", *options, str(tmp_path / "tuned.sbatch"), check=False)
+    options = [f"--output={tmp_path}/output", "--export=ALL,GLOO_SOCKET_IFNAME=lo,OMP_NUM_THREADS=1"]
+    slurm_lab.run_batch(*options, str(tmp_path / "tuned.sbatch"))
     said = sorted(line for line in (tmp_path / "output").read_text().splitlines() if line.startswith("rank "))
     ranks_on = [f"rank {rank} of 2 on {slurm_lab.hostname(rank + 1)}: 2" for rank in (0, 1)]
     swapped = [f"rank {rank} of 2 on {slurm_lab.hostname(2 - rank)}: 2" for rank in (0, 1)]

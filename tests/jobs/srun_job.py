@@ -1,4 +1,7 @@
-"""A job for srun as users write them, which sets up its process group from Slurm's variables. `srun_job.py STEPS`."""
+"""A job for srun as users write them, which sets up its process group from Slurm's variables.
+
+`srun_job.py STEPS [SECONDS]`: with a pause of so many seconds in each step, for which a test need not pay with a core.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ def main() -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(torch.randn(int(sys.argv[1]) * 4, 64), batch_size=4)
+    pause_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
     for batch in loader:
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        time.sleep(pause_s)
     torch.distributed.destroy_process_group()
     print("trained", rank, os.uname().nodename, flush=True)
 

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "tests" / "jobs" / "checkpointed_job.py"
-WARM = ROOT / "tests" / "warm" / "run.py"  # in the batch job, where the fixture's server cannot be asked
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +42,10 @@ class Queued:
     ) -> None:
         self._lab, self.folder = lab, folder
         self.ledger = folder / "ledger.jsonl"
-        kept = [sys.executable, "-m", "flatout", "run", "--max-restarts=2", f"--ledger={self.ledger}"]
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        words = shlex.join([sys.executable, str(WARM), *kept, "--", *before, *launcher, str(JOB), str(folder), *job])
+        kept = [lab.python, "-m", "flatout", "run", "--max-restarts=2", f"--ledger={self.ledger}"]
+        python = lab.python if before else sys.executable  # what Slurm starts, and what `flatout run` itself does
+        launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        words = shlex.join([*kept, "--", *before, *launcher, str(JOB), str(folder), *job])
         script = folder / "job.sbatch"
         script.write_text(f"#!/bin/sh\n{words}\ncode=$?\necho $code > {folder}/code\nexit $code\n")
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}

@@ -13,11 +13,12 @@ from tests.slurm import SlurmLab, free_port
 from flatout.profile import read_recording
 from flatout.records.recording import Recording
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("torch")
-SCRIPT = [sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py")]
-WARM = Path(__file__).parents[1] / "warm" / "run.py"  # in the batch job, where the fixture's server cannot be asked
-JOB = [*SCRIPT, "400"]
-LONG_JOB = [*SCRIPT, "1600"]  # ranks on several nodes agree on what to trace seconds ahead
+SCRIPT = str(Path(__file__).parents[1] / "jobs" / "srun_job.py")
+JOB = [SCRIPT, "400"]
+LONG_JOB = [SCRIPT, "120", "0.05"]  # ranks on several nodes agree three seconds ahead on what to trace
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -42,14 +43,21 @@ def in_two(slurm: SlurmLab, recording: Path, *command: str) -> None:
     check_two_ranks(read_recording(recording), {slurm.hostname(1), slurm.hostname(2)})
 
 
-def test_srun_that_makes_its_own_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
-    recording, done = recorded(tmp_path / "r", ["srun", "-N1", "-n2", *JOB], "--warmup", "12", **ports())
+def profiling_warm(slurm: SlurmLab, out: Path) -> list[str]:
+    """`flatout profile` as Slurm starts it."""
+    return [slurm.python, *profiling(out, "--warmup", "12")[1:]]
+
+
+def test_srun_that_makes_its_own_allocation(slurm: SlurmLab, tmp_path: Path, cold: None) -> None:
+    """All is started as users start it."""
+    command = ["srun", "-N1", "-n2", sys.executable, *JOB]
+    recording, done = recorded(tmp_path / "r", command, "--warmup", "12", **ports())
     assert sorted(line.split()[1] for line in done.stdout.splitlines()) == ["0", "1"]
     check_two_ranks(recording, {slurm.hostname(1)})
 
 
 def test_ranks_on_two_nodes_end_in_one_recording(slurm: SlurmLab, tmp_path: Path) -> None:
-    command = ["srun", "-N2", "--ntasks-per-node=1", *LONG_JOB]
+    command = ["srun", "-N2", "--ntasks-per-node=1", slurm.python, *LONG_JOB]
     recording, _ = recorded(tmp_path / "r", command, "--warmup", "12", **ports())
     hostnames = {slurm.hostname(1), slurm.hostname(2)}
     check_two_ranks(recording, hostnames)
@@ -57,26 +65,27 @@ def test_ranks_on_two_nodes_end_in_one_recording(slurm: SlurmLab, tmp_path: Path
 
 
 def test_srun_within_an_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
-    command = shlex.join([*profiling(tmp_path / "r", "--warmup", "12"), "srun", *LONG_JOB])
+    command = shlex.join([*profiling_warm(slurm, tmp_path / "r"), "srun", slurm.python, *LONG_JOB])
     in_two(slurm, tmp_path / "r", "salloc", "-N2", "--ntasks-per-node=1", "sh", "-c", command)
 
 
 def test_a_flatout_for_each_task_of_two_nodes(slurm: SlurmLab, tmp_path: Path) -> None:
-    command = ["srun", "-N2", "--ntasks-per-node=1", *profiling(tmp_path / "r", "--warmup", "12"), *LONG_JOB]
+    flatout = profiling_warm(slurm, tmp_path / "r")
+    command = ["srun", "-N2", "--ntasks-per-node=1", *flatout, sys.executable, *LONG_JOB]
     in_two(slurm, tmp_path / "r", *command)
 
 
 def test_a_batch_script_may_record_one_run_after_the_other(slurm: SlurmLab, tmp_path: Path) -> None:
     """Both without --out: a batch script is no step whose tasks share one recording."""
-    recorded_run = [sys.executable, "-m", "flatout", "profile", "--light", "--", *torchrun("--steps", 30)]
-    one = shlex.join([sys.executable, str(WARM), *recorded_run])
+    command = [slurm.python, "-m", "flatout", "profile", "--light", "--", *torchrun("--steps", 30)]
+    one = shlex.join(command)
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{one}\n{one}\n")
-    options = ["--wait", "--ntasks=2", f"--chdir={tmp_path}", f"--output={tmp_path}/output"]
-    slurm.run("sbatch", *options, str(tmp_path / "job.sh"), env=environment(**LOOPBACK))
-    found = [read_recording(folder) for folder in (tmp_path / "flatout-out").iterdir()]
+    options = ["--ntasks=2", f"--chdir={tmp_path}", f"--output={tmp_path}/output"]
+    slurm.run_batch(*options, str(tmp_path / "job.sh"), env=environment(**LOOPBACK))
     output = (tmp_path / "output").read_text()
+    assert output.count("flatout: recorded 2 ranks, 30 steps") == 2, output
+    found = [read_recording(folder) for folder in (tmp_path / "flatout-out").iterdir()]
     assert len(found) == 2, output
-    assert output.count("flatout: recorded 2 ranks, 30 steps") == 2
     assert {len(recording.runs) for recording in found} == {1}
     assert {rank.hostname for recording in found for rank in recording.ranks} == {slurm.hostname(1)}
 

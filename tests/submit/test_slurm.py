@@ -162,7 +162,7 @@ def test_a_job_that_fails_is_started_again_on_all_nodes_of_its_allocation(
     slurm: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "bin").mkdir()
-    (folder / "bin" / "flatout").write_text(f'#!/bin/sh\nexec {sys.executable} -m flatout "$@"\n')
+    (folder / "bin" / "flatout").write_text(f'#!/bin/sh\nexec {slurm.python} -m flatout "$@"\n')
     (folder / "bin" / "flatout").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))

@@ -23,7 +23,7 @@ from flatout.records.tuning import Tuning
 pytestmark = pytest.mark.usefixtures("warm")
 
 pytest.importorskip("torch")
-JOB = ["srun", sys.executable, str(Path(__file__).parents[1] / "jobs" / "srun_job.py"), "100000"]
+JOB = [str(Path(__file__).parents[1] / "jobs" / "srun_job.py"), "100000", "0.02"]
 FEW = ["--trials", "4", "--steps", "5", "--warmup", "5", "--budget", "5m"]
 TUNE = [sys.executable, "-m", "flatout", "tune"]
 
@@ -40,9 +40,9 @@ def results(out: Path) -> list[dict[str, object]]:
 
 
 def test_each_trial_is_a_job_on_the_same_two_nodes(slurm: SlurmLab, tmp_path: Path) -> None:
-    options = "--nodes=2 --ntasks-per-node=1"
+    options = ["--launcher=slurm", "--sbatch-options=--nodes=2 --ntasks-per-node=1"]
     done = subprocess.run(
-        [*TUNE, *FEW, "--out", str(tmp_path / "out"), "--launcher=slurm", "--sbatch-options", options, "--", *JOB],
+        [*TUNE, *FEW, "--out", str(tmp_path / "out"), *options, "--", "srun", slurm.python, *JOB],
         capture_output=True,
         text=True,
         check=False,
@@ -63,7 +63,8 @@ def test_each_trial_is_a_job_on_the_same_two_nodes(slurm: SlurmLab, tmp_path: Pa
 
 def test_a_tuning_within_one_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
     """`salloc ... flatout tune -- srun ...`: the local launcher, whose srun takes the trials to the nodes."""
-    command = shlex.join([*TUNE, *FEW, "--out", str(tmp_path / "out"), "--", *JOB])
+    tune = [slurm.python, *TUNE[1:], *FEW, "--out", str(tmp_path / "out")]
+    command = shlex.join([*tune, "--", "srun", slurm.python, *JOB])
     options = ["-N2", "--ntasks-per-node=1"]
     slurm.run("salloc", *options, "sh", "-c", f"{command} || [ $? = 1 ]", env=environment(), timeout_s=280)
     assert [one["outcome"] for one in results(tmp_path / "out")] == ["completed"] * 4
@@ -81,7 +82,7 @@ def test_the_job_file_of_a_tuning_by_jobs_is_such_a_job(slurm: SlurmLab, tmp_pat
     script = tmp_path / "tuned.sbatch"
     script.write_text(emitted.emit(made).text)
     output = tmp_path / "output.log"
-    slurm.run("sbatch", "--wait", f"--output={output}", str(script), env=environment(), timeout_s=120)
+    slurm.run_batch(f"--output={output}", str(script), env=environment())
     found = sorted(line for line in output.read_text().splitlines() if line.startswith("RESULT"))
     assert found == [f"RESULT {task} n{1 + task // 2} n1:29500 a b" for task in range(4)]
     job = slurm.run("scontrol", "show", "job", "--oneliner").splitlines()[-1]

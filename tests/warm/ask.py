@@ -90,6 +90,24 @@ class WarmStarts:
     def take_out(self) -> None:
         subprocess._fork_exec = _posixsubprocess.fork_exec = _fork_exec  # type: ignore[attr-defined]
 
+    def start_beside(
+        self, neighbour: int, words: list[str], *, folder: str, variables: dict[str, str], files: dict[int, int]
+    ) -> int:
+        """Start a command for this Python in the namespaces of another process, in a session of its own."""
+        command = {
+            "words": words,
+            "folder": folder,
+            "variables": variables,
+            "session": True,
+            "process_group": -1,
+            "node": described(InNamespaces(neighbour)) if os.geteuid() == 0 else None,  # others cannot make any
+            "umask": _umask(),
+        }
+        pid = self._server.start(command, files, is_mask_of_birth=True)
+        if pid is None:
+            raise RuntimeError("the server of warm starts can be asked by the process alone that started it")
+        return pid
+
     def __call__(self, *given: Any) -> int:
         asked = _asked(*given)
         pid = None

@@ -37,13 +37,16 @@ def ray_cluster() -> Iterator[Any]:
             "health_check_initial_delay_ms": 0,
             "health_check_period_ms": 1000,
             "health_check_failure_threshold": 5,
+            # No workers but those that tasks need: each is a Python that imports Ray.
+            "enable_worker_prestart": False,
+            "prestart_worker_first_driver": False,
         }
         few = {"include_dashboard": False, "object_store_memory": 80 << 20}
         cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "_system_config": checks, **few}
         )
         for _ in range(NUM_NODES):
-            cluster.add_node(num_cpus=4, num_gpus=GPUS_PER_NODE, object_store_memory=80 << 20)
+            cluster.add_node(num_cpus=1, num_gpus=GPUS_PER_NODE, object_store_memory=80 << 20)
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
@@ -175,7 +178,7 @@ def test_an_error_ends_a_job_and_a_killed_worker_requeues_it(queue: RayQueue, tm
 
 
 def test_a_lost_node_is_a_failure_and_its_job_waits_for_another(queue: RayQueue, ray_cluster: Any) -> None:
-    node = ray_cluster.add_node(num_cpus=2, num_gpus=16, object_store_memory=80 << 20)
+    node = ray_cluster.add_node(num_cpus=1, num_gpus=16, object_store_memory=80 << 20)
     job = queue.submit(hold, gpus_per_node=16)  # only the new node has so many
     until(queue, lambda: job.state == "running")
     (lost,) = job.on_nodes

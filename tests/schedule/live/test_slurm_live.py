@@ -7,7 +7,10 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from tests.schedule.live.lab import Lab
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 ALL = ("-N64", "--gres=gpu:8")
 ONE = ("-N1", "--gres=gpu:8")
@@ -25,10 +28,10 @@ def counted(path: Path) -> tuple[list[int], list[list[str]]]:
 
 def test_urgent_work_preempts_the_least_lost_work_and_the_victim_resumes(lab: Lab) -> None:
     wall = lab.submit("-N62", "--gres=gpu:8", "--no-requeue")
-    older = lab.submit("--requeue", *ONE, count_to=1000, file="older")
+    older = lab.submit("--requeue", *ONE, counts_in="older")
     lab.wait_for_state(older, "RUNNING")
     time.sleep(1.5)
-    younger = lab.submit("--requeue", *ONE, count_to=40, file="younger")
+    younger = lab.submit("--requeue", *ONE, counts_in="younger")
     lab.wait_for_state(younger, "RUNNING")
     urgent = lab.submit(*URGENT, sleep_s=1)
     lab.wait_for(lambda: lab.jobs()[urgent]["state_reason"] in ("Resources", "Priority"))
@@ -42,7 +45,7 @@ def test_urgent_work_preempts_the_least_lost_work_and_the_victim_resumes(lab: La
         controller.terminate()
         out, _ = controller.communicate()
     numbers, starts = counted(lab.folder / "younger")
-    assert sorted(set(numbers)) == list(range(1, 41))
+    assert sorted(set(numbers)) == list(range(1, max(numbers) + 1))
     assert len(starts) == 2 and int(starts[1][0]) >= 5 and starts[1][2] == "1"  # it went on from its checkpoint
     assert len(numbers) - len(set(numbers)) <= 1
     assert len(counted(lab.folder / "older")[1]) == 1
@@ -101,10 +104,11 @@ def test_a_failed_nodes_job_ends_elsewhere_and_a_node_that_fails_again_is_draine
 
     try:
         look()
-        job = lab.submit("--requeue", *ONE, count_to=40)
+        job = lab.submit("--requeue", *ONE, counts_in="count")
         lab.wait_for(lambda: (lab.folder / "count").exists() and len(counted(lab.folder / "count")[0]) > 3)
         failing = lab.jobs()[job]["nodes"]
         scontrol(f"nodename={failing},n7", "state=down", "reason=broken fan")
+        look()
         lab.wait_for_state(job, "COMPLETED")
         scontrol(f"nodename={failing}", "state=resume")
         for _ in range(2):
@@ -119,7 +123,7 @@ def test_a_failed_nodes_job_ends_elsewhere_and_a_node_that_fails_again_is_draine
         controller.terminate()
         controller.communicate()
     numbers, starts = counted(lab.folder / "count")
-    assert sorted(set(numbers)) == list(range(1, 41))
+    assert sorted(set(numbers)) == list(range(1, max(numbers) + 1)) and len(numbers) > 13
     assert starts[0][1] == failing and starts[-1][1] != failing
     assert "flatout: 3 failures in 24 h" in lab.slurm.run("scontrol", "show", "node", failing)
     assert lab.begun("drain") == [failing]  # and not n7, which a human drained
@@ -163,7 +167,7 @@ def test_a_dry_run_changes_nothing(lab: Lab) -> None:
 
 def test_killed_between_log_and_action_it_goes_on_without_doing_anything_twice(lab: Lab) -> None:
     lab.submit("-N63", "--gres=gpu:8", "--no-requeue")
-    victim = lab.submit("--requeue", *ONE, count_to=1000)
+    victim = lab.submit("--requeue", *ONE)
     lab.wait_for_state(victim, "RUNNING")
     urgent = lab.submit(*URGENT)
     lab.wait_for(lambda: lab.jobs()[urgent]["state_reason"] in ("Resources", "Priority"))
