@@ -22,6 +22,7 @@ from flatout.schedule.live.view import ClusterView
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'flatout[ray]'")
 NUM_NODES, GPUS_PER_NODE = 3, 8
 PATIENCE_S = 120.0
+FEW = {"include_dashboard": False, "include_log_monitor": False, "object_store_memory": 80 << 20}  # a node's processes
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +42,11 @@ def ray_cluster() -> Iterator[Any]:
             "enable_worker_prestart": False,
             "prestart_worker_first_driver": False,
         }
-        few = {"include_dashboard": False, "object_store_memory": 80 << 20}
         cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "_system_config": checks, **few}
+            initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "_system_config": checks, **FEW}
         )
         for _ in range(NUM_NODES):
-            cluster.add_node(num_cpus=1, num_gpus=GPUS_PER_NODE, object_store_memory=80 << 20)
+            cluster.add_node(num_cpus=1, num_gpus=GPUS_PER_NODE, **FEW)
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
@@ -178,7 +178,7 @@ def test_an_error_ends_a_job_and_a_killed_worker_requeues_it(queue: RayQueue, tm
 
 
 def test_a_lost_node_is_a_failure_and_its_job_waits_for_another(queue: RayQueue, ray_cluster: Any) -> None:
-    node = ray_cluster.add_node(num_cpus=1, num_gpus=16, object_store_memory=80 << 20)
+    node = ray_cluster.add_node(num_cpus=1, num_gpus=16, **FEW)
     job = queue.submit(hold, gpus_per_node=16)  # only the new node has so many
     until(queue, lambda: job.state == "running")
     (lost,) = job.on_nodes
