@@ -26,6 +26,7 @@ from tests.warm.tasks import warm_tasks
 NUM_NODES = 2
 NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 _PATIENCE_S = 120.0
+_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 _UP = {"idle", "mixed", "allocated", "completing"}
 _CONF = """\
 ClusterName=lab
@@ -152,7 +153,8 @@ class SlurmLab:
         """
         job = self.run("sbatch", "--parsable", *options, env=env).strip()
         deadline = time.monotonic() + timeout_s
-        while self.run("squeue", "-h", "-t", "PENDING,RUNNING,COMPLETING", "-j", job, check=False):
+        while (seen := self.done("squeue", "-h", "-t", "all", "-o", "%T", "-j", job)).stdout.strip() not in _ENDED:
+            assert "Invalid job id" not in seen.stderr, seen.stderr
             assert time.monotonic() < deadline, self.run("scontrol", "show", "job", job)
             time.sleep(0.2)
         return job
