@@ -51,6 +51,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: NDArray[np.int64]
     start_ns: NDArray[np.int64]  # unix time; 0: the rank has no such step
     duration_s: Matrix
+    loader_s: Matrix  # time in which the rank waited for batches
     spent_s: dict[StallCause, Matrix]  # the rank's own time in measured causes, in excess of the usual time
     num_loader_ends: Matrix | None  # number of times that a loader ran out of batches; None: not recorded
     num_full_collections: int | None  # of Python's garbage collector, on all ranks; None: not recorded
@@ -60,7 +61,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     settled: int  # number of the first step after the warm-up
     regular_s: float  # the regular step: median of the measured steps without their stalls, each the mean over ranks
     spread_s: float  # standard deviation of regular steps, without outliers, mean over ranks
-    without_stalls_s: float  # mean over the measured steps and the ranks, without the stalls in these steps
+    without_stalls_s: float  # mean over all steps and ranks, without stalls; a disturbed step counts as its baseline
     step_s: float  # the job's mean step: `without_stalls_s`, and the cost of all stalls
     stalls: tuple[Stall, ...]  # by step
 

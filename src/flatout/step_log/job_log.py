@@ -53,6 +53,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         number=number,
         start_ns=aligned.start_ns,
         duration_s=aligned.duration_s,
+        loader_s=aligned.loader_s,
         spent_s=aligned.spent_s,
         num_loader_ends=aligned.num_loader_ends,
         num_full_collections=aligned.num_full_collections,

@@ -160,6 +160,18 @@ def test_a_drift_costs_what_exceeds_the_shorter_end() -> None:
     assert shrinking.cost_s_per_step == pytest.approx(0.010 * 7 / 8, rel=0.05)
 
 
+@pytest.mark.parametrize(("loader_share", "cause"), [(0.0, None), (0.45, None), (0.55, "data loading")])
+def test_a_drift_of_the_loader_is_told_from_one_of_the_training(loader_share: float, cause: str | None) -> None:
+    """The first epoch reads what later ones find in a cache, and so steps take 30 ms and then 10."""
+    epoch = [0.030] * 100 + [0.010] * 300
+    loads = dict.fromkeys(range(100), loader_share * 0.020)
+    finding = next(f for f in diagnosed(steps_of(epoch, loader_s=loads)).findings if f.name == "drift")
+    assert finding.evidence["cause"] == cause
+    assert finding.cost_s_per_step == pytest.approx(0.020 / 4, rel=0.15)  # the baseline is smooth
+    assert ("waiting for batches" in finding.title) == (cause is not None)
+    assert not any("tensors kept" in change for change in finding.changes), "nothing grows"
+
+
 @pytest.mark.parametrize(("noise_s", "is_found"), [(0.0015, True), (0.0030, False)])
 def test_a_drift_is_larger_than_the_variation_of_steps(noise_s: float, is_found: bool) -> None:
     """The change is 6.1 ms; the standard deviation is 1.4826 times the noise, so the limit is at 2.06 ms."""

@@ -8,12 +8,15 @@ Why it costs
     fragments, a clock that is throttled as the machine warms up. The longer the job, the larger the loss.
 
 Evidence
-    The regular step in the first and in the last part of the recording (`first_s`, `last_s`), on the rank where it
-    changes most. The cost is the mean over all steps of the time beyond the shorter end.
+    The step without stalls in the first and in the last part of the recording (`first_s`, `last_s`), the mean over the
+    ranks. The cost is the mean over all steps of the time beyond the shorter end. If waiting for batches makes most of
+    the change, `cause` says so.
 
 Change to try
     For growing steps, look for what grows with the number of steps: tensors kept with their graphs, lists, logs.
-    Compare the clocks and temperatures of the GPUs at the start and the end.
+    Compare the clocks and temperatures of the GPUs at the start and the end. If data loading makes the difference and
+    steps shrink, the first pass over the data reads what later passes find in a cache: read it with more workers, or
+    from faster storage. If they grow, look at what the loader reads or keeps later on.
 
 When this is wrong
     A curriculum with longer sequences, or a model that grows, changes the work of a step on purpose. Steps that shrink
@@ -23,6 +26,7 @@ When this is wrong
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -40,6 +44,26 @@ MIN_CHANGE = 0.2  # share of the shorter end
 MIN_DEVIATIONS = 2.0  # standard deviations of a single step; the ends are medians of many steps
 MIN_STEPS = 100
 NUM_PARTS = 8  # share of the job; its ends are the first and the last part
+MIN_LOADER_SHARE = 0.5  # of the change
+Direction = Literal["grow", "shrink"]
+CHANGES: dict[tuple[Direction, bool], tuple[str, ...]] = {
+    ("grow", False): (
+        "look for what grows with the number of steps: tensors kept with their graphs, lists, logs",
+        "compare clocks and temperatures at the start and at the end",
+    ),
+    ("grow", True): (
+        "look for what the loader reads or keeps later on: larger samples, lists that grow, storage that slows down",
+        "more workers, or data on faster storage",
+    ),
+    ("shrink", False): (
+        "measure a longer job: what only its start needs (caches, compilation, clocks) weighs less there",
+        "compare clocks and temperatures at the start and at the end",
+    ),
+    ("shrink", True): (
+        "read the data for the first time with more workers or from faster storage: later passes find it in a cache",
+        "fill the cache before the training starts",
+    ),
+}
 MIN_AGREEMENT = 0.7  # share of the changes between parts of the job that have the direction of the whole
 
 
@@ -47,7 +71,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     log = context.log
     if log is None or int(log.is_ordinary.sum()) < MIN_STEPS:
         return []
-    baseline = log.baseline_s[:, log.is_measured].mean(axis=0)
+    baseline = log.baseline_s.mean(axis=0)
     parts = [float(part.mean()) for part in np.array_split(baseline, NUM_PARTS)]
     first, last = parts[0], parts[-1]
     lower = min(first, last)
@@ -57,27 +81,39 @@ def find(context: DiagnosisContext) -> list[Finding]:
     if not is_large or cost < MIN_SHARE_OF_STEP * log.step_s or not _is_steady(parts, grows=last > first):
         return []
     cost = context.claim_drift(cost)
-    verb = "grow" if last > first else "shrink"
+    verb: Direction = "grow" if last > first else "shrink"
+    is_loader = _loader_change(log) >= MIN_LOADER_SHARE * change
+    cause = ", mostly in waiting for batches" if is_loader else ""
     return [
         Finding(
             code=CODE,
             name=NAME,
             title=(
-                f"steps {verb} from {seconds(first)} to {seconds(last)} over {log.num_steps:,} steps:"
+                f"steps {verb} from {seconds(first)} to {seconds(last)} over {log.num_steps:,} steps{cause}:"
                 f" {seconds(cost)} per step, {percent(cost / log.step_s)} of the job's mean step"
             ),
             ranks=_ranks(log),
             cost_s_per_step=cost,
             share_of_step=cost / log.step_s,
-            evidence={"first_s": first, "last_s": last, "num_steps": log.num_steps, "direction": verb},
-            changes=(
-                "look for what grows with the number of steps: tensors kept with their graphs, lists, logs",
-                "compare clocks and temperatures at the start and at the end",
-            ),
+            evidence={
+                "first_s": first,
+                "last_s": last,
+                "num_steps": log.num_steps,
+                "direction": verb,
+                "cause": "data loading" if is_loader else None,
+            },
+            changes=CHANGES[verb, is_loader],
             safety="exact",
             confidence="medium",
         )
     ]
+
+
+def _loader_change(log: JobLog) -> float:
+    """Return by how much the usual wait for a batch differs between the ends of the job, the mean over the ranks."""
+    ends = np.array_split(log.loader_s[:, log.is_ordinary], NUM_PARTS, axis=1)
+    first, last = (float(np.median(end, axis=1).mean()) for end in (ends[0], ends[-1]))
+    return abs(last - first)
 
 
 def _is_steady(parts: Sequence[float], *, grows: bool) -> bool:

@@ -123,9 +123,13 @@ def _has_all_ranks(log: NcclLog) -> bool:
     topic="GPUDirect RDMA in NCCL's channels",
     read=_READ + "`via NET/IB/0/GDRDMA` of [send] and [receive]; `GPU Direct RDMA Disabled for HCA`",
     expected="GDRDMA for sending and for receiving, on every host",
-    source=_NCCL,
+    source=f"{_NCCL}; NVIDIA/nccl#1676",
     cost="each message in that direction is copied through host memory; one such host slows down all hosts",
-    fix="see nic-gpu-direct on that host; in a virtual machine also topology-nccl-file-missing (NCCL_NET_GDR_LEVEL)",
+    fix=(
+        "load the module nvidia_peermem on that host (nic-gpu-direct); NCCL before 2.23 looks only for its older name"
+        " nv_peer_mem, so with nvidia_peermem use NCCL 2.23 or newer; in a virtual machine see also"
+        " topology-nccl-file-missing (NCCL_NET_GDR_LEVEL)"
+    ),
     when_wrong="for reads over PCIe NCCL may deliberately prefer a copy (NCCL_NET_GDR_READ)",
     traffic="network",
 )
