@@ -77,7 +77,7 @@ from flatout.records.replay import (
 )
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
-from flatout.records.tuning import Bound
+from flatout.records.tuning import Bound, Separation
 from flatout.records.verdict import NoiseFloor
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
@@ -192,7 +192,7 @@ def known_failures_table() -> str:
 
 def tuning_json() -> str:
     """The contract `flatout/tuning`, from the records that are written."""
-    return _contract("flatout/tuning", (TuningReport, AdoptedChange, TriedChange, Patch, Bound, NoiseFloor))
+    return _contract("flatout/tuning", (TuningReport, AdoptedChange, TriedChange, Patch, Bound, NoiseFloor, Separation))
 
 
 def plan_json() -> str:

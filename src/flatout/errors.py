@@ -2,6 +2,7 @@
 
     FlatoutError            exit 2
     ├── InputError          the given input cannot be used: a missing path, a file that is not a trace
+    │   └── InvalidTrialError   a trial read what an earlier trial wrote, so that nothing can be concluded from it
     ├── UsageError          arguments that contradict each other
     └── OutputError         the output cannot be written: it already exists, the disk is full
 
@@ -28,6 +29,10 @@ class FlatoutError(Exception):
 
 class InputError(FlatoutError):
     """The given input cannot be read."""
+
+
+class InvalidTrialError(InputError):
+    """A trial did other work than the trials before it, because it read what they wrote."""
 
 
 class UsageError(FlatoutError):

@@ -38,7 +38,8 @@ def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
     )
 
 
-MARK = "import pathlib; pathlib.Path('started').touch()"
+# In the folder of the tuning, which is the only one in which a trial leaves a file.
+MARK = "import pathlib; pathlib.Path('out/started').touch()"
 ONE_STEP = """
 import torch
 model = torch.nn.Linear(2, 1)
@@ -93,14 +94,14 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, force: list[str
         "hint: pass another --out",
     ]
     assert [file.name for file in out.iterdir()] == ["notes.txt"]
-    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "out" / "started").exists()
 
 
 def test_a_finished_tuning_is_not_replaced_without_force(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    for name in ("journal.jsonl", "tuning.json"):
-        (out / name).write_text("{}\n")
+    Journal(out / "journal.jsonl", Heading(tool_version="1", command=("python", "other.py"), options={}))
+    (out / "tuning.json").write_text("{}\n")
     done = flatout("tune", "--out", out, "--", sys.executable, "-c", MARK, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {out} already has a finished tuning")
@@ -117,7 +118,7 @@ def test_the_tuning_of_another_command_is_not_gone_on_with(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "is the journal of another tuning" in done.stderr
     assert (out / "journal.jsonl").read_bytes() == before
-    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "out" / "started").exists()
 
 
 def test_a_tuning_of_a_command_with_a_typo_gives_way_to_the_right_one(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_a_tuning_of_a_command_with_a_typo_gives_way_to_the_right_one(tmp_path: 
     (tmp_path / "out" / "notes.txt").write_text("mine")
     done = flatout("tune", "--out", "out", "--", sys.executable, "-c", MARK, cwd=tmp_path)
     assert f"flatout: {tmp_path / 'out'} held another tuning, none of whose trials succeeded" in done.stderr
-    assert (tmp_path / "started").exists()
+    assert (tmp_path / "out" / "started").exists()
     assert "no training step was seen in it" in done.stderr  # of the command that runs now
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     headings = [line for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines() if "heading" in line]
@@ -149,8 +150,9 @@ def test_a_tuning_of_a_command_with_a_typo_gives_way_to_the_right_one(tmp_path: 
     ],
 )
 def test_a_command_that_does_not_train_is_one_line_and_where_its_output_is(
-    tmp_path: Path, program: str, problem: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, problem: str
 ) -> None:
+    monkeypatch.setenv("FLATOUT_OVERLAY", "0")  # so that it starts warm, and only once
     done = flatout("tune", "--out", "out", "--", sys.executable, "-c", program, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()[-2:]
@@ -176,7 +178,7 @@ def test_a_command_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_a_folder_in_which_a_tuning_is_at_work_is_left_alone(tmp_path: Path) -> None:
     """With --force, too: it would delete what the other one writes."""
     out = tmp_path / "out"
-    program = "import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)"
+    program = "import pathlib, time; pathlib.Path('out/started').touch(); time.sleep(600)"
     first = subprocess.Popen(
         [sys.executable, "-m", "flatout", "tune", "--out", out, "--", sys.executable, "-c", program],
         cwd=tmp_path,
@@ -185,7 +187,7 @@ def test_a_folder_in_which_a_tuning_is_at_work_is_left_alone(tmp_path: Path) -> 
     )
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "started").exists():
+        while not (tmp_path / "out" / "started").exists():
             assert time.monotonic() < deadline and first.poll() is None
             time.sleep(0.05)
         before = (out / "journal.jsonl").read_bytes()

@@ -74,8 +74,9 @@ def in_trial(command: list[str], cwd: Path, trial: Path) -> subprocess.Completed
     return run(command, cwd, PYTHONPATH=str(STARTUP), FLATOUT_LIGHT="1", **variables)
 
 
-def outputs_of(trial: Path) -> Outputs:
-    return settle_outputs(trial / "recording", trial / "saved")
+def outputs_of(trial: Path, folder: Path | None = None) -> Outputs:
+    """What a trial in the user's folder wrote, which is then removed; without a folder, all is the machine's."""
+    return settle_outputs(trial / "recording", trial / "saved", () if folder is None else (str(folder),))
 
 
 @pytest.mark.parametrize("way", ["plain", "names", "folders", "safetensors", "last", "links", "failing"])
@@ -88,13 +89,12 @@ def test_the_script_sees_what_it_would_and_the_users_files_stay(tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == alone.stdout.splitlines()
     assert not list((tmp_path / "trial" / "recording").glob("inside-*.log"))
-    after = contents(folder)
-    assert {name: after.get(name) for name in before} == before
-    outputs = outputs_of(tmp_path / "trial")
-    new = {str(Path(path).relative_to(folder)) for path in outputs.wrote if Path(path).is_relative_to(folder)}
-    left = {name for name, what in contents(folder).items() if what != "folder"} - set(before)
-    assert new == left
-    assert not any("checkpoint" in name for name in left)
+    during = contents(folder)
+    assert {name: during.get(name) for name in before} == before
+    made = {name for name, what in during.items() if what != "folder"} - set(before)
+    outputs = outputs_of(tmp_path / "trial", folder)
+    assert made <= {str(Path(path).relative_to(folder)) for path in outputs.wrote if Path(path).is_relative_to(folder)}
+    assert contents(folder) == before
 
 
 def test_a_second_trial_starts_from_the_users_files(tmp_path: Path) -> None:
@@ -102,14 +102,15 @@ def test_a_second_trial_starts_from_the_users_files(tmp_path: Path) -> None:
     before = contents(folder)
     code = "import torch; print(open('log.log').read(), end=''); open('log.log', 'a').write('more\\n')"
     code += "; open('new.csv', 'a').write('row\\n')"
-    said = [in_trial(["-c", code], folder, tmp_path / f"trial{number}").stdout for number in (1, 2)]
-    assert said == ["the user's log\n"] * 2
-    assert (folder / "new.csv").read_text() == "row\n"  # of the first; the second found it, and left it
-    assert {name: what for name, what in contents(folder).items() if name != "new.csv"} == before
-    both = outputs_of(tmp_path / "trial1") | outputs_of(tmp_path / "trial2")
+    both = Outputs()
+    for trial in (tmp_path / "trial1", tmp_path / "trial2"):
+        assert in_trial(["-c", code], folder, trial).stdout == "the user's log\n"
+        assert (folder / "new.csv").read_text() == "row\n"  # the second trial does not find that of the first
+        both |= outputs_of(trial, folder)
+        assert contents(folder) == before
     assert output_notes(both) == (
         f"the trials would have overwritten or removed 1 of your files, which are unchanged: {folder}/log.log",
-        f"the trials also wrote 1 new file: {folder}/new.csv",
+        f"the trials wrote 1 new file, kept apart and then removed: {folder}/new.csv",
     )
 
 
@@ -187,9 +188,10 @@ def test_large_files_changed_in_place_are_told(tmp_path: Path) -> None:
     assert "too large to be copied first, so check them" in output_notes(outputs)[0]
 
 
-def test_half_a_checkpoint_of_a_trial_is_cleared_and_the_users_are_not(tmp_path: Path) -> None:
+def test_the_folders_of_a_trial_are_removed_with_all_that_is_in_them_and_the_users_are_not(tmp_path: Path) -> None:
     folder = filled(tmp_path / "work")
     (folder / "theirs").mkdir()
+    before = contents(folder)
     code = """if True:
         import torch, os, json
         for name in ("ours", "theirs", "run/inner", "data"):
@@ -200,12 +202,22 @@ def test_half_a_checkpoint_of_a_trial_is_cleared_and_the_users_are_not(tmp_path:
         os.system("echo from another program > ours/tokenizer.json")
     """
     assert in_trial(["-c", code], folder, tmp_path / "trial").returncode == 0
+    outputs = outputs_of(tmp_path / "trial", folder)
+    assert contents(folder) == before
+    new = {f"{name}/config.json" for name in ("ours", "theirs", "run/inner", "data")}
+    assert {str(Path(path).relative_to(folder)) for path in outputs.wrote} == new
+    assert output_notes(outputs)[0].startswith("the trials wrote 4 new files, kept apart and then removed: ")
+
+
+def test_new_files_in_the_folder_that_the_machine_shares_stay_and_are_named(tmp_path: Path) -> None:
+    """As with a cache that a library keeps in /tmp: no other process of the machine may lose it."""
+    code = "import torch; open('cache.json', 'w').write('x')"
+    assert in_trial(["-c", code], tmp_path, tmp_path / "trial").returncode == 0
     outputs = outputs_of(tmp_path / "trial")
-    assert not (folder / "ours").exists()
-    assert not (folder / "run").exists()
-    assert {str(Path(path).relative_to(folder)) for path in outputs.wrote} == {"theirs/config.json", "data/config.json"}
-    assert (folder / "data" / "config.json").exists()
-    assert output_notes(outputs)[0].startswith("the trials also wrote 2 new files: ")
+    assert (tmp_path / "cache.json").read_text() == "x"
+    assert output_notes(outputs) == (
+        f"1 file changed during the trials and could not be kept apart: {tmp_path}/cache.json",
+    )
 
 
 def test_libraries_and_caches_and_pipes_are_left_alone(tmp_path: Path) -> None:
@@ -229,7 +241,8 @@ def test_libraries_and_caches_and_pipes_are_left_alone(tmp_path: Path) -> None:
     done = run(["-c", code], tmp_path, PYTHONPATH=str(STARTUP), XDG_CACHE_HOME=str(cache), **variables)
     assert (done.returncode, done.stdout) == (0, "b'through'\n"), done.stderr
     assert (cache / "index.json").read_text() == "new"
-    assert outputs_of(tmp_path / "trial") == Outputs()
+    assert outputs_of(tmp_path / "trial", tmp_path) == Outputs(wrote=frozenset({f"{tmp_path}/pipe"}))
+    assert not (tmp_path / "pipe").exists()
 
 
 def test_a_file_that_may_not_be_written_is_an_error_as_ever(tmp_path: Path) -> None:
@@ -246,4 +259,4 @@ def test_a_killed_line_is_no_error(tmp_path: Path) -> None:
     line = {"path": str(tmp_path / "x"), "kind": "new", "existed": False}
     (tmp_path / "x").write_text("x")
     (tmp_path / "recording" / "diverted-host-1.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(line)[:20])
-    assert outputs_of(tmp_path).wrote == {str(tmp_path / "x")}
+    assert outputs_of(tmp_path).left == {str(tmp_path / "x")}

@@ -120,12 +120,15 @@ def test_the_variables_are_those_that_users_and_jobs_know() -> None:
         "FLATOUT_PATCHES",
         "FLATOUT_REPORTS",
         "FLATOUT_DIVERT",
+        "FLATOUT_APART",
+        "FLATOUT_EARLIER",
         "FLATOUT_SAFE_SAVE",
         "FLATOUT_SAVES",
         "FLATOUT_HEARTBEAT",
         "FLATOUT_CHECKPOINT_EVERY_S",
         "FLATOUT_JOB",
         "FLATOUT_TUNING",
+        "FLATOUT_OVERLAY",
         "FLATOUT_DEBUG",
     }
 

@@ -23,6 +23,7 @@ WRITERS = {
     "inside/checks/data_check.py": "numbers",
     "inside/checks/gradients.py": "numbers",
     "inside/failure/stderr_tail.py": "the end of standard error, for the user alone; masked when it is read",
+    "inside/overlay/enter.py": "why the kernel refused an overlay",
     "inside/phases/end_rank.py": "/dev/null",
     "inside/phases/trace_window.py": "torch's trace, cut in place",
     "inside/liveness/beat.py": "numbers, host and process",
@@ -51,6 +52,7 @@ WRITERS = {
     "schedule/live/log.py": "the undo log, for the user alone; its command and what Slurm said are masked",
     "testing/trace_builder.py": "invented traces",
     "trial/journal.py": "a newline after an interrupted line",
+    "tune/trial_files.py": "paths of files that trials wrote, and when",
 }
 
 

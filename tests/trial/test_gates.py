@@ -151,8 +151,35 @@ def test_a_job_whose_own_loss_is_not_finite_is_told(value: float) -> None:
 
 def test_a_job_whose_runs_differ_much_is_told_how_little_the_gate_sees() -> None:
     assert loss_note(DETERMINISTIC) is None and loss_note(NOISY) is None and loss_note([trial(())]) is not None
-    wild = [trial(tuple(factor * loss for loss in losses())) for factor in (0.5, 1.0, 1.5)]
-    assert re.match(r"mean losses of the unchanged job differ by 50 % .* only above 600 %", loss_note(wild) or "")
+    wild = [trial(tuple(factor * loss for loss in losses())) for factor in (0.95, 1.0, 1.05)]
+    assert re.match(r"mean losses of the unchanged job differ by 5.0 % .* only above 60 %", loss_note(wild) or "")
+
+
+@pytest.mark.parametrize("safety", ["exact", "rounding", "semantic"])
+@pytest.mark.parametrize(("spread", "is_judged"), [(0.245, True), (0.255, False), (1.8, False)])
+def test_a_gate_refuses_to_judge_by_runs_that_differ_by_more_than_a_quarter(
+    spread: float, is_judged: bool, safety: Safety
+) -> None:
+    """Runs that resume from each other's checkpoints differ by far more; `spread` is the means' standard deviation."""
+    baselines = [trial(tuple(factor * loss for loss in losses())) for factor in (1 - spread, 1.0, 1 + spread)]
+    candidate = trial(tuple(1.0001 * loss for loss in losses()))
+    gate = check_losses(candidate, baselines, changes(safety))
+    assert gate.is_passed == is_judged
+    assert ("cannot be judged" in gate.reason) != is_judged
+    note = loss_note(baselines) or ""
+    assert ("only above 90 %" in note) == is_judged and ("cannot be judged" in note) != is_judged
+    same = check_losses(baselines[1], baselines, changes(safety))
+    assert same.is_passed  # bitwise the same is no matter of noise
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_passed"), [(0.0, False), (0.09, False), (0.11, True), (1.89, True), (1.91, False)]
+)
+def test_no_spread_lets_a_loss_pass_that_is_nine_tenths_off(factor: float, is_passed: bool) -> None:
+    """Twelve times this spread would be 240 %."""
+    baselines = [trial(tuple(scale * loss for loss in losses())) for scale in (0.8, 1.0, 1.2)]
+    gate = check_losses(trial(tuple(factor * loss for loss in losses())), baselines, changes("rounding"))
+    assert gate.is_passed == is_passed, gate.reason
 
 
 @pytest.mark.parametrize(("spread", "passes"), [(0.002, False), (0.012, False), (0.03, True), (0.06, True)])

@@ -51,6 +51,7 @@ class SimulatedRunner:
         self.num_trials = self.num_resumed = 0
         self.usual_s: float | None = None
         self.outputs = Outputs()
+        self.separation = None
         self.now_s = self.waited_s = 0.0
         self.made: list[tuple[str, TrialResult]] = []
         self.num_profiles = 0

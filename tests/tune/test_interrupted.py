@@ -37,6 +37,7 @@ class Tuning:
             "PYTHONPATH": str(Path(flatout.__file__).parents[1]),
             "XDG_STATE_HOME": str(folder / "state"),
             "OMP_NUM_THREADS": "1",
+            "FLATOUT_OVERLAY": "0",  # so that its trials start warm
             "RUNS": str(self.runs),
         }
 

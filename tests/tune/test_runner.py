@@ -121,7 +121,7 @@ def test_what_a_script_wrote_into_its_trials_folder_is_not_told_as_left(job: Job
     job.during = during
     made = runner(tmp_path)
     made.trial(NOTHING, 3)
-    assert made.outputs.wrote == {str(tmp_path / "runs" / "log.csv")}
+    assert made.outputs.left == {str(tmp_path / "runs" / "log.csv")}  # in the temporary folder of the machine
 
 
 def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> None:

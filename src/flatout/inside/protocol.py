@@ -28,6 +28,8 @@ class Variable:
     PATCHES = "FLATOUT_PATCHES"  # JSON list of the patches to apply, see `change.patches`
     REPORTS = "FLATOUT_REPORTS"  # folder for the reports of patches if nothing is recorded
     DIVERT = "FLATOUT_DIVERT"  # folder for files of a trial that would overwrite the user's
+    APART = "FLATOUT_APART"  # JSON: folders of which this process sees an overlay, see `overlay.enter`
+    EARLIER = "FLATOUT_EARLIER"  # file that names what earlier trials have written, see `overlay.earlier`
     SAFE_SAVE = "FLATOUT_SAFE_SAVE"  # 1: torch.save leaves a complete file or none
     HEARTBEAT = "FLATOUT_HEARTBEAT"  # folder for heartbeats
     CHECKPOINT_EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # seconds between checkpoints of `flatout.checkpoint`
@@ -36,6 +38,7 @@ class Variable:
     # Settings that Flatout's own processes read.
     JOB = "FLATOUT_JOB"  # name of the job, the same each time its scheduler starts it
     TUNING = "FLATOUT_TUNING"  # marks the processes of one tuning run, to end those that outlive it
+    OVERLAY = "FLATOUT_OVERLAY"  # 0: `flatout tune` keeps trials' files apart by hooks even if it could overlay folders
     DEBUG = "FLATOUT_DEBUG"  # show the traceback of an internal error
 
 
@@ -218,9 +221,31 @@ class OutputKind:
 
     DIVERTED = "diverted"  # redirected, because the user had a file of this name
     KEPT = "kept"  # a file of the user's that the script has removed: it still exists
-    NEW = "new"  # a new file, written where the script wants it
-    FOLDER = "folder"  # a folder, created where the script wants it
+    NEW = "new"  # a new file, written where the script wants it, and removed after the trial
+    FOLDER = "folder"  # a folder, created where the script wants it, and removed after the trial
     IN_PLACE = "in_place"  # a file of the user's that was changed in place: too large to be copied first
+    READ_EARLIER = "read_earlier"  # a file that was read, although an earlier trial has written it
+    OUTSIDE = "outside"  # a folder of which this process should see an overlay, but does not
+
+
+# Caches stay shared between trials. These variables name their folders; the others are in the home folder.
+CACHE_VARIABLES = (
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_DATASETS_CACHE",
+    "HF_HUB_CACHE",
+    "TORCH_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TRITON_CACHE_DIR",
+    "TRITON_HOME",
+    "CUDA_CACHE_PATH",
+    "MPLCONFIGDIR",
+    "PYTHONPYCACHEPREFIX",
+)
+HOME_CACHES = (".cache", ".triton", ".nv")
+
+UNKNOWN_WRITER = "unknown"  # in a line of READ_EARLIER: it changed since the tuning began, and no trial reported it
 
 
 class Phase:

@@ -1,4 +1,4 @@
-"""`python -m flatout.launch.guard MARK`: end a job's processes if the Flatout process that started it is killed.
+"""`python -m flatout.launch.guard MARK [COMMAND...]`: end a job's processes if the Flatout that started it is killed.
 
 A process that gets SIGKILL cannot end the processes that it started: its job would continue to run, alongside the
 trials of the resumed tuning. So this process waits until its standard input closes, which happens when its parent ends
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -25,10 +25,13 @@ _POLL_S = 0.1
 
 
 @contextmanager
-def guarded(mark: str) -> Iterator[None]:
-    """Ensure that processes with the variable FLATOUT_TUNING=`mark` do not outlive this one."""
+def guarded(mark: str, afterwards: Sequence[str] = ()) -> Iterator[None]:
+    """Ensure that processes with the variable FLATOUT_TUNING=`mark` do not outlive this one.
+
+    `afterwards` is a command that is run after they have ended.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "flatout.launch.guard", mark],
+        [sys.executable, "-m", "flatout.launch.guard", mark, *afterwards],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -79,6 +82,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     end_marked(lambda environment: environment.get(Variable.TUNING) == sys.argv[1])
+    if afterwards := sys.argv[2:]:
+        subprocess.run(afterwards, check=False)
     return 0
 
 

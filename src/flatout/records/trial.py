@@ -13,9 +13,9 @@ from flatout.records.machine import Xid
 
 TrialOutcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
 # Why a trial has the outcome `failed`: the command ended with an error, no rank made a training step, too few steps
-# were settled to be measured, a change had no effect in any process, or the training began in a different state from
-# the first trial's, e.g. because it resumed from a checkpoint.
-FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied", "other_start"]
+# were settled to be measured, a change had no effect in any process, the training began in a different state from the
+# first trial's, e.g. because it resumed from a checkpoint, or the job read a file that an earlier trial had written.
+FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied", "other_start", "read_earlier"]
 
 BASELINE = "baseline"
 

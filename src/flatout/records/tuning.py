@@ -21,6 +21,18 @@ EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", 
 TuningStage = Literal["noise_floor", "confirmation"]
 
 
+# How the files that trials write are kept apart from the user's: by the kernel, which overlays folders for the trial's
+# processes alone, or by hooks in its Python processes.
+SeparationMethod = Literal["overlay", "hooks"]
+
+
+class Separation(msgspec.Struct, frozen=True, kw_only=True):
+    method: SeparationMethod = "hooks"
+    folders: tuple[str, ...] = ()  # overlaid, or watched by the hooks for files that trials leave
+    needs_user: bool = False  # whether the overlay needs a user namespace
+    reason: str = ""  # why there is no overlay
+
+
 class TuningEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a tuning run as data; `report/` writes the sentence."""
 
@@ -131,6 +143,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     end: TuningEnd
     request: TuneRequest | None = None
+    separation: Separation | None = None  # of the trials' files; None: an older result
     notes: tuple[str, ...] = ()  # information for the reader: redirected outputs, missing checks
 
     @property

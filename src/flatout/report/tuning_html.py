@@ -30,6 +30,7 @@ from flatout.report.tuning_phrases import (
     OUTCOME_ORDER,
     UNKNOWN,
     adopted_rows,
+    all_notes,
     end_sentence,
     facts,
     final_sentences,
@@ -69,7 +70,7 @@ def tuning_html(result: TuneResult, command: Sequence[str], folder: Path | str) 
 def page_content(result: TuneResult, command: Sequence[str], folder: Path | str) -> dict[str, object]:
     """Return what the template shows, as texts and numbers ready to print."""
     left = not_adopted(result)
-    notes = list(dict.fromkeys(result.notes))
+    notes = list(dict.fromkeys(all_notes(result)))
     return {
         "tool_version": __version__,
         "command": command_line(command),

@@ -10,7 +10,7 @@ import msgspec
 
 from flatout.records.change import Patch, Safety
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Bound, EndedBy, TriedOutcome, TriedSet, TuneResult
+from flatout.records.tuning import Bound, EndedBy, Separation, TriedOutcome, TriedSet, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.json import enveloped_json
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
@@ -107,6 +107,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str]
     versions: dict[str, str]
     date: str
+    separation: Separation | None  # how the files that trials write are kept apart; null in an older result
     notes: tuple[str, ...]
 
 
@@ -160,6 +161,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
         machine=tuning.machine,
         versions=tuning.versions,
         date=tuning.date,
+        separation=result.separation,
         notes=result.notes,
     )
 

@@ -20,6 +20,7 @@ from flatout.records.prediction import Prediction
 from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TunedChange, TuneResult, TuningEnd, TuningStage
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.phrases import counted
+from flatout.report.separation import separation_sentence
 from flatout.secrets import masked_command
 
 UNKNOWN = "unknown"
@@ -48,7 +49,7 @@ OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
     "not confirmed": "looked better in one trial, but the pairs did not confirm it",
     "not better": "not better in its own trial, which gives an estimate, not a verdict",
     "not reached": "chosen, but too few trials were run to judge its gain",
-    "unsafe": "changes the training result, or needs too much memory: it is not used, whatever its speed",
+    "unsafe": "changes the training result, cannot be checked, or needs too much memory: it is not used",
     "out of memory": "a rank ran out of device memory",
     "failed": "the job ended with an error, or did not report the judged quantity",
     "not applied": "the setting did not reach the job, so its effect is unknown",
@@ -519,3 +520,10 @@ def next_reason(result: TuneResult) -> str:
     if _is_open(result):
         return "continue with more time" if _same_folder(result, "") else "decide it with more time"
     return "also try changes that alter rounding"
+
+
+def all_notes(result: TuneResult) -> tuple[str, ...]:
+    """Return the notes of a tuning, the last of which says how its trials' files were kept apart."""
+    if result.separation is None:
+        return result.notes
+    return (*result.notes, separation_sentence(result.separation))

@@ -21,6 +21,7 @@ from flatout.report.tuning_phrases import (
     UNKNOWN,
     Quantity,
     adopted_rows,
+    all_notes,
     compared_quantity,
     end_sentence,
     facts,
@@ -170,7 +171,7 @@ def _cost(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def _notes(result: TuneResult, style: TextStyle) -> list[str]:
-    notes = list(dict.fromkeys(result.notes))
+    notes = list(dict.fromkeys(all_notes(result)))
     lines = [_title("Notes", style)] if notes else []
     for note in notes[:MOST_NOTES]:
         lines += style.wrapped(note, label="  ")

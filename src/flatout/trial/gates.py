@@ -8,8 +8,9 @@ updates, and later with the spread of the losses.
 
 A change that rounds differently differs after the first step, and its losses drift apart slowly. It must stay in a band
 around the curve: the mean over all steps and over the last quarter within 2 %, over each quarter within 4 %, or within
-twelve times the difference between the means of the baselines. So a curve that first falls below and then rises above
-the baseline's curve does not pass.
+twelve times the difference between the means of the baselines, which counts up to 90 % of the loss. So a curve that
+first falls below and then rises above the baseline's curve does not pass. Baselines whose means differ by more than a
+quarter judge nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ SPREADS = 4.0
 # of the runs before it as the farthest of them, and up to ten times as far as the farthest of the first three.
 MEAN_SPREADS = 12.0
 BLUNT = 0.2  # relative: a note warns if the gate allows a larger difference in the mean loss
+WIDEST = 0.9  # relative: no spread of the baselines makes the gate allow more; at 1 it would pass a loss of 0
+MAX_SPREAD = 0.25  # relative standard deviation of the baselines' mean losses; above it the gate judges nothing
+MIN_RUNS = 2  # of which a standard deviation can be taken
+_CAUSES = "set the script's seeds, and let no run read what another one wrote"
 NUM_WINDOWS = 4  # quarters of the steps; windows for the loss curve of a change that rounds
 WINDOW_BAND = 0.04  # relative, for the mean over each window
 LEAST_SIZE = 0.1  # relative to the mean loss over all steps; a smaller loss of a window counts as this much
@@ -76,6 +81,10 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         return GateResult(is_passed=False, reason="its loss is not finite, but the baseline's is")
     if any(np.array_equal(mine, losses) for losses in together):
         return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
+    spread = _spread(together)
+    if spread > MAX_SPREAD:
+        differ = f"mean losses of the unchanged job differ by {percent(spread)} between runs"
+        return GateResult(is_passed=False, reason=f"it cannot be judged: {differ}; {_CAUSES}")
     mean = together.mean(axis=0)
     is_resampled = may_resample(candidate, baselines, changes)
     if changes.safety == "exact" and not is_resampled:
@@ -102,6 +111,14 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         passed.append(f"{where} differs by {difference:.1e}; {allowed:.1e} is allowed")
     # Only the last quarter is reported: it has the narrowest band.
     return GateResult(is_passed=True, reason="the mean loss " + ", ".join(dict.fromkeys((passed[0], passed[-1]))))
+
+
+def _spread(together: NDArray[np.float64]) -> float:
+    """Return the standard deviation of the runs' mean losses, relative to the mean loss; 0 for a single run."""
+    means = together.mean(axis=1)
+    if len(means) < MIN_RUNS:
+        return 0.0
+    return float(means.std(ddof=1)) / max(float(np.abs(together.mean(axis=0)).mean()), 1e-12)
 
 
 def _windows(length: int) -> list[tuple[str, slice, float]]:
@@ -132,7 +149,8 @@ def _difference(
     sd = float(((together - mean) ** 2).sum() / max((len(together) - 1) * len(mean), 1)) ** 0.5
     own_spread = max(MEAN_SPREADS * farthest, SPREADS * sd / size / len(mine[part]) ** 0.5)
     noise = step_noise(mean) / size / len(mine[part]) ** 0.5
-    return difference, max(band, own_spread, SPREADS * noise if is_resampled else 0.0)
+    widened = max(own_spread, SPREADS * noise if is_resampled else 0.0)
+    return difference, max(band, min(widened, WIDEST))
 
 
 def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> GateResult:
@@ -174,9 +192,15 @@ def _spread_note(known: Sequence[NDArray[np.float64]]) -> str | None:
     spread = float(np.abs(together.mean(axis=1) - together.mean()).max()) / size
     if MEAN_SPREADS * spread <= BLUNT:
         return None
+    if _spread(together) > MAX_SPREAD:
+        return (
+            f"mean losses of the unchanged job differ by {percent(spread)} between runs: it cannot be judged whether a"
+            f" change alters the training, so every change that alters a loss is refused; {_CAUSES}"
+        )
     return (
         f"mean losses of the unchanged job differ by {percent(spread)} between runs: a change that alters the"
-        f" training is detected only above {percent(MEAN_SPREADS * spread)}; set the script's seeds for a sharper check"
+        f" training is detected only above {percent(min(MEAN_SPREADS * spread, WIDEST))}; set the script's seeds for a"
+        " sharper check"
     )
 
 

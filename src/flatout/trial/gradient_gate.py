@@ -39,6 +39,7 @@ SPREADS = 4.0
 # runs in a thousand were further off (benchmarks/gradient_gate.py).
 MEAN_SPREADS = 5.0
 BLUNT = 1.5  # a note warns if the gate allows the norm to differ by a larger factor
+WIDEST = 10.0  # a gate that allows a larger factor judges nothing: no training survives such gradients
 RANKS_AGREE = 1e-3  # relative: reduced gradients are bitwise equal, unless different devices computed their norms
 RANKS_DIFFER = 0.01  # if the ranks differ by more in the baseline, each trains or holds something different
 RANK_SPREADS = 10.0
@@ -109,6 +110,12 @@ def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
                 " clipping, and the norm before clipping is unknown: a change that scales gradients cannot be detected"
             )
         allowed = MEAN_SPREADS * _mean_sd([logs])
+        if allowed * _of_a_new_run(len(logs)) > math.log(WIDEST):
+            return (
+                "gradient norms of the unchanged job differ so much from run to run that it cannot be judged whether a"
+                " change alters them: every change is refused; set the script's seeds, and let no run read what another"
+                " one wrote"
+            )
         if allowed > math.log(BLUNT):
             return (
                 "gradient norms of the unchanged job differ from run to run: wrong gradients are detected only above a"
@@ -201,15 +208,26 @@ def _size_of(
     if is_repeatable and not (first := _first(when, own, base, FIRST_BAND[changes.safety]))[0]:
         return first[1], ""
     band = math.log1p(BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND))
-    allowed = max(band, MEAN_SPREADS * _mean_sd(repeated) * (1 + 1 / len(base)) ** 0.5)
+    allowed = max(band, MEAN_SPREADS * _mean_sd(repeated) * _of_a_new_run(len(base)))
     if is_resampled:
         allowed = max(allowed, SPREADS * step_noise(base.mean(axis=0)) / num_steps**0.5)
+    if allowed > math.log(WIDEST):
+        words = (
+            f"it cannot be judged: runs of the unchanged job differ so much that {_times(allowed):.3g} times the norm"
+            f" of its gradients{when} would pass; set the script's seeds, and let no run read what another one wrote"
+        )
+        return words, ""
     difference = float((own - base.mean(axis=0)).mean())
     words = (
         f"the norm of its gradients{when} is {_times(difference):.3g} times the job's, the mean over"
         f" {num_steps} step{'s' * (num_steps > 1)}, and {_times(-allowed):.3g} to {_times(allowed):.3g} is allowed"
     )
     return (words, "") if abs(difference) > allowed else (None, words)
+
+
+def _of_a_new_run(num_runs: int) -> float:
+    """Return how much farther a new run is from the mean of `num_runs` others than its standard deviation says."""
+    return math.sqrt(1 + 1 / num_runs)
 
 
 def _first(when: str, own: NDArray[np.float64], base: NDArray[np.float64], band: float) -> tuple[bool, str]:

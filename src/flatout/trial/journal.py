@@ -8,6 +8,7 @@ conclusive trial, e.g. after a typo in the command.
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ _WORDS = {
     "sbatch_options": "--sbatch-options",
     "uses_history": "--no-history",
 }
+_HEADING_START = b'{"type":"heading"'
+_MAX_HEADING_BYTES = 1 << 20
 # Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as strings.
 _LINE = msgspec.json.Decoder(Heading | JournaledTrial | Profile, strict=False)
 
@@ -79,6 +82,21 @@ def _difference(before: Heading, now: Heading) -> str:
     return f", with other {', '.join(others)}"
 
 
+def is_journal(path: Path) -> bool:
+    """Whether a file is the journal of a tuning run: it begins with a heading, or was truncated within one."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        first = file.readline(_MAX_HEADING_BYTES)
+    start = first[: len(_HEADING_START)]
+    if not first.endswith(b"\n"):
+        return _HEADING_START.startswith(start) or start == _HEADING_START
+    try:
+        return isinstance(_LINE.decode(first), Heading)
+    except msgspec.DecodeError:
+        return start == _HEADING_START  # truncated by a crash
+
+
 class Journal:
     """The trials of a tuning run. Each trial of an earlier session is recalled once, in order, by its key and place."""
 
@@ -94,6 +112,8 @@ class Journal:
         self.session = 0  # session of the added trials: the number of interruptions before them
         self._profiles: dict[str, Profile] = {}
         self._before: dict[tuple[str, str], list[TrialResult]] = {}
+        if os.path.lexists(path) and not is_journal(path):
+            raise InputError(f"{path} is not the journal of a tuning run", hint="pass another --out")
         text = read_bytes(path) if path.exists() else b""
         lines = text.splitlines()
         numbered = enumerate(lines, 1)
@@ -105,13 +125,15 @@ class Journal:
             self.num_replaced = sum(isinstance(line, JournaledTrial) for line in decoded)
             path.unlink()
             text, decoded, headings, lines = b"", [], [], []
-        is_foreign = not headings and (len(lines) > 1 or bool(decoded))
-        if is_foreign or (headings and headings[0] != heading):
-            how = _difference(headings[0], heading) if headings else ""
+        if headings and headings[0] != heading:
+            how = _difference(headings[0], heading)
             raise InputError(
                 f"{path} is the journal of another tuning run{how}",
                 hint="pass another --out, or replace it with --force",
             )
+        if text and not headings and not decoded:  # a truncated heading
+            path.unlink()
+            text = b""
         if text and not text.endswith(b"\n"):  # truncated by an interruption
             with path.open("ab") as file:
                 file.write(b"\n")

@@ -1,21 +1,25 @@
-"""Find the files that a trial's script wrote, from the records of its processes, and remove partial checkpoints.
+"""Find the files that a trial's script wrote, and remove those that are not below the trial's own folder.
 
-In: a trial's folder. Out: `Outputs`. A folder that the trial made for a checkpoint holds only half of it, because the
-other half was redirected: that folder is removed with what the trial wrote there, so that no later run takes it for a
-complete one. Folders that the trial made and left empty are removed too. All other new files are kept and reported.
+In: a trial's folder. Out: `Outputs`. New files that the hooks in the trial's Python processes reported are removed, and
+so are folders that the trial created, with everything that it wrote in them: no later trial and no real job may take
+them for its own. Files in the machine's temporary folder are shared by all its processes and stay. What an overlay kept
+apart is only listed: it is in the trial's folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import stat
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from flatout.input_files import decode_json, read_lines
-from flatout.inside.protocol import File, OutputKind
+from flatout.inside.protocol import UNKNOWN_WRITER, File, OutputKind
 
 _SHOWN = 3
 
@@ -24,6 +28,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     kind: str  # an OutputKind
     existed: bool
+    writer: str = UNKNOWN_WRITER  # of READ_EARLIER: the trial that wrote the file
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +36,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
 
     overwritten: frozenset[str] = frozenset()  # the user's files that the script would have overwritten
     removed: frozenset[str] = frozenset()  # the user's files that the script would have removed or renamed
-    wrote: frozenset[str] = frozenset()  # new files that still exist
+    wrote: frozenset[str] = frozenset()  # new files, which do not exist after the trial
+    left: frozenset[str] = frozenset()  # files that changed during the trial and still exist
     in_place: frozenset[str] = frozenset()  # the user's files too large to be copied first, which may have changed
 
     def __or__(self, other: Outputs) -> Outputs:
@@ -39,35 +45,108 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
             overwritten=self.overwritten | other.overwritten,
             removed=self.removed | other.removed,
             wrote=self.wrote | other.wrote,
+            left=self.left | other.left,
             in_place=self.in_place | other.in_place,
         )
 
 
-def settle_outputs(recording: Path, saved: Path) -> Outputs:
-    """Remove partial checkpoints, and return the paths that the script wrote. Its files were redirected to `saved`."""
+class EarlierRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a trial read, although an earlier trial of the same tuning has written it."""
+
+    path: str
+    writer: str | None  # the name of that trial; None: unknown
+
+
+def settle_outputs(
+    recording: Path, saved: Path, folders: Collection[str] = (), *, until_ns: int | None = None
+) -> Outputs:
+    """Remove what the hooks of a trial reported as new, and return the paths that the script wrote.
+
+    Its files were redirected to `saved`. In `folders`, the user's own, new files are removed even if they are in the
+    machine's temporary folder. A file that was changed before the trial began or after `until_ns` is kept.
+    """
     paths: dict[str, dict[str, bool]] = {}
-    for file in sorted(recording.glob(File.DIVERTED.glob)):
-        for raw in read_lines(file):
-            with suppress(msgspec.DecodeError):  # truncated by the end of its process
-                line = decode_json(raw, _Line)
-                of_kind = paths.setdefault(line.kind, {})
-                of_kind[line.path] = of_kind.get(line.path, False) or line.existed
+    for line in _lines(recording):
+        of_kind = paths.setdefault(line.kind, {})
+        of_kind[line.path] = of_kind.get(line.path, False) or line.existed
     diverted = paths.get(OutputKind.DIVERTED, {})
-    with suppress(OSError):
-        _clear(set(paths.get(OutputKind.FOLDER, ())), diverted, (saved / File.TRIAL_BEGAN).stat().st_ctime_ns)
+    new = [path for path in paths.get(OutputKind.NEW, ()) if os.path.lexists(path)]
+    began_ns = _began_ns(saved)
+    if began_ns is not None:
+        new_folders = paths.get(OutputKind.FOLDER, {})
+        _clear(
+            [path for path in new if not _is_shared(path, folders)],
+            [path for path in new_folders if not _is_shared(path, folders)],
+            range(began_ns, sys.maxsize if until_ns is None else until_ns),
+        )
     return Outputs(
         overwritten=frozenset(path for path, existed in diverted.items() if existed),
         removed=frozenset(paths.get(OutputKind.KEPT, ())),
-        wrote=frozenset(path for path in paths.get(OutputKind.NEW, ()) if os.path.islink(path) or os.path.isfile(path)),
+        wrote=frozenset(path for path in new if not os.path.lexists(path)),
+        left=frozenset(path for path in new if os.path.lexists(path)),
         in_place=frozenset(paths.get(OutputKind.IN_PLACE, ())),
     )
+
+
+def reads_of_earlier(recording: Path) -> tuple[EarlierRead, ...]:
+    """Return the files that the trial read although an earlier trial has written them, each once."""
+    reads = {line.path: line.writer for line in _lines(recording) if line.kind == OutputKind.READ_EARLIER}
+    return tuple(
+        EarlierRead(path=path, writer=None if writer == UNKNOWN_WRITER else writer)
+        for path, writer in sorted(reads.items())
+    )
+
+
+def ran_outside(recording: Path) -> bool:
+    """Whether a process of the trial did not see the overlay that its files should have been kept apart by."""
+    return any(line.kind == OutputKind.OUTSIDE for line in _lines(recording))
+
+
+def _lines(recording: Path) -> Iterable[_Line]:
+    for file in sorted(recording.glob(File.DIVERTED.glob)):
+        for raw in read_lines(file):
+            with suppress(msgspec.DecodeError):  # truncated by the end of its process
+                yield decode_json(raw, _Line)
+
+
+def _began_ns(saved: Path) -> int | None:
+    """Return when the trial began, in the time of the file system; None if no hook was loaded."""
+    with suppress(OSError):
+        return (saved / File.TRIAL_BEGAN).stat().st_ctime_ns
+    return None
+
+
+def _is_shared(path: str, folders: Collection[str]) -> bool:
+    """Whether a path is in the machine's temporary folder, and not in a folder of the user's there."""
+    temporary = os.path.realpath(tempfile.gettempdir()) + os.sep
+    is_users = any(path == folder or path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+    return path.startswith(temporary) and not is_users
+
+
+def overlaid_outputs(layers: Mapping[str, Path]) -> Outputs:
+    """Return what a trial wrote in overlaid folders, whatever wrote it. `layers` are its files, by overlaid folder."""
+    overwritten, removed, wrote = set(), set(), set()
+    for folder, layer in layers.items():
+        for root, folders, names in os.walk(layer):
+            below = os.path.join(folder, os.path.relpath(root, layer))
+            for name in [*names, *(name for name in folders if os.path.islink(os.path.join(root, name)))]:
+                status = os.lstat(os.path.join(root, name))
+                path = os.path.normpath(os.path.join(below, name))
+                is_whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+                if is_whiteout:
+                    removed.add(path)
+                elif os.path.lexists(path):
+                    overwritten.add(path)
+                else:
+                    wrote.add(path)
+    return Outputs(overwritten=frozenset(overwritten), removed=frozenset(removed), wrote=frozenset(wrote))
 
 
 def output_notes(outputs: Outputs) -> tuple[str, ...]:
     """Return the notes about these paths for the tuning report."""
     notes = []
-    # A file written by one trial already exists when the next trial starts.
-    kept = (outputs.overwritten | outputs.removed) - outputs.wrote
+    # A file that one trial left exists when the next trial starts.
+    kept = (outputs.overwritten | outputs.removed) - outputs.wrote - outputs.left
     if kept:
         notes.append(
             f"the trials would have overwritten or removed {len(kept)} of your files, which are unchanged: "
@@ -80,7 +159,10 @@ def output_notes(outputs: Outputs) -> tuple[str, ...]:
         )
     if outputs.wrote:
         files = "1 new file" if len(outputs.wrote) == 1 else f"{len(outputs.wrote)} new files"
-        notes.append(f"the trials also wrote {files}: {_shown(outputs.wrote)}")
+        notes.append(f"the trials wrote {files}, kept apart and then removed: {_shown(outputs.wrote)}")
+    if outputs.left:
+        files = "1 file" if len(outputs.left) == 1 else f"{len(outputs.left)} files"
+        notes.append(f"{files} changed during the trials and could not be kept apart: {_shown(outputs.left)}")
     return tuple(notes)
 
 
@@ -89,15 +171,20 @@ def _shown(paths: Iterable[str]) -> str:
     return ", ".join(ordered[:_SHOWN]) + (f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else "")
 
 
-def _clear(new_folders: set[str], redirected: Iterable[str], began_ns: int) -> None:
-    checkpoints = new_folders & {os.path.dirname(path) for path in redirected}
-    for folder in checkpoints:
+def _clear(new: Collection[str], new_folders: Collection[str], times_ns: range) -> None:
+    """Remove new files, and new folders with what was written in them during the trial."""
+    for folder in new_folders:
         for root, _, names in os.walk(folder):
-            for name in names:
-                path = os.path.join(root, name)
-                with suppress(OSError):
-                    if os.lstat(path).st_ctime_ns >= began_ns:
-                        os.unlink(path)
+            _remove_new((os.path.join(root, name) for name in names), times_ns)
+    _remove_new(new, times_ns)
     for folder in sorted(new_folders, reverse=True):  # inner folders first
+        for root, _, _ in os.walk(folder, topdown=False):
+            with suppress(OSError):
+                os.rmdir(root)
+
+
+def _remove_new(paths: Iterable[str], times_ns: range) -> None:
+    for path in paths:
         with suppress(OSError):
-            os.rmdir(folder)
+            if os.lstat(path).st_ctime_ns in times_ns:
+                os.unlink(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ class TuneCommand:
         runner = open_tuning(self.command, self.folder, options, warmup=self.warmup, force=self.force, say=say)
         date = former_date(self.folder)  # the date of the tuning run that is resumed
         try:
-            with signals_raised(), guarded(runner.mark):
+            clean_up = (sys.executable, "-m", "flatout.tune.trial_files", str(self.folder.absolute()))
+            with signals_raised(), guarded(runner.mark, clean_up):
                 calibration = learned(history_path(), but=date) if options.uses_history else None
                 result = loop.tune(runner, options, say, calibration)
         except (KeyboardInterrupt, EndedBySignal):

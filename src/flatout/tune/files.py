@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,13 +23,16 @@ from flatout.launch.slurm import job_name
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.history import append_history, prediction_record, read_history
 from flatout.records.prediction import PredictionRecord
-from flatout.records.tuning import TIMES, TuneResult
+from flatout.records.tuning import TIMES, Separation, TuneResult
+from flatout.report.separation import separation_sentence
 from flatout.secrets import masked_command, masked_text
 from flatout.trial.command import TRIAL_DIR, keeps_outputs_apart
-from flatout.trial.journal import Heading, Journal
+from flatout.trial.journal import Heading, Journal, is_journal
+from flatout.trial.separation import TRIED, choose_separation
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
 from flatout.tune.runner import Runner, Say
+from flatout.tune.trial_files import WRITTEN, settle_interrupted
 
 JOURNAL = "journal.jsonl"
 HERE_TARGETS = ("torchrun", "slurm")  # tools that run where the tuning ran, and find tuned.toml in its folder
@@ -70,22 +74,7 @@ def open_tuning(
         no_input = "each is a batch job of Slurm"
         launcher = SlurmLauncher(options.sbatch_options, name=job_name(folder), say=say)
     try:
-        if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is not a folder", hint="pass another --out")
-        is_ours = (folder / JOURNAL).exists()
-        if folder.exists() and any(folder.iterdir()) and not is_ours:
-            raise OutputError(f"{folder} already has other files", hint="pass another --out")
-        if is_ours:
-            _lock(folder)
-        if is_ours and force:
-            for name in ("runs", JOURNAL, *RESULTS):
-                _remove(folder / name)
-        has_results = any((folder / name).exists() for name in RESULTS)
-        if has_results:
-            _check_resumes(folder, options)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not is_ours:
-            _lock(folder)
+        has_results = _claim(folder, options, force=force)
         shown = masked_command(command)
         shown_options = {
             name: _shown_option(value)
@@ -112,13 +101,11 @@ def open_tuning(
         say(f"resuming with the {journal.num_before} trials in {folder / JOURNAL}")
     if no_input is not None:
         say(f"trials have no standard input: {no_input}")
+    settle_interrupted(folder)
+    separation = _separation(command, folder, options)
+    say(separation_sentence(separation))
     if not keeps_outputs_apart(command):
-        say(
-            "your files stay unchanged: what a trial's Python code would overwrite, rename or remove is redirected, and"
-            " so are checkpoints (torch.save, torch.distributed.checkpoint, safetensors). New files are written where"
-            " the script writes them, and what other programs and compiled libraries write is not seen: with"
-            " {trial_dir} in the command, the script can write into the trial's own folder"
-        )
+        say("with {trial_dir} in the command, the script can write into the trial's own folder")
     return Runner(
         command,
         folder,
@@ -128,7 +115,64 @@ def open_tuning(
         say=say,
         warmup=warmup,
         launcher=launcher,
+        separation=separation,
     )
+
+
+def _claim(folder: Path, options: TuneOptions, *, force: bool) -> bool:
+    """Create or lock the folder, and with `force` remove the tuning run there; return whether it has results.
+
+    Raises OutputError, or UsageError, if the folder holds anything else or its tuning run cannot be resumed.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is not a folder", hint="pass another --out")
+    is_ours = folder.exists() and is_journal(folder / JOURNAL)
+    if folder.exists() and any(folder.iterdir()) and not is_ours:
+        raise OutputError(f"{folder} already has other files", hint="pass another --out")
+    if is_ours:
+        _lock(folder)
+    if is_ours and force:
+        _check_only_ours(folder)
+        for name in ("runs", JOURNAL, *RESULTS):
+            _remove(folder / name)
+    has_results = any((folder / name).exists() for name in RESULTS)
+    if has_results:
+        _check_resumes(folder, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_ours:
+        _lock(folder)
+    return has_results
+
+
+def _separation(command: Sequence[str], folder: Path, options: TuneOptions) -> Separation:
+    if options.sbatch_options is not None:
+        working_folder = os.path.realpath(os.getcwd())
+        return Separation(folders=(working_folder,), reason="each trial is a batch job of Slurm")
+    return choose_separation(command, folder)
+
+
+def _check_only_ours(folder: Path) -> None:
+    """Raise OutputError if the folder of a tuning run has other files, which `--force` would be trusted to keep."""
+    others = sorted(entry.name for entry in folder.iterdir() if not _is_of_tuning(entry))
+    if others:
+        raise OutputError(
+            f"`{folder}` holds more than a tuning run, such as `{others[0]}`, and is not replaced",
+            hint="pass another --out",
+        )
+
+
+def _is_of_tuning(entry: Path) -> bool:
+    if entry.is_symlink():
+        return False
+    if entry.is_dir():
+        names = [inner.name for inner in entry.iterdir()] if entry.name == "runs" else []
+        is_left = entry.name == "files" or entry.name.startswith(TRIED)
+        return is_left or (entry.name == "runs" and all(map(_is_of_runs, names)))
+    return entry.name in (JOURNAL, *RESULTS)
+
+
+def _is_of_runs(name: str) -> bool:
+    return name == WRITTEN or re.fullmatch(r"(trial|profile)-\d+", name) is not None
 
 
 def _check_resumes(folder: Path, options: TuneOptions) -> None:

@@ -7,7 +7,7 @@ unchanged job, none of which was used to choose anything.
 
 from __future__ import annotations
 
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, InvalidTrialError
 from flatout.predict.calibrate import Calibration
 from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.tune.budget import OutOfBudgetError
@@ -56,6 +56,8 @@ def _profile(state: TuningState) -> Profiled | None:
     """Profile the job with the applied changes; None if that fails after a change was adopted, which then stands."""
     try:
         profiled = state.profiled or state.runner.profile(state.applied_set())
+    except InvalidTrialError:
+        raise
     except FlatoutError as error:
         if not state.applied:
             raise

@@ -122,6 +122,7 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
         num_resumed=runner.num_resumed,
         took_s=runner.spent_s(),
         end=end,
+        separation=runner.separation,
         notes=(
             *state.notes,
             *([ROUNDING_BAND] if any(tried.safety == "rounding" for tried in state.tried) else []),

@@ -26,15 +26,17 @@ from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.recording import Recording
 from flatout.records.trial import BASELINE, TrialResult
+from flatout.records.tuning import Separation
 from flatout.secrets import Masker, mask_file
 from flatout.trial.command import trial_command
 from flatout.trial.data import check_data
 from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.journal import Journal, Profile
-from flatout.trial.outputs import Outputs, settle_outputs
+from flatout.trial.outputs import EarlierRead, Outputs
 from flatout.trial.patches import unapplied
 from flatout.trial.result import error_line, trial_result
 from flatout.trial.start import Start, other_start
+from flatout.tune.trial_files import TrialFiles, invalid_trial
 
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from outside
@@ -70,6 +72,7 @@ class Runner:
         environment: Mapping[str, str] = os.environ,
         warmup: int | None = None,
         launcher: Launcher | None = None,
+        separation: Separation | None = None,
     ) -> None:
         self.command = tuple(command)
         self.out = out
@@ -78,7 +81,7 @@ class Runner:
         self.num_resumed = 0
         self.usual_s: float | None = None  # duration of a baseline trial
         self._usual_steps = 0  # of that trial
-        self.outputs = Outputs()  # outputs of all trials since this process began
+        self.files = TrialFiles(out, separation or Separation(), environment)
         self._starts: list[Start] = []  # of the unchanged job's trials
         self._launcher = launcher or LocalLauncher()
         self._shown_command = tuple(shown_command)
@@ -89,6 +92,16 @@ class Runner:
         self._environment = {**environment, Variable.TUNING: self.mark}
         self._warmup = warmup
         self._began = time.monotonic()
+
+    @property
+    def outputs(self) -> Outputs:
+        """Return what all trials since this process began have written."""
+        return self.files.outputs
+
+    @property
+    def separation(self) -> Separation:
+        """Return how the files of the trials are kept apart."""
+        return self.files.separation
 
     def spent_s(self) -> float:
         """Return the seconds that the tuning took so far, without time in a queue.
@@ -109,10 +122,15 @@ class Runner:
             result = msgspec.structs.replace(result, index=index)
         else:
             began = self.spent_s()
-            result = self._run(changes, num_steps, index)
+            result, reads = self._run_kept_apart(changes, num_steps, index)
             took_s = self.spent_s() - began
             result = msgspec.structs.replace(result, took_s=took_s, session=self.journal.session)
+            error = invalid_trial(f"trial {index}", reads) if reads else None
+            if error is not None:
+                result = msgspec.structs.replace(result, outcome="failed", cause="read_earlier", problem=str(error))
             self.journal.add(key, result, place)
+            if error is not None:
+                raise error
         result = self._with_comparable_start(result, changes)
         if result.is_complete:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
@@ -149,7 +167,9 @@ class Runner:
         folder = self._folder(name)
         _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), {Variable.STOP_AFTER: "1"})
         profiled = self._diagnosed(folder, has_failed=ended.code not in (0, None))
-        self._clear(folder)
+        reads = self.files.settle(folder)
+        if reads:
+            raise invalid_trial("the profile", reads)
         self.journal.add_profile(Profile(key=key, folder=name, took_s=self.spent_s() - began))
         return profiled
 
@@ -170,7 +190,21 @@ class Runner:
         facts = with_transport(with_collectives(recorded_facts, done.job), recording.hosts)
         return Profiled(done=done, recording=recording, facts=facts)
 
-    def _run(self, changes: ChangeSet, num_steps: int, index: int) -> TrialResult:
+    def _run_kept_apart(
+        self, changes: ChangeSet, num_steps: int, index: int
+    ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
+        """Run a trial; if the first one fails in the overlay, run it again without one, as the overlay may be why."""
+        result, reads = self._run(changes, num_steps, index)
+        is_first = self.files.is_overlay and not self.files.works
+        may_be_the_overlay = result.outcome == "failed" and result.cause in ("error", "no_step")
+        if is_first and may_be_the_overlay:
+            self.files.use_hooks(f"the job failed in one: {result.problem}")
+            self._say(f"trial {index} failed with its files in an overlay; running it again without one")
+            result, reads = self._run(changes, num_steps, index)
+        self.files.works |= result.is_complete
+        return result, reads
+
+    def _run(self, changes: ChangeSet, num_steps: int, index: int) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         folder = self._folder(f"trial-{index:03d}")
         limit_s = self._limit_s(num_steps)
         variables = {
@@ -211,8 +245,7 @@ class Runner:
         with suppress(InputError):  # what cannot be read stays unknown
             workers = read_facts(folder / "recording", recording).loader_workers
             result = msgspec.structs.replace(result, loader_workers=workers)
-        self._clear(folder)
-        return result
+        return result, self.files.settle(folder)
 
     def _record(
         self,
@@ -227,12 +260,20 @@ class Runner:
         while True:
             recorded = self._record_once(changes, folder, options, variables, limit_s or self._limit_s())
             ended = recorded[1]
+            problem = self.files.problem(folder)
+            if problem is not None:
+                self.files.settle(folder)
+                self.files.use_hooks(problem)
+                self._say(f"repeating {folder.name} without an overlay: {problem}")
+                self._folder(folder.name)
+                continue
             if ended.cause != "void":
                 return recorded
             num_ended_by_cluster += 1
             if num_ended_by_cluster == MAX_ENDED_BY_CLUSTER:
                 break
             self._say(f"repeating {folder.name}: job {ended.job}: {ended.reason}")
+            self.files.settle(folder)
             self._folder(folder.name)
         raise FlatoutError(
             f"{MAX_ENDED_BY_CLUSTER} times in a row the cluster ended {folder.name}, the last time as {ended.reason}",
@@ -245,14 +286,15 @@ class Runner:
         output = folder / "output.log"
         (folder / "files").mkdir()
         command = trial_command(self.command, changes, folder / "files")
+        words, apart = self.files.prepare(folder, command.words)
         options = msgspec.structs.replace(
             options,
             force=True,
-            variables={**command.variables, Variable.DIVERT: str(folder / "saved"), Variable.FACTS: "1", **variables},
+            variables={**command.variables, **apart, Variable.FACTS: "1", **variables},
         )
         try:
             recorded = record(
-                command.words,
+                words,
                 folder / "recording",
                 options,
                 shown_command=self._shown_command,
@@ -275,15 +317,11 @@ class Runner:
 
     def _folder(self, name: str) -> Path:
         folder = self.out / "runs" / name
-        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted tuning run that is resumed here
+        if folder.exists():  # left by an interrupted tuning run that is resumed here
+            self.files.settle(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
-
-    def _clear(self, folder: Path) -> None:
-        """Remove the files that the script saved: checkpoints after a few steps are worthless."""
-        shutil.rmtree(folder / "files", ignore_errors=True)  # first, so that it is not reported as left behind
-        self.outputs |= settle_outputs(folder / "recording", folder / "saved")
-        shutil.rmtree(folder / "saved", ignore_errors=True)
 
     def _report(self, result: TrialResult) -> None:
         from flatout.units import seconds

@@ -21,23 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from flatout.inside.log import LOG
-from flatout.inside.protocol import File, OutputKind, Variable, process_name
+from flatout.inside.overlay.earlier import EarlierFiles
+from flatout.inside.protocol import CACHE_VARIABLES, HOME_CACHES, File, OutputKind, Variable, process_name
 
 MAX_COPIED_BYTES = 256 << 20  # a larger file that is opened for partial changes is changed in place, and reported
-_MAX_REPORTED = 2000  # lines per process
+_MAX_REPORTED = 200_000  # lines per process: what is not reported is not removed after the trial
 _MAX_LINKS = 8  # in a chain
 _JOURNAL = ".journal"
-_CACHES = (
-    "XDG_CACHE_HOME",
-    "HF_HOME",
-    "TORCH_HOME",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_EXTENSIONS_DIR",
-    "TRITON_CACHE_DIR",
-    "TRITON_HOME",
-    "MPLCONFIGDIR",
-    "PYTHONPYCACHEPREFIX",
-)
 _real_stat, _real_lstat, _real_fstat, _real_pread = os.stat, os.lstat, os.fstat, os.pread
 _real_copy, _real_open, _real_readlink, _real_unlink = shutil.copyfile, os.open, os.readlink, os.unlink
 
@@ -62,12 +52,20 @@ class FileOverlay:
         self._has_links = False  # whether links that the script has made are below `folder`
         flatouts = (recording, os.environ.get(Variable.REPORTS))
         self._own = [self.folder + os.sep, *(os.path.realpath(path) + os.sep for path in flatouts if path)]
-        self._exempt = (*self._own, *(os.path.realpath(path) + path[len(path.rstrip(os.sep)) :] for path in _exempt()))
+        self._flatouts = tuple(self._own)
+        overlaid, self._not_overlaid = _overlaid_folders()
+        self._own += [path + os.sep for path in overlaid]  # the kernel keeps these files apart
+        self._caches = tuple(os.path.realpath(path) + path[len(path.rstrip(os.sep)) :] for path in _exempt())
+        self._exempt = (*self._own, *self._caches)
         os.makedirs(self.folder, exist_ok=True)
         self._journal = _real_open(self._in_folder(_JOURNAL), os.O_RDONLY | os.O_CREAT, 0o644)
         os.close(_real_open(self._in_folder(File.TRIAL_BEGAN), os.O_WRONLY | os.O_CREAT, 0o644))
         self.began_ns = _real_stat(self._in_folder(File.TRIAL_BEGAN)).st_ctime_ns
         self._num_read = 0  # bytes of the journal
+        self._earlier = EarlierFiles(self.began_ns)
+        self._is_copying = False
+        for path in self._not_overlaid:
+            self.report(path, OutputKind.OUTSIDE, existed=True)
 
     # Locating files.
 
@@ -91,6 +89,25 @@ class FileOverlay:
         if absolute in self.hidden:
             raise _no_such_file(path)
         return self._where(path, absolute)
+
+    def locate_to_read(self, path: Any, *, is_followed: bool = True) -> Any:
+        """Return where the file with this name is now, which is about to be read: an earlier trial must not have
+        written it."""
+        location = self.locate(path, is_followed=is_followed)
+        if is_path(location):
+            self._check_writer(os.path.abspath(os.fsdecode(location)))
+        return location
+
+    def note_reading(self, path: Any) -> None:
+        """Check who wrote a file that is opened to be changed, and may be read too; it need not exist."""
+        with suppress(FileNotFoundError):
+            self.locate_to_read(path)
+
+    def _check_writer(self, absolute: str) -> None:
+        writer = None if self._is_copying else self._earlier.writer_of(absolute)
+        if writer is None or absolute.startswith(self._flatouts) or self._is_cached(absolute):
+            return
+        self.report(absolute, OutputKind.READ_EARLIER, existed=True, writer=writer)
 
     def name_of(self, path: Any, *, is_followed: bool = False) -> str:
         """Return a file's absolute name with links resolved in its folders; with `is_followed`, also the last part."""
@@ -169,6 +186,9 @@ class FileOverlay:
     def is_exempt(self, absolute: str) -> bool:
         return absolute.startswith(self._exempt) or "/__pycache__/" in absolute
 
+    def _is_cached(self, absolute: str) -> bool:
+        return absolute.startswith(self._caches) or "/__pycache__/" in absolute
+
     def users_files(self, folder: str) -> list[str]:
         """Return the user's files below a folder, at any depth, that are not hidden yet."""
         below = (os.path.join(root, name) for root, folders, names in os.walk(folder) for name in (*names, *folders))
@@ -186,7 +206,11 @@ class FileOverlay:
         is_seen = absolute not in self.hidden and os.path.lexists(absolute)
         if is_copied and is_seen and not self.is_redirected(absolute):
             partial = f"{target}.{os.getpid()}.part"
-            _real_copy(absolute, partial)
+            self._is_copying = True  # it is not the script that reads
+            try:
+                _real_copy(absolute, partial)
+            finally:
+                self._is_copying = False
             with suppress(OSError):
                 shutil.copymode(absolute, partial)
             os.replace(partial, target)
@@ -308,12 +332,14 @@ class FileOverlay:
             self.hidden.discard(path)
         self.touched.add(os.path.dirname(path))
 
-    def report(self, path: str, kind: str, *, existed: bool) -> None:
+    def report(self, path: str, kind: str, *, existed: bool, writer: str | None = None) -> None:
         key = f"{kind} {path}"
         if self._recording is None or key in self._reported or len(self._reported) >= _MAX_REPORTED:
             return
         self._reported.add(key)
-        line = {"path": path, "kind": kind, "existed": existed}
+        line: dict[str, Any] = {"path": path, "kind": kind, "existed": existed}
+        if writer is not None:
+            line["writer"] = writer
         if kind == OutputKind.DIVERTED:
             line["diverted_to"] = self.folder + path
         try:
@@ -351,11 +377,32 @@ def _no_such_file(path: Any) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
 
 
+def _overlaid_folders() -> tuple[list[str], list[str]]:
+    """Return the folders of which this process sees the trial's overlay, and those of which it should, but does not.
+
+    A process that a scheduler or a daemon has started for the trial is outside its mount namespace.
+    """
+    text = os.environ.get(Variable.APART)
+    if not text:
+        return [], []
+    apart = json.loads(text)
+    is_here = apart["host"] == os.uname().nodename
+    overlaid: list[str] = []
+    others: list[str] = []
+    for path, device in apart["folders"].items():
+        try:
+            is_overlaid = is_here and _real_stat(path).st_dev == device
+        except OSError:
+            is_overlaid = False
+        (overlaid if is_overlaid else others).append(path)
+    return overlaid, others
+
+
 def _exempt() -> Iterable[str]:
     """Yield the folders of libraries and caches."""
     home = os.path.expanduser("~")
     yield from ("/proc/", "/sys/", "/dev/")
-    yield from (os.path.join(home, name) + os.sep for name in (".cache", ".triton", ".nv"))
+    yield from (os.path.join(home, name) + os.sep for name in HOME_CACHES)
     yield os.path.join(tempfile.gettempdir(), "torchinductor_")
-    yield from (os.path.abspath(value) + os.sep for name in _CACHES if (value := os.environ.get(name)))
+    yield from (os.path.abspath(value) + os.sep for name in CACHE_VARIABLES if (value := os.environ.get(name)))
     yield from (entry + os.sep for entry in sys.path if entry.endswith(("site-packages", "dist-packages")))

@@ -7,6 +7,7 @@ redirected, hidden nor the user's are passed on unchanged, as are names relative
 
 from __future__ import annotations
 
+import abc
 import builtins
 import errno
 import io
@@ -14,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from flatout.inside.overlay.file_overlay import FileOverlay, is_path
 from flatout.inside.overlay.patch_names import patch_names
@@ -39,12 +40,7 @@ def _patch_open(overlay: FileOverlay) -> None:
 
     @wraps(original)
     def open_(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-        if is_path(file):
-            if mode in ("r", "rb") or not isinstance(mode, str) or not set(mode) & set("wax+"):
-                file = overlay.locate(file, is_followed=True)
-            else:
-                file = overlay.for_writing(file, is_fresh="w" in mode, is_new="x" in mode, must_exist="r" in mode)
-        return original(file, mode, *args, **kwargs)
+        return original(_located_for_mode(overlay, file, mode), mode, *args, **kwargs)
 
     for holder, name in _OPENS:
         module = sys.modules.get(holder, builtins)
@@ -54,6 +50,8 @@ def _patch_open(overlay: FileOverlay) -> None:
     def opening(original: Callable[..., Any]) -> Callable[..., Any]:
         def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             if dir_fd is None and is_path(path):
+                if flags & os.O_RDWR and not flags & os.O_TRUNC:
+                    overlay.note_reading(path)
                 if flags & _WRITING:
                     path = overlay.for_writing(
                         path,
@@ -62,7 +60,7 @@ def _patch_open(overlay: FileOverlay) -> None:
                         must_exist=not flags & os.O_CREAT,
                     )
                 else:
-                    path = overlay.locate(path, is_followed=not flags & os.O_NOFOLLOW)
+                    path = overlay.locate_to_read(path, is_followed=not flags & os.O_NOFOLLOW)
             return int(original(path, flags, mode, dir_fd=dir_fd))
 
         return open_file
@@ -75,6 +73,33 @@ def _patch_open(overlay: FileOverlay) -> None:
 
     replace(os, "open", opening)
     replace(os, "truncate", truncating)
+    io.FileIO = _redirected_file_type(overlay)  # type: ignore[misc]
+
+
+def _located_for_mode(overlay: FileOverlay, file: Any, mode: Any) -> Any:
+    """Return where a file that is opened in this mode is now."""
+    if not is_path(file):
+        return file
+    if not isinstance(mode, str) or not set(mode) & set("wax+"):
+        return overlay.locate_to_read(file)
+    if "r" in mode:
+        overlay.note_reading(file)
+    return overlay.for_writing(file, is_fresh="w" in mode, is_new="x" in mode, must_exist="r" in mode)
+
+
+def _redirected_file_type(overlay: FileOverlay) -> type[io.FileIO]:
+    """Return a subclass of `io.FileIO` that opens redirected files; the files that `open` returns are instances too."""
+    original = io.FileIO
+
+    class FileType(abc.ABCMeta):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original) if cls is redirected else super().__instancecheck__(instance)
+
+    def init(self: Any, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
+        original.__init__(self, _located_for_mode(overlay, file, mode), mode, closefd, opener)
+
+    redirected: Any = FileType("FileIO", (original,), {"__init__": init, "__module__": original.__module__})
+    return cast("type[io.FileIO]", redirected)
 
 
 def _patch_looks(overlay: FileOverlay) -> None:
@@ -258,5 +283,17 @@ def _patch_folders(overlay: FileOverlay) -> None:
             return False
         return True
 
+    def making_special(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Report a pipe or a device, which is removed after the trial."""
+
+        def make(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dir_fd") is None and is_path(path) and not overlay.is_exempt(overlay.name_of(path)):
+                overlay.report(overlay.name_of(path), OutputKind.NEW, existed=False)
+            return original(path, *args, **kwargs)
+
+        return make
+
     replace(os, "mkdir", making)
     replace(os, "rmdir", removing)
+    replace(os, "mkfifo", making_special)
+    replace(os, "mknod", making_special)

@@ -13,6 +13,7 @@ import torch
 from flatout.inside.after_import import after_import
 from flatout.inside.log import guarded
 from flatout.inside.overlay.file_overlay import FileOverlay, is_path
+from flatout.inside.overlay.patch_writers import patch_mapped_files
 
 _HOLDERS = ("safetensors", "safetensors.torch", "safetensors.numpy")
 
@@ -45,13 +46,14 @@ def _patch_torch(overlay: FileOverlay) -> None:
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(overlay.locate(f), *args, **kwargs)
+            return original(overlay.locate_to_read(f) if is_path(f) else f, *args, **kwargs)
 
         return load
 
     torch.save = torch.serialization.save = saving(torch.save)
     torch.load = torch.serialization.load = loading(torch.load)
     torch.jit.save, torch.jit.load = saving(torch.jit.save), loading(torch.jit.load)
+    patch_mapped_files(overlay, torch)
 
 
 def _patch_safetensors(overlay: FileOverlay, package: Any) -> None:
@@ -64,7 +66,7 @@ def _patch_safetensors(overlay: FileOverlay, package: Any) -> None:
 
     @wraps(original_open, updated=())
     def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return original_open(overlay.locate(filename), *args, **kwargs)
+        return original_open(overlay.locate_to_read(filename), *args, **kwargs)
 
     for name in _HOLDERS:
         module = sys.modules.get(name)

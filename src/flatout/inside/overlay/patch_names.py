@@ -98,7 +98,7 @@ def _patch_renaming(overlay: FileOverlay) -> None:
 def _rename(overlay: FileOverlay, original: Callable[..., Any], src: Any, dst: Any) -> Any:
     source, location, destination = overlay.name_of(src), overlay.locate(src), overlay.name_of(dst)
     if overlay.is_own(source) and overlay.is_own(destination):
-        return original(src, dst)
+        return _rename_overlaid(original, src, dst)
     if not os.path.isdir(os.path.dirname(destination)) or not os.path.lexists(location):
         return original(location, dst)  # raises its own error
     is_folder = os.path.isdir(location) and not os.path.islink(location)
@@ -117,10 +117,25 @@ def _rename(overlay: FileOverlay, original: Callable[..., Any], src: Any, dst: A
         _move(original, source, overlay.prepare_target(destination))
         overlay.note_redirected(destination)  # only now, so that other ranks always find one of the two files
         return None
-    original(location, overlay.where_wanted(dst))
     if not overlay.is_exempt(destination):
-        overlay.report(destination, OutputKind.NEW, existed=False)
+        overlay.report(destination, OutputKind.NEW, existed=False)  # first: if this process is killed, it is removed
+    original(location, overlay.where_wanted(dst))
     return None
+
+
+def _rename_overlaid(original: Callable[..., Any], src: Any, dst: Any) -> Any:
+    """Rename in an overlaid folder. The kernel may refuse to rename a folder of the user's, which is then copied."""
+    try:
+        return original(src, dst)
+    except OSError as error:
+        is_folder = os.path.isdir(src) and not os.path.islink(src)
+        if error.errno != errno.EXDEV or not is_folder:
+            raise
+    target = os.fsdecode(dst).rstrip(os.sep)
+    partial = f"{target}.{os.getpid()}.part"
+    shutil.copytree(os.fsdecode(src), partial, symlinks=True)
+    original(partial, target)
+    return shutil.rmtree(src)
 
 
 def _move(rename: Callable[..., Any], source: str, target: str) -> None:
