@@ -79,7 +79,7 @@ def read_text(path: Path, *, encoding: str = "utf-8", errors: str = "strict") ->
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a regular file. Of a line above `MAX_LINE_BYTES`, that many bytes are one line."""
+    """Yield the lines of a regular file. A longer line comes in pieces of `MAX_LINE_BYTES`."""
     with open_file(path) as file:
         while line := file.readline(MAX_LINE_BYTES):
             is_whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES

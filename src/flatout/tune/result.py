@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from flatout.change.candidates import share_in_trial
 from flatout.predict.predict import predict_together
 from flatout.records.change import SAFETIES, Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
@@ -134,7 +135,7 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
 def bounds(profiled: Profiled) -> tuple[Bound, ...]:
     """Return the speedup from fixing each finding completely."""
     return tuple(
-        Bound(finding=finding.name, speedup=1 / (1 - min(finding.share_of_step, 0.99)))
+        Bound(finding=finding.name, speedup=1 / (1 - min(share_in_trial(profiled.done.diagnosis, finding), 0.99)))
         for finding in profiled.done.diagnosis.findings
     )
 

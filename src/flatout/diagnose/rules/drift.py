@@ -15,7 +15,7 @@ Evidence
 Change to try
     For growing steps, look for what grows with the number of steps: tensors kept with their graphs, lists, logs.
     Compare the clocks and temperatures of the GPUs at the start and the end. If data loading makes the difference and
-    steps shrink, the first pass over the data reads what later passes find in a cache: read it with more workers, or
+    steps shrink, the first epoch reads what later epochs find in a cache: read it with more workers, or
     from faster storage. If they grow, look at what the loader reads or keeps later on.
 
 When this is wrong
@@ -60,7 +60,7 @@ CHANGES: dict[tuple[Direction, bool], tuple[str, ...]] = {
         "compare clocks and temperatures at the start and at the end",
     ),
     ("shrink", True): (
-        "read the data for the first time with more workers or from faster storage: later passes find it in a cache",
+        "read the data for the first time with more workers or from faster storage: later epochs find it in a cache",
         "fill the cache before the training starts",
     ),
 }
