@@ -22,7 +22,6 @@ TAKE_APART = {
 }
 # Texts of others, and layout.
 ALLOWED = {
-    ("cli", '"\\n" in message'),  # of click
     ("report.doctor_hosts_html", 'difference.reason.replace(domain, "")'),  # shortens the names of hosts for the page
     ("schedule.live.decide", "node.reason.startswith(FLATOUT_MARK)"),  # the mark of a drain, which Slurm keeps for us
 }

@@ -1,4 +1,4 @@
-"""Read files that a user names, or that are in a folder of his: regular files of bounded size and nesting.
+"""Read files that a user names, and files in a folder that a user names: regular files of bounded size and nesting.
 
 In: a path, or the text of one. Out: bytes, lines, decoded JSON or TOML. What is refused is an OSError, a
 `msgspec.DecodeError` or a `tomllib.TOMLDecodeError`, whose text says why; the calling reader names its file, and

@@ -10,7 +10,6 @@ import typer
 
 from flatout.cli.output import print_json, text_style
 from flatout.cli.values import InvalidValue
-from flatout.input_files import open_file
 
 _MOST_BYTES = 64 * 2**20  # of a log, from its end
 
@@ -78,6 +77,7 @@ def _explain_error(file: Path, phase: str | None, *, json: bool) -> None:
 
 def _text_of(file: Path) -> str:
     from flatout.errors import InputError
+    from flatout.input_files import open_file
 
     if str(file) == "-":
         return sys.stdin.buffer.read()[-_MOST_BYTES:].decode(errors="replace")
