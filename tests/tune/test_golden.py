@@ -23,6 +23,7 @@ from flatout.records.tuning import TuneResult
 from flatout.trial.gates import check_losses
 from flatout.trial.gradient_gate import check_gradients
 from flatout.trial.journal import Heading, Journal
+from flatout.trial.outputs import EarlierRead
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
@@ -71,8 +72,9 @@ class RecordedRunner(Runner):
         self.arms.append(changes.name)
         return super().trial(changes, num_steps, place if self._has_places else "")
 
-    def _run(self, changes: ChangeSet, num_steps: int, index: int) -> TrialResult:
-        return TrialResult(index=index, arm=changes.name, outcome="failed", problem="it was not tried", step_s=())
+    def _run(self, changes: ChangeSet, num_steps: int, index: int) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
+        failed = TrialResult(index=index, arm=changes.name, outcome="failed", problem="it was not tried", step_s=())
+        return failed, ()
 
     def profile(self, changes: ChangeSet) -> Profiled:
         folder = self.out / f"profile-{min(len(changes.changes), 1)}"
