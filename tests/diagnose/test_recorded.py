@@ -40,7 +40,9 @@ def recorded(folder: Path, *hosts: HostUse) -> Recording:
 
 
 def explained(folder: Path, name: str, *hosts: HostUse) -> Finding:
-    one = builder.finding(name, 0.01, 0.2, title="a title", ranks=(1,), evidence={"own": 7})
+    one = builder.finding(
+        name, 0.01, 0.2, title="a title", ranks=(1,), evidence={"own": 7}, changes=("what the rule advises",)
+    )
     diagnosis = msgspec.structs.replace(builder.straggler(), findings=(one,))
     (found,) = with_recording(diagnosis, recorded(folder, *hosts)).findings
     return found
@@ -84,6 +86,15 @@ def test_other_processes_are_a_cause_from_a_tenth_of_the_cores(tmp_path: Path, o
     assert ("other processes" in explained(tmp_path, "host-bound", host).title) == is_told
     diagnosis = with_recording(builder.straggler(), recorded(tmp_path / "again", host))
     assert any("other processes" in note.problem for note in diagnosis.data_quality) == is_told
+
+
+@pytest.mark.parametrize(("others", "is_first"), [(1.9, False), (2.1, True)])
+def test_few_other_processes_are_not_the_first_thing_to_end(tmp_path: Path, others: float, is_first: bool) -> None:
+    """They can explain a quarter of the cores' time at most."""
+    host = msgspec.structs.replace(IDLE, cores_busy=1.0, cores_busy_by_others=others)
+    changes = explained(tmp_path, "host-bound", host).changes
+    assert changes[0 if is_first else -1] == "keep other processes off the job's cores on host"
+    assert len(changes) > 1
 
 
 def test_cores_that_are_busy_without_other_processes_are_busy_with_the_job(tmp_path: Path) -> None:

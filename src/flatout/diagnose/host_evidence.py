@@ -16,6 +16,7 @@ from flatout.units import bytes_per_s
 
 BUSY_CORES = 0.9  # share of the cores that the process may use
 FOREIGN_CORES = 0.1  # share of the cores that the process may use, busy with processes other than the job's
+FOREIGN_FIRST = 0.25  # from this share on, to end those processes comes before what the rule advises
 BUSY_DISK = 0.9  # share of the time
 MIN_THROTTLED = 0.05  # share of the samples
 
@@ -24,6 +25,7 @@ class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}
     cause: str | None = None  # a clause for the finding's title, if the numbers show a cause
     changes: tuple[str, ...] = ()  # to try before those of the rule, because the numbers show a cause
+    later_changes: tuple[str, ...] = ()  # to try after those of the rule: the cause is too small to explain much
 
 
 NO_EVIDENCE = HostEvidence()
@@ -59,7 +61,7 @@ def busy_cores(on: RankHosts) -> HostEvidence:
     foreign = foreign_load(on)
     evidence |= foreign.evidence
     if foreign.cause is not None or busy < BUSY_CORES * busiest.cores_allowed:
-        return HostEvidence(evidence=evidence, cause=foreign.cause, changes=foreign.changes)
+        return msgspec.structs.replace(foreign, evidence=evidence)
     cause = f"all {busiest.cores_allowed:g} cores that the job can use are busy"
     return HostEvidence(evidence=evidence, cause=cause)
 
@@ -74,11 +76,10 @@ def foreign_load(on: RankHosts) -> HostEvidence:
     if foreign_share(most) < FOREIGN_CORES:
         return HostEvidence(evidence=evidence)
     cause = foreign_words(most)
-    return HostEvidence(
-        evidence=evidence,
-        cause=cause,
-        changes=(f"keep other processes off the job's cores on {most.hostname}",),
-    )
+    change = f"keep other processes off the job's cores on {most.hostname}"
+    if foreign_share(most) < FOREIGN_FIRST:
+        return HostEvidence(evidence=evidence, cause=cause, later_changes=(change,))
+    return HostEvidence(evidence=evidence, cause=cause, changes=(change,))
 
 
 def foreign_share(host: HostUse) -> float:

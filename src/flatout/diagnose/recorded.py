@@ -66,17 +66,19 @@ def _explained(finding: Finding, recording: Recording) -> Finding:
         return finding
     evidence, clauses = dict(finding.evidence), [finding.title]
     changes: list[str] = []
+    later_changes: list[str] = []
     for gather in _HOST_EVIDENCE.get(finding.name, ()):
         gathered = gather(on)
         evidence |= gathered.evidence
         if gathered.cause is not None:
             clauses.append(gathered.cause)
         changes += gathered.changes
+        later_changes += gathered.later_changes
     return msgspec.structs.replace(
         finding,
         title="; ".join(clauses),
         evidence=evidence,
-        changes=tuple(dict.fromkeys((*changes, *finding.changes))),
+        changes=tuple(dict.fromkeys((*changes, *finding.changes, *later_changes))),
     )
 
 
