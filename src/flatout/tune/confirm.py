@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from flatout.records.change import Change
-from flatout.records.tuning import TunedChange
+from flatout.records.tuning import TriedOutcome, TunedChange
 from flatout.records.verdict import Verdict
 from flatout.tune.budget import OutOfBudgetError
-from flatout.tune.epoch_check import check_epoch, check_epoch_in_pairs
+from flatout.tune.epoch_check import EpochCheck, check_epoch, check_epoch_in_pairs
 from flatout.tune.result import record_tried
 from flatout.tune.screening import Candidate, smallest_clear_speedup
 from flatout.tune.state import NOTHING, TuningState
@@ -22,46 +22,21 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
     for candidate in screened[:2]:
         change_set, estimate = candidate.change_set, candidate.estimate
         added = state.added(change_set)
-        state.say(f"round {state.round}: confirming {' + '.join(change.name for change in added)} ({estimate:.2f}x)")
+        state.say(f"round {state.round}: confirming {_names(added)} ({estimate:.2f}x)")
         epoch = check_epoch(state, change_set)
         if epoch is not None and not epoch.is_held:
-            record_tried(state, change_set, "not confirmed", epoch.reason, screened=estimate)
-            state.excluded.update(change.name for change in added)
+            _refuse(state, candidate, "not confirmed", epoch.reason, None)
             continue
         state.num_confirmations += 1
         verdict, gate, is_cut = run_pairs(state, change_set, state.applied_set())
         if epoch is not None and not epoch.is_checked and verdict.verdict == "better":
             epoch = check_epoch_in_pairs(state, state.last_pairs) or epoch
         if not gate.is_passed:
-            record_tried(state, change_set, "unsafe", gate.reason, screened=estimate, verdict=verdict)
-            state.excluded.update(change.name for change in added)
+            _refuse(state, candidate, "unsafe", gate.reason, verdict)
         elif epoch is not None and not epoch.is_held:
-            record_tried(state, change_set, "not confirmed", epoch.reason, screened=estimate, verdict=verdict)
-            state.excluded.update(change.name for change in added)
+            _refuse(state, candidate, "not confirmed", epoch.reason, verdict)
         elif verdict.verdict == "better":
-            reason = gate.reason if epoch is None else f"{gate.reason}; {epoch.reason}"
-            record_tried(state, change_set, "adopted", reason, screened=estimate, verdict=verdict)
-            if epoch is not None and not epoch.is_checked:
-                names = " + ".join(change.name for change in added)
-                state.notes.append(f"{names} was adopted, and {epoch.reason}")
-                state.covers_first_epoch_only = True
-            if not state.needs_final_pairs:
-                state.against_original = verdict
-            alone = verdict if len(added) == 1 else None
-            _exclude_other_values(state, added, screened)
-            added_knobs = {change.knob.name for change in added}
-            state.confirmed = [tuned for tuned in state.confirmed if tuned.change.knob.name not in added_knobs]
-            state.confirmed += [
-                TunedChange(
-                    change=change,
-                    verdict=alone,
-                    prediction=state.predictions.get(change.name),
-                    is_shown_alone=change.name not in candidate.not_shown,
-                )
-                for change in added
-            ]
-            state.applied = list(change_set.changes)
-            state.current_trials = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
+            _adopt(state, candidate, screened, verdict, gate.reason, epoch)
             return True
         elif state.last_pairs or not is_cut:
             record_tried(state, change_set, "not confirmed", verdict.reason, screened=estimate, verdict=verdict)
@@ -71,6 +46,51 @@ def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
             assert state.cut_by is not None
             raise OutOfBudgetError(msgspec.structs.replace(state.cut_by, interrupts="confirmation"))
     return False
+
+
+def _names(changes: Sequence[Change]) -> str:
+    return " + ".join(change.name for change in changes)
+
+
+def _refuse(
+    state: TuningState, candidate: Candidate, outcome: TriedOutcome, reason: str, verdict: Verdict | None
+) -> None:
+    """Record the candidate as tried, and exclude its changes from all later rounds."""
+    record_tried(state, candidate.change_set, outcome, reason, screened=candidate.estimate, verdict=verdict)
+    state.excluded.update(change.name for change in state.added(candidate.change_set))
+
+
+def _adopt(
+    state: TuningState,
+    candidate: Candidate,
+    screened: Sequence[Candidate],
+    verdict: Verdict,
+    gate_reason: str,
+    epoch: EpochCheck | None,
+) -> None:
+    """Apply the candidate's changes from now on. Its trials in the confirming pairs are those of the applied set."""
+    change_set, added = candidate.change_set, state.added(candidate.change_set)
+    reason = gate_reason if epoch is None else f"{gate_reason}; {epoch.reason}"
+    record_tried(state, change_set, "adopted", reason, screened=candidate.estimate, verdict=verdict)
+    if epoch is not None and not epoch.is_checked:
+        state.notes.append(f"{_names(added)} was adopted, and {epoch.reason}")
+        state.covers_first_epoch_only = True
+    if not state.needs_final_pairs:
+        state.against_original = verdict
+    _exclude_other_values(state, added, screened)
+    added_knobs = {change.knob.name for change in added}
+    state.confirmed = [tuned for tuned in state.confirmed if tuned.change.knob.name not in added_knobs]
+    state.confirmed += [
+        TunedChange(
+            change=change,
+            verdict=verdict if len(added) == 1 else None,
+            prediction=state.predictions.get(change.name),
+            is_shown_alone=change.name not in candidate.not_shown,
+        )
+        for change in added
+    ]
+    state.applied = list(change_set.changes)
+    state.current_trials = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
 
 
 def _exclude_other_values(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
