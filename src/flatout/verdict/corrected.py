@@ -102,12 +102,20 @@ def _chance(
         sd = spread * sds
         if floor is not None and analysis.num_pairs < floor_below:
             sd, freedom = np.maximum(sd, floor[0]), freedom + floor[1]
-        errors = sd / math.sqrt(weight)
-        claim = np.maximum(t_quantile(analysis.level / 2, freedom) * errors, margin)
-        threshold = np.minimum(threshold, np.maximum(claim - spread * means, ended_below))
-        equivalent = margin - t_quantile(analysis.equivalence_level, freedom) * errors
-        ended = np.where(equivalent > 0, equivalent, -claim) - spread * means
-        ended_below = np.maximum(ended_below, ended)
+        noise = spread * means
+        errors = np.divide(sd, math.sqrt(weight), out=sd)
+        claim = t_quantile(analysis.level / 2, freedom) * errors
+        np.maximum(claim, margin, out=claim)
+        from_effect = claim - noise
+        np.maximum(from_effect, ended_below, out=from_effect)
+        np.minimum(threshold, from_effect, out=threshold)
+        if analysis is analyses[-1]:
+            break
+        equivalent = np.multiply(errors, t_quantile(analysis.equivalence_level, freedom), out=errors)
+        ended = np.subtract(margin, equivalent, out=equivalent)
+        np.copyto(ended, np.negative(claim, out=claim), where=ended <= 0)
+        ended -= noise
+        np.maximum(ended_below, ended, out=ended_below)
     reached = np.searchsorted(np.sort(threshold), effects, side="right")
     return np.asarray(np.maximum(reached, 1) / NUM_SIMULATED)
 

@@ -40,8 +40,9 @@ def trial_cost(trial: TrialResult, objective: Objective) -> TrialCost:
     steps = np.asarray(trial.step_s, dtype=np.float64)
     if objective in TIMES:
         ordinary = without_spikes(steps)
-        amounts = float(steps.mean()), float(ordinary.mean())
         num_spikes = len(steps) - len(ordinary)
+        mean_of_all = float(steps.mean())
+        amounts = mean_of_all, float(ordinary.mean()) if num_spikes else mean_of_all
     else:
         amount = trial.peak_memory_bytes if objective == "peak_memory_bytes" else trial.energy_j_per_step
         amounts, num_spikes = (float(amount or math.nan),) * 2, 0
@@ -60,7 +61,16 @@ def trial_cost(trial: TrialResult, objective: Objective) -> TrialCost:
 
 def without_spikes(steps: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the steps that take at most 1.5 times the median."""
-    return steps[steps <= SPIKE_FACTOR * np.median(steps)]
+    return steps[steps <= SPIKE_FACTOR * _median(steps)]
+
+
+def _median(steps: NDArray[np.float64]) -> float:
+    """Return what `np.median` returns for at least one number, in a tenth of its time for the few steps of a trial."""
+    ordered = np.sort(steps)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return float(ordered[middle])
+    return float((ordered[middle - 1] + ordered[middle]) / 2)
 
 
 def spike_share(costs: Iterable[TrialCost]) -> float:
