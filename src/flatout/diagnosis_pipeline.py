@@ -209,7 +209,7 @@ def _facts(recording: Recording | None) -> JobFacts | None:
 
 
 def _stall_trace(recording: Recording, engine: str) -> StallTrace | None:
-    """Return what the second trace of the recording shows; None if it has none that can be read."""
+    """Return what the second trace of the recording shows; None if no such trace can be read."""
     paths = [Path(path) for _, path in recording.stall_traces]
     window = next((rank.stall_window for rank in recording.ranks if rank.stall_window is not None), None)
     if not paths or window is None:

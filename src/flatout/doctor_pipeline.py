@@ -146,7 +146,7 @@ def _captured(names: str, via: str | None, flatout: str | None) -> tuple[list[Sn
         reasons = "; ".join(f"{host}: {reason}" for host, reason in list(failed.items())[:3])
         raise InputError(
             f"at least 2 hosts must answer through {way}, and {len(snapshots)} did: {reasons}",
-            hint="pass --flatout COMMAND if Flatout has another path there, or --via",
+            hint="pass --flatout COMMAND if Flatout has a different path on the hosts, or try another --via",
         )
     return snapshots, failed
 

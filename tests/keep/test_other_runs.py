@@ -159,7 +159,7 @@ def test_two_runs_do_not_share_a_checkpoint_while_both_live(folder: Folder) -> N
     for options in (["--checkpoint=c.pt"], ["--checkpoint=c.pt", "--take-over"]):
         code, errors = folder.run("--ledger=b.jsonl", *options, command=["touch", "started"])
         assert code == 2 and not (folder.path / "started").exists()
-        assert f"error: another `flatout run` (process {first.pid}) keeps a job on the same checkpoint" in errors
+        assert f"error: another `flatout run` (process {first.pid}) runs a job with the same checkpoint" in errors
     code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=other.pt", command=["touch", "started"])
     assert (code, errors) == (0, "")
     assert first.poll() is None
@@ -220,7 +220,7 @@ def test_parts_of_one_job_share_a_checkpoint_and_two_jobs_of_many_tasks_do_not(
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     code, errors = folder.run("--ledger=b.jsonl", "--checkpoint=c.pt", command=["touch", "other"])
     assert code == 2 and not (folder.path / "other").exists()
-    assert f"error: another `flatout run` (process {first.pid}) keeps a job on the same checkpoint" in errors
+    assert f"error: another `flatout run` (process {first.pid}) runs a job with the same checkpoint" in errors
 
 
 def test_what_a_job_left_in_order_is_in_nobodys_way(folder: Folder) -> None:

@@ -115,7 +115,7 @@ def test_what_ray_refuses_is_one_line_and_leaves_nothing(
 ) -> None:
     dashboard.refuses = True
     error = submit(monkeypatch, capfd, "--", "true", code=2)["error"]
-    assert error.startswith("error: Ray rejects the job: 400 ")
+    assert error.startswith("error: Ray rejected the job: 400 ")
     assert [path for path in Path().rglob("*") if path.is_file()] == []
 
 
@@ -210,7 +210,7 @@ def test_what_was_tuned_is_in_the_job(
         ),
         (["--time", "90"], "`--time` must have a unit, but is `90`: write 90m for minutes or 90s for seconds"),
         (["--sbatch-options", "'"], "cannot be parsed as shell arguments"),
-        (["--sbatch-options", "--array=1-3"], "cannot have --array=1-3"),
+        (["--sbatch-options", "--array=1-3"], "cannot contain --array=1-3"),
         (["--config", "missing.toml"], "cannot be read"),
         (["--spot-trace", "x"], "`--spot-trace` needs --spot-partition"),
     ],

@@ -240,7 +240,7 @@ def _phases(table: EventTable, states: HostStates) -> dict[Spent, Intervals]:
 
 
 def _spent(time: Times, phases: dict[Spent, Intervals], blocked: Intervals) -> NDArray[np.int64]:
-    """Return the unblocked host time since the previous node, by activity; shape (nodes, Spent)."""
+    """Return each node's unblocked host time since the previous node, by activity; shape (nodes, Spent)."""
     blocked = union(*blocked)
     taken = blocked
     spent = np.zeros((len(time), len(Spent)), dtype=np.int64)

@@ -25,7 +25,7 @@ class PcieGeneration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GpuLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `[[gpu_link]]` entry of the file."""
+    """A `[[gpu_link]]` entry in the file."""
 
     name: str
     on: tuple[str, ...]  # prefixes of names in gpus.toml

@@ -4,8 +4,8 @@
     workers/exact={4,8,16}:-j {}                                        the user says that it does not
     micro*accumulate={8*4,16*2,32*1}:--batch-size={} --accumulate={}    the product is constant: the same global batch
 
-An argument that the command already has is replaced, whether its value follows `=` or is the next word. Any other is
-added at the end, but before a `--`, because the script's parser reads no options after that.
+An argument that the command already has is replaced, whether its value follows `=` or is the next word. Any other
+argument is appended, but before a `--`, because the script's parser accepts no options after it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ CUDNN_BENCHMARK = Knob(
     gates=("loss", "memory"),
     doc=(
         "Measures at the first call with each input shape: good for fixed shapes, slow for shapes that keep changing."
-        " The algorithm can add in a different order, so runs differ in their last digits; not for scripts that ask for"
+        " Algorithms sum in different orders, so runs can differ in the last digits; not for scripts that require"
         " determinism."
     ),
     source="torch.backends.cudnn documentation; PyTorch performance tuning guide",

@@ -104,7 +104,7 @@ def jobs(
     fail_on_budget: Annotated[
         bool,
         typer.Option(
-            "--fail-on-budget", help="Exit with code 1 if a budget is or will be exceeded, or cannot be judged."
+            "--fail-on-budget", help="Exit with code 1 if a budget is or will be exceeded, or cannot be checked."
         ),
     ] = False,
     json: AsJson = False,

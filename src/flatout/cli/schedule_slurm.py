@@ -110,7 +110,7 @@ def slurm(
     log: Annotated[Path, typer.Option(metavar="FILE", help="Log of all actions, for `flatout schedule undo`.")] = LOG,
     json: Annotated[bool, typer.Option("--json", help="Print each poll as one line of JSON.")] = False,
 ) -> None:
-    """Control a running Slurm: order, urgent jobs, idle GPUs, failing nodes. Changes nothing without --apply.
+    """Control a Slurm cluster: job order, urgent jobs, idle GPUs, failing nodes. Changes nothing without --apply.
 
     Example: flatout schedule slurm --policy shortest --urgent partition=high --once
     """

@@ -1,7 +1,7 @@
 """Use the trace of one stall: find the stalls that it stands for, and say what ran in it, on which rank.
 
-In: the `StallTrace` of a recording. Out: evidence and a clause for the finding of these stalls. The trace adds no cost:
-the step log has the time of all stalls.
+In: the `StallTrace` of a recording. Out: evidence and a clause for the finding of these stalls. The trace does not
+add to the cost: the step log already has the time of all stalls.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _is_alike(rank: StalledRank, other: StalledRank) -> bool:
 
 
 def _main_activity(rank: StalledRank) -> TracedActivity | None:
-    """Return what ran longest in the stall, if possible something else than waiting for another rank; None: nothing."""
+    """Return what ran longest in the stall, preferably something other than waiting for another rank; None: nothing."""
     if rank.idle_s >= MIN_IDLE_SHARE * rank.excess_s or not rank.activities:
         return None
     own = [activity for activity in rank.activities if not activity.is_communication]

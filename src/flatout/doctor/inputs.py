@@ -139,7 +139,7 @@ def _read(path: Path) -> Snapshot:
 
 
 def _instead(text: str) -> str:
-    """Return a hint on what to give instead of a text of unknown kind."""
+    """Return what to pass instead of a text whose kind is unknown."""
     head = text[: 1 << 16]
     for pattern, instead in _INSTEAD:
         if pattern.search(head):

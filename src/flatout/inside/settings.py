@@ -27,7 +27,7 @@ class RecorderSettings:
 
     @property
     def is_trial(self) -> bool:
-        """Whether a tuning run compares the steps.
+        """Whether this is a trial: a tuning run compares its steps.
 
         If so, work that can wait until the end is not done between steps.
         """

@@ -2,7 +2,7 @@
 
 The recorder is on by default for NCCL in newer versions of torch, otherwise with TORCH_FR_BUFFER_SIZE; if it is off, or
 no rank can answer, there are no records. Ranks return their records as JSON. The pickled dumps that NCCL's watchdog
-writes are only pointed to, never read: unpickling could execute their content.
+writes are only reported by path, never read: unpickling could execute arbitrary code.
 """
 
 from __future__ import annotations

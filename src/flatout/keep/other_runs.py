@@ -129,7 +129,7 @@ def refuse(other: Other) -> InputError:
     about = other.about
     if other.is_watched:
         return InputError(
-            f"another `flatout run` (process {about.pid}) keeps a job on the same {other.shared}: {about.command}",
+            f"another `flatout run` (process {about.pid}) runs a job with the same {other.shared}: {about.command}",
             hint=f"end it first (kill {about.pid}), or give this job its own checkpoint path",
         )
     if not other.is_same_job:

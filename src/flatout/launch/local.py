@@ -2,8 +2,8 @@
 
 In: the command and its environment. Out: `ExitStatus`. The child has our standard streams, open files, working folder,
 terminal and process group, and the signal mask and handlers that this process was started with. A signal to this
-process alone is forwarded; a signal that the child received too (Ctrl-C in a terminal, a kill of the group) is not, see
-`witness`.
+process alone is forwarded; a signal that the child received too (Ctrl-C in a terminal, a kill of the group) is not (see
+`witness`).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class SlurmLauncher:
         for option in options:
             if option.partition("=")[0] in ("--array", "--wrap") or re.match(r"-a($|\d)", option):
                 raise UsageError(
-                    f"`--sbatch-options` cannot have {option}: a trial is a single job that runs the command"
+                    f"`--sbatch-options` cannot contain {option}: a trial is a single job that runs the command"
                 )
         for program in ("sbatch", "scontrol", "scancel"):
             if shutil.which(program) is None:

@@ -78,7 +78,7 @@ class _Stage:
         return len(self.intervals) == len(self._order)
 
     def advance(self, ends_s: dict[tuple[int, Operation], float]) -> int:
-        """Run operations until one must wait for another that has not ended; return how many ran."""
+        """Run operations until one must wait for another that has not finished; return how many ran."""
         num_before = len(self.intervals)
         for operation in self._order[num_before:]:
             needed = _needs(self._number, operation, self._num_stages, self._num_chunks)

@@ -34,7 +34,7 @@ class PlanRequest:
 def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
     """Read the model, the cluster and the measurements.
 
-    `note` is called with a message about each unused input, and before a file of the user's is executed.
+    `note` is called with a message about each unused input, and before one of the user's files is executed.
 
     Raises UsageError for an unknown model, cluster or precision, and InputError for a file that cannot be used.
     """
@@ -70,6 +70,6 @@ def _check_precision(precision: str, cluster: Cluster) -> None:
     if precision not in supported:
         fallback = next((name for name in ("bf16", "fp16") if name in supported), "fp32")
         raise UsageError(
-            f"--precision must be a type that the GPU multiplies, but {cluster.gpu} has no {precision}",
+            f"`--precision` must be a type that the GPU supports, but {cluster.gpu} has no {precision}",
             hint=f"--precision {fallback}; it has: {', '.join(supported)}",
         )

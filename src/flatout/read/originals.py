@@ -40,7 +40,7 @@ class Originals:
     """The events of one file; each iteration reads it again."""
 
     def __init__(self, source: TraceSource, *, base_ns: int = 0, earliest_ns: int | None = None) -> None:
-        """Add `base_ns` to all times. A time before `earliest_ns` (0, written for an unknown time) counts as absent."""
+        """Add `base_ns` to all times. Times before `earliest_ns` (such as 0, which means unknown) count as missing."""
         self.metadata: Fields = {}  # the fields around the events; empty before an iteration, or if damaged
         self._source = source
         self._base_ns = base_ns

@@ -157,7 +157,7 @@ class ByteStream:
                 self._limits.check(self._name, self._num_read, self._num_written)
                 return part
             if self.problem is None and not self._pending and not self._member.at_end and not self._fill():
-                self.problem = "the compressed data stops in the middle"
+                self.problem = "the compressed data is truncated"
         return b""
 
     def _fill(self) -> bool:

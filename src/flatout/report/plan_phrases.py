@@ -14,7 +14,7 @@ STEP_PARTS: dict[str, tuple[str, str, str]] = {
         "exposed exchange of keys and values around the ring",
     ),
     "expert_parallel": ("EP communication", "p5", "sending tokens to their experts and back"),
-    "pipeline_send": ("PP sends", "p9", "exposed activations and gradients between stages"),
+    "pipeline_send": ("PP sends", "p9", "exposed transfer of activations and gradients between stages"),
     "bubble": ("pipeline bubble", "p11", "filling and draining the pipeline"),
     "imbalance": ("stage imbalance", "p3", "waiting for the slowest stage: uneven layers, and the logits"),
     "data_parallel": (

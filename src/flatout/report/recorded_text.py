@@ -55,7 +55,7 @@ def _key(recorded: RecordedTime) -> str:
     if timeline.num_steps == 1:
         steps = counted(1, "step")
     heights = f"heights from {units.seconds(scale.short_s)} to {units.seconds(scale.long_s)}, logarithmic"
-    return "; ".join([f"{steps}, each block the longest of its steps", heights, *marks]) + "."
+    return "; ".join([f"{steps}, each block as high as its longest step", heights, *marks]) + "."
 
 
 _MARKS = {BinKind.WARM_UP: WallPart.WARM_UP, BinKind.RECORDER: WallPart.RECORDER}

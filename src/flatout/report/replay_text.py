@@ -71,7 +71,7 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
         lines += ["", *_measures(replay, style)]
         lines += style.wrapped(
             f"95 % intervals over {seeds}{one.num_windows} windows of the history. Goodput: from the first to the last "
-            "submission, by windows of time; all others by windows of submissions. Lost: includes restarts."
+            "submission, by time window; all others by the window of the submission. Lost: includes restarts."
         )
     lines += _waits(replay, style)
     lines += _teams(replay.policies[-1], style)

@@ -1,4 +1,4 @@
-"""The parts of a topology that the text and the page share: the tree, the names of devices, and their relations."""
+"""The parts of a topology report that the text and the page share: the tree, the devices' names and relations."""
 
 from __future__ import annotations
 

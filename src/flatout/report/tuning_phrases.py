@@ -139,7 +139,7 @@ def not_shown_sentence(rows: Sequence[Adopted]) -> str:
 
 
 def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:
-    """Return the tried changes outside the final set: by outcome, then in the order of the trials."""
+    """Return the changes that were tried but are not in the final set, by outcome, then by trial order."""
     final = {change.name for change in result.tuning.changes.changes}
     left = [one for one in result.tried if one.outcome != "adopted" or not final.issuperset(one.changes)]
     return tuple(sorted(left, key=lambda one: OUTCOME_ORDER.index(one.outcome)))

@@ -41,7 +41,7 @@ def mask_file(path: Path, masker: Masker) -> None:
 
 
 def _masked_bytes(data: bytes, masker: Masker) -> bytes:
-    """Mask the text in `data`; bytes that are not UTF-8 stay as they are."""
+    """Mask the secrets in `data`; bytes that are not UTF-8 are unchanged."""
     return masker.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 

@@ -67,7 +67,7 @@ def _post(url: str, text: str) -> str:
     except urllib.error.HTTPError as error:
         lines = error.read().decode("utf-8", "replace").strip().splitlines()
         reason = lines[-1] if lines else str(error.reason)
-        raise InputError(f"Ray rejects the job: {error.code} {reason}") from None
+        raise InputError(f"Ray rejected the job: {error.code} {reason}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = getattr(error, "reason", None) or error
         raise InputError(

@@ -109,5 +109,5 @@ def _sbatch_options(text: str | None) -> tuple[str, ...]:
         raise UsageError(f"`--sbatch-options` cannot be parsed as shell arguments: {text}") from error
     for option in options:
         if option.partition("=")[0] in _SBATCH_OPTIONS_OF_OURS:
-            raise UsageError(f"`--sbatch-options` cannot have {option}: Flatout submits one job and sets its output")
+            raise UsageError(f"`--sbatch-options` cannot contain {option}: Flatout submits one job and sets its output")
     return tuple(options)

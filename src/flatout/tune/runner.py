@@ -276,7 +276,7 @@ class Runner:
             self.files.settle(folder)
             self._folder(folder.name)
         raise FlatoutError(
-            f"{MAX_ENDED_BY_CLUSTER} times in a row the cluster ended {folder.name}, the last time as {ended.reason}",
+            f"the cluster ended {folder.name} {MAX_ENDED_BY_CLUSTER} times in a row, the last time: {ended.reason}",
             hint="run the same command with its --out to resume the tuning",
         )
 

@@ -100,7 +100,7 @@ def judge(
 
 
 def is_worth_more_pairs(verdict: Verdict) -> bool:
-    """Whether more pairs may still change the verdict to `better`.
+    """Whether more pairs can still change the verdict to `better`.
 
     Stopping if that is unlikely saves half of the trials that identical arms would take. It adds no false claim,
     because the verdict stays `undecided`, although with more pairs it might have become `equivalent` or `worse`.

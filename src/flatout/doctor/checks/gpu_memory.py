@@ -226,7 +226,7 @@ def _has_pending_page(gpu: SmiGpu) -> bool:
     topic="GPU memory used by other processes",
     read="`nvidia-smi -q`: FB Memory Usage, Used, and Processes",
     expected="before the job starts, at most what the driver itself uses: 700 MiB, or 3 % on large GPUs",
-    source="proposed by Flatout, uncalibrated; checkers that allow 15 MiB count the driver's own on newer GPUs",
+    source="proposed by Flatout, uncalibrated; checkers that allow 15 MiB flag the driver's own use on newer GPUs",
     cost="the job has less memory, and the rank on the shared GPU is late in every step",
     fix="end processes left by an earlier job, or find out who else uses the node",
     when_wrong="while a job is running, its own memory is counted",

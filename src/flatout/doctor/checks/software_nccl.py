@@ -171,7 +171,7 @@ def gpu_direct(machine: Machine) -> CheckOutcome:
     "software",
     topic="forced NCCL algorithms, protocols and channels",
     read=_READ + ": NCCL_ALGO, NCCL_PROTO, NCCL_NTHREADS, NCCL_MIN_/MAX_NCHANNELS, NCCL_MIN_/MAX_CTAS, NCCL_BUFFSIZE",
-    expected="not set, or tuned by measurements on this machine with this version",
+    expected="unset, or tuned from measurements on this machine with this NCCL version",
     source=_NCCL,
     cost="the best choice for one message size, version or cluster can be several times slower on another",
     fix="remove it, and measure with and without it",

@@ -281,7 +281,7 @@ def _distance(machine: Machine, nearest: Mapping[str, str]) -> CheckOutcome:
             "whether the path crosses sockets"
         )
     if across_sockets:
-        return warn(f"the nearest NIC is across sockets: {named(across_sockets)}")
+        return warn(f"the nearest NIC is on another socket: {named(across_sockets)}")
     return info(f"through the CPU: {named(through_cpu)}")
 
 

@@ -1,7 +1,7 @@
 """Make copies from pinned host memory to the GPU non-blocking: `Tensor.to` and `Tensor.cuda`, and `Module.to`, which
 calls them.
 
-The stream keeps the order of work on the GPU. Copies to the host and copies from pageable memory are unchanged.
+The stream preserves the order of work on the GPU. Copies to the host and copies from pageable memory are unchanged.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:
     if workers == 0:
         for name in ("prefetch_factor", "persistent_workers"):
             if wanted.pop(name, None) is not None:
-                report.note(f"{name} requires workers, and a loader has none")
+                report.note(f"{name} requires workers, but a loader has none")
         if own > 0:  # the script's settings for workers are not allowed without workers
             wanted.update(prefetch_factor=None, persistent_workers=False)
     if wanted.get("pin_memory") and not (torch.cuda.is_initialized() or torch.cuda.device_count() > 0):

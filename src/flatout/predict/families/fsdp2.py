@@ -11,7 +11,7 @@ from flatout.records.change import Change
 
 
 def keep_gathered(situation: Situation, change: Change) -> Scenarios | str:
-    """Remove the gathers for backward, which are the later half of each step's gathers."""
+    """Remove the gathers for backward, which are the second half of each step's gathers."""
     del change
     later = {}
     for rank in situation.tracks:
@@ -31,7 +31,7 @@ def keep_gathered(situation: Situation, change: Change) -> Scenarios | str:
         likely=1.0,
         worst=0.5,
         best=1.0,
-        how="the later half of each step's all-gathers is skipped",
+        how="the second half of each step's all-gathers is skipped",
         assumptions=("each unit is gathered once for forward and once for backward",),
     )
 

@@ -56,7 +56,7 @@ def _few_kernels(
         worst=worst,
         best=best,
         how=f"{per_step:.0f} optimizer kernels per step become few {word} ones",
-        assumptions=(f"{word} kernels take {likely:.0%} of the GPU time, and the host {host:.0%} of its time",),
+        assumptions=(f"a {word} optimizer takes {likely:.0%} of its former GPU time and {host:.0%} of its host time",),
     )
 
 

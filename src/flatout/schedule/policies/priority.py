@@ -1,7 +1,7 @@
 """Priority with preemption: higher priorities first, and they stop lower ones.
 
 Rule: jobs in order of `priority`, then submission; a job that doesn't fit stops running jobs of lower priority, those
-that lose least first. Within a priority, no job passes a waiting one.
+that lose least first. Among jobs of equal priority, none overtakes a waiting one.
 Source: Slurm's multifactor priority with preemption by QOS; Kubernetes' PriorityClass.
 When wrong: if everybody's work is urgent; with a history without priorities it is FIFO.
 """
