@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,7 @@ def generate() -> ModuleType:
     return module
 
 
+@cache
 def page(name: str, generate: Any) -> str:
     return generate.on_page_markdown((DOCS / name).read_text())
 
