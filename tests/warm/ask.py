@@ -3,7 +3,8 @@
 A command that is a script, a module or a piece of code for this very Python is not executed but forked from a server
 (see `serve.py`) that has imported torch already, which takes seconds. What is forked is a child of the process that
 asked, with its own number, parent, session, group, files, environment, folder, limits and signals as `exec` would have
-left them. Every other command, and one with options or variables that only a fresh Python obeys, is executed as ever.
+left them. A trial's command that Flatout starts in an overlay of folders is forked, too, and enters the overlay first.
+Every other command, and one with options or variables that only a fresh Python obeys, is executed as ever.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +30,8 @@ from tests.warm.node import InNamespaces, OnNode, described
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_FILES = 200
+_OVERLAY = ("flatout", "inside", "overlay", "enter.py")
+_NUM_WORDS_BEFORE_OVERLAY = 3  # Python and its options -I and -S
 _OPTIONS_WITHOUT_EFFECT = {"-B", "-u"}  # -u has one, which `become` knows
 # Read by Python, by the C library or by torch's libraries while they start, so a process that has started is too late.
 _AT_START = re.compile(
@@ -101,6 +105,7 @@ class WarmStarts:
             "session": True,
             "process_group": -1,
             "node": described(InNamespaces(neighbour)) if os.geteuid() == 0 else None,  # others cannot make any
+            "overlay": [],
             "umask": _umask(),
         }
         pid = self._server.start(command, files, is_mask_of_birth=True)
@@ -154,6 +159,10 @@ def _asked(
     is_understood = preexec is None or is_mask_of_birth or node is not None
     if (gid, gids, uid) != (None, None, None) or not is_understood:
         return None
+    overlay = _overlay_words(words)
+    if overlay:
+        words = words[len(overlay) + _NUM_WORDS_BEFORE_OVERLAY :]
+        executables = [os.fsencode(shutil.which(words[0], path=variables.get("PATH")) or "")]
     words = _python_words(words, executables, folder)
     if not words or _needs_fresh_python(variables):
         return None
@@ -171,9 +180,18 @@ def _asked(
         "session": bool(start_new_session),
         "process_group": process_group,
         "node": node,
+        "overlay": overlay,
         "umask": umask if umask >= 0 else _umask(),
     }
     return command, files, is_mask_of_birth
+
+
+def _overlay_words(words: list[str]) -> list[str]:
+    """Return the program that overlays folders for a command, with its arguments; empty where no command follows it."""
+    begin, program = words[1:_NUM_WORDS_BEFORE_OVERLAY], words[_NUM_WORDS_BEFORE_OVERLAY:]
+    if begin != ["-I", "-S"] or len(program) < 4 or program[2] != "--":
+        return []
+    return program[:3] if Path(program[0]).parts[-4:] == _OVERLAY else []
 
 
 def _needs_fresh_python(variables: dict[str, str]) -> bool:

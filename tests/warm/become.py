@@ -96,6 +96,9 @@ class Process:
             time.sleep(0.0005)
         if asked["node"] is not None:
             place_of(asked["node"])()
+        if asked["overlay"]:
+            _enter_overlay(asked["overlay"])
+            self._variables = dict(os.environ)
         _be_seen_as(self._words, [f"{name}={value}" for name, value in self._variables.items()])
         signal.pthread_sigmask(signal.SIG_SETMASK, asked["mask"])
         program = [word for word in self._words[1:] if word not in ("-B", "-u")]
@@ -187,6 +190,29 @@ class Process:
             with open(first, "rb") as file:
                 source = file.read()
             _execute(compile(source, first, "exec"), main)
+
+
+class _Entered(BaseException):
+    """The folders are overlaid, and the command could be executed."""
+
+
+def _enter_overlay(words: Sequence[str]) -> None:
+    """Run the program that overlays folders for a command, up to the command; leave as it does if it is refused."""
+
+    def entered(_file: str, _words: Sequence[str]) -> None:
+        raise _Entered
+
+    files = _open_files()
+    execute, os.execvp = os.execvp, entered  # type: ignore[assignment]
+    try:
+        code = runpy.run_path(words[0])["main"](words[1:] + ["the command"])
+    except _Entered:
+        for number in set(_open_files()) - set(files):  # an execution would have closed them
+            os.close(number)
+    else:
+        os._exit(code)
+    finally:
+        os.execvp = execute
 
 
 def _forget(module: str, stored: dict[str, ModuleType]) -> None:
