@@ -31,6 +31,7 @@ class Tuning:
     def __init__(self, folder: Path) -> None:
         self.out, self.runs = folder / "out", folder / "runs"
         self.runs.mkdir()
+        self._hold = folder / "hold"
         self._log = folder / "log"
         self._environment = {
             **os.environ,
@@ -64,14 +65,19 @@ class Tuning:
         return [line for line in found if line["type"] == kind]
 
     def interrupt(self, number: int, when: Callable[[], bool]) -> int:
-        """Started, and sent the signal as soon as a run has begun after that; the exit code."""
+        """Start the tuning, send the signal as soon as a run has begun after `when`, and return the exit code.
+
+        That run is held, so that it cannot end before the signal comes, however busy the machine is.
+        """
         process = self.start()
         wait_for(when, process, self.text)
         before = self.num_runs()
+        self._hold.touch()  # counted first: else a run could be held that nobody waits for
         wait_for(lambda: self.num_runs() > before, process, self.text)
         process.send_signal(number)
         code = process.wait(60)
         wait_for(lambda: not self.job_processes(), None, self.text)
+        self._hold.unlink()
         return code
 
     def job_processes(self) -> list[int]:
