@@ -177,6 +177,7 @@ def evaluating(model: nn.Module, arguments: argparse.Namespace, rank: int) -> No
         optimizer.step()
         optimizer.zero_grad()
         sys.stdout.write(f"{float(loss).hex()}\n")
+        time.sleep(arguments.pause)
         if number % 12 == 0 and rank == 0:
             plain.eval()
             with torch.no_grad():
@@ -253,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--passes", type=int, default=1)
-    parser.add_argument("--pause", type=float, default=0.0, help="after each step of an ordinary training")
+    parser.add_argument("--pause", type=float, default=0.0, help="after each step, ordinary or evaluating")
     parser.add_argument("--mode", choices=MODES, default="ordinary")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--spawn", choices=["spawn", "fork"])
