@@ -205,7 +205,7 @@ def _enter_overlay(words: Sequence[str]) -> None:
     files = _open_files()
     execute, os.execvp = os.execvp, entered  # type: ignore[assignment]
     try:
-        code = runpy.run_path(words[0])["main"](words[1:] + ["the command"])
+        code = runpy.run_path(words[0])["main"]([*words[1:], "the command"])
     except _Entered:
         for number in set(_open_files()) - set(files):  # an execution would have closed them
             os.close(number)
