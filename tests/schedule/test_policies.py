@@ -11,6 +11,7 @@ from flatout.schedule.cluster import Cluster
 from flatout.schedule.jobs import ClusterJob
 from flatout.schedule.policies.names import POLICIES, make
 from flatout.schedule.policy import Policy
+from flatout.schedule.result import SimulationResult
 from flatout.testing.policies import PolicyConformance
 
 
@@ -23,5 +24,13 @@ def name(request: pytest.FixtureRequest) -> str:
 class TestEachPolicy(PolicyConformance):
     name: ClassVar[str] = ""
 
+    # Runs repeat exactly, which has its own test: each policy's are simulated once for all tests that read them.
+    simulated: ClassVar[dict[str, list[SimulationResult]]] = {}
+
     def make(self, jobs: Sequence[ClusterJob], cluster: Cluster) -> Policy:
         return make(self.name, jobs, cluster)
+
+    def runs(self) -> list[SimulationResult]:
+        if self.name not in self.simulated:
+            self.simulated[self.name] = super().runs()
+        return self.simulated[self.name]
