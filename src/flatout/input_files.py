@@ -38,6 +38,10 @@ _KINDS = (
     (stat.S_ISBLK, "it is a device"),
 )
 _LONG_LINE = re.compile(rf"([^\n]{{{MAX_LOG_LINE}}})[^\n]+")
+# Python's parser of TOML takes a time that grows with the square of the number of parts of a dotted key.
+MAX_KEY_PARTS = 64
+_KEY_PART = r"""(?:(?<![\w-])[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_KEY_PARTS}}}")
 # Python converts up to 4,300 digits to an integer, and raises ValueError for more. No counter has 64.
 _LONG_NUMBER = re.compile(r"(\d{64})\d+")
 
@@ -131,9 +135,12 @@ def decode_written_json(data: bytes | str) -> Any:
 
 def read_toml(path: Path, *, encoding: str = "utf-8") -> dict[str, Any]:
     """Return the content of a TOML file. Raise OSError or `tomllib.TOMLDecodeError`, also for a number without end."""
-    text = read_bytes(path)
+    data = read_bytes(path)
     try:
-        return tomllib.loads(text.decode(encoding))
+        text = data.decode(encoding)
+        if _LONG_KEY.search(text):
+            raise tomllib.TOMLDecodeError(f"a dotted key of more than {MAX_KEY_PARTS} parts")
+        return tomllib.loads(text)
     except RecursionError:
         raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
     except tomllib.TOMLDecodeError:

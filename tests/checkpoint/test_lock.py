@@ -87,6 +87,17 @@ def test_an_owner_on_another_machine_is_watched(tmp_path: Path, monkeypatch: pyt
     first.release()
 
 
+def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    """No job renews it, so it is replaced, as the lock of a job that has ended is."""
+    os.mkfifo(tmp_path / NAME)
+    found: list[Lock] = []
+    thread = threading.Thread(target=lambda: found.append(Lock(tmp_path, watch_s=0.2)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found and found[0].is_held()
+    found[0].release()
+
+
 def test_of_several_jobs_that_take_over_at_once_one_gets_it(tmp_path: Path) -> None:
     for _ in range(20):
         Lock(tmp_path)

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +180,60 @@ def test_an_unmodified_script_is_killed_and_always_finds_a_whole_file(tmp_path: 
         reached = step_of(found)
         assert reached >= at_least
     assert len(list(tmp_path.glob(".ckpt.pt.*.tmp"))) <= 1  # each start clears away what the last one left
+
+
+def _replace_by(path: Path, kind: str) -> None:
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text('{"files": [' + " " * (1 << 20) + "]}")
+
+
+@pytest.mark.usefixtures("_safe")
+@pytest.mark.parametrize("kind", ["pipe", "device", "file without end"])
+def test_checksums_that_are_no_small_file_are_not_waited_for(tmp_path: Path, kind: str) -> None:
+    """The archive is checked by its own checksums instead, and the script's next save is not held up either."""
+    path = tmp_path / "ckpt.pt"
+    for number in (1, 2):
+        torch.save(state(number), path)
+    _replace_by(tmp_path / "ckpt.pt.checksums", kind)
+    with _alarm(10):
+        assert latest_good(path) == (path, "")
+        torch.save(state(3), path)
+    assert step_of(path) == 3 and damage_of(path) is None
+
+
+@contextmanager
+def _alarm(seconds: int) -> Iterator[None]:
+    """End the block with an error, should it wait for the other end of a pipe."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("it waits")
+
+    former = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 93, 99])
+@pytest.mark.parametrize("data", [b"\x09\x04\x05\x00" + b"\xff" * 300, b"BZh9" + b"x" * 100, bytes(300)])
+def test_a_damaged_method_of_compression_is_damage(tmp_path: Path, method: int, data: bytes) -> None:
+    """The decompressors raise errors of their own; torch.load reads parts that are stored or deflated, no others."""
+    path = tmp_path / "ckpt.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+    assert damage_of(path) is None
+    written = bytearray(path.read_bytes())
+    written[written.index(b"PK\x01\x02") + 10] = method
+    path.write_bytes(written)
+    assert damage_of(path) == "is damaged: parts of it are compressed by a method that torch.load cannot read"
+    written[written.index(b"PK\x01\x02") + 10] = zipfile.ZIP_DEFLATED
+    path.write_bytes(written)
+    assert damage_of(path) in ("is torn", "is damaged: the checksum of archive/data.pkl in it differs")

@@ -207,7 +207,11 @@ def test_an_error_is_explained_from_a_file_and_from_standard_input(tmp_path: Pat
             "flatout explain --error FILE",
         ),
         (("explain", "--error", "/nowhere"), "/nowhere cannot be read: no such file", "pass a file, or - for stdin"),
-        (("explain", "--error", "/dev/null"), "/dev/null has no text", "pass the last lines that the job wrote"),
+        (
+            ("explain", "--error", "/dev/null"),
+            "/dev/null cannot be read: it is a device, and only files are read",
+            "pass a file, or - for stdin",
+        ),
         (
             ("explain", "--error", "-", "--phase", "end"),
             "`--phase` must be start or training",

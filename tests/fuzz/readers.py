@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typer.main import get_command
 
 from flatout.checkpoint.files import write_json
 from flatout.cli import app
@@ -55,10 +56,16 @@ class Reader:
     parameters: tuple[str, ...] = ()  # of the command line, whose files it reads
 
 
+@cache
+def _flatout() -> Any:
+    """Return the command `flatout`. Typer takes longer to build it than most commands take to read a small input."""
+    return get_command(app)
+
+
 def run(*arguments: str) -> None:
     """Run a command in this process. What it raises is for the caller."""
     sys.argv = ["flatout", *arguments]
-    app(list(arguments), standalone_mode=False)
+    _flatout()(list(arguments), standalone_mode=False)
 
 
 def _command(*arguments: str) -> Callable[[Path], object]:
@@ -223,10 +230,22 @@ def _journal(path: Path) -> None:
 
 
 def _tuning_folder(path: Path) -> None:
+    from flatout.records.tuning import Separation
+    from flatout.trial.separation import read_refusal
     from flatout.tune.files import _finished, former_date
+    from flatout.tune.trial_files import TrialFiles
 
     former_date(path)
     _finished(path)
+    TrialFiles(path, Separation(), {})
+    read_refusal(path / "runs" / "trial-000")
+
+
+def _tunings() -> list[Sample]:
+    """Return the folder of a tuning with the notes about its trials' files."""
+    written = {"files": {"/data/cache.bin": [1795976911466453121, "trial 0"]}}
+    notes = {"runs/written.json": json.dumps(written).encode(), "runs/trial-000/refusal": b"mount: not permitted\n"}
+    return [Sample(files={**_folder(TESTS / "tune" / "golden" / "of_0_1").files, **notes})]
 
 
 def _history(path: Path) -> None:
@@ -592,7 +611,7 @@ READERS: tuple[Reader, ...] = (
     Reader("checkpoints, altered", lambda: [_checkpoints()], _resume_from_altered),
     Reader("checkpoint of a script", lambda: [_scripted()], _scripted_checkpoint, _OF_CHECKPOINTS),
     Reader("tune, its journal", lambda: [_file(TESTS / "tune" / "golden" / "of_0_1" / "journal.jsonl")], _journal),
-    Reader("tune, its folder", lambda: [_folder(TESTS / "tune" / "golden" / "of_0_1")], _tuning_folder),
+    Reader("tune, its folder", _tunings, _tuning_folder),
     Reader("tune, its history", _one("history.jsonl"), _history),
     Reader("tune, its trials", _trial_samples, _trial_folder),
 )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.profile.runs import profiling, run, torchrun
 
+from flatout.errors import InputError
 from flatout.profile.read_facts import launcher, read_facts
 from flatout.records.change import JobFacts
+
+GOLDEN = Path(__file__).parent / "golden"
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -46,3 +51,56 @@ def test_facts_of_a_recorded_job(tmp_path: Path) -> None:
     other["facts"]["optimizer"] = "SGD"
     (out / "facts-rank1.json").write_text(json.dumps(other))
     assert read_facts(out).optimizer is None  # ranks disagree
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "of_0_1", tmp_path / "recording"))
+
+
+def _write_facts(recording: Path, of_first: object, of_second: object) -> None:
+    for rank, content in enumerate((of_first, of_second)):
+        (recording / f"facts-rank{rank}.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["facts", "environment"])
+@pytest.mark.parametrize("damaged", ["text", 7, [1], None])
+def test_a_damaged_table_of_one_rank_is_as_if_it_were_missing(recording: Path, name: str, damaged: object) -> None:
+    whole = {"facts": {"optimizer": "AdamW"}, "environment": {"OMP_NUM_THREADS": "1"}}
+    _write_facts(recording, whole, whole | {name: damaged})
+    with_damage = read_facts(recording)
+    _write_facts(recording, whole, {key: value for key, value in whole.items() if key != name})
+    assert with_damage == read_facts(recording)
+    assert with_damage.optimizer == "AdamW"
+
+
+@pytest.mark.parametrize("kind", ["empty", "a link to itself", "a missing file", "a folder", "a pipe"])
+def test_facts_of_a_rank_that_are_no_file_are_left_out(recording: Path, kind: str) -> None:
+    whole = {"facts": {"optimizer": "AdamW"}, "environment": {}}
+    _write_facts(recording, whole, whole)
+    path = recording / "facts-rank1.json"
+    path.unlink()
+    match kind:
+        case "empty":
+            path.touch()
+        case "a link to itself":
+            path.symlink_to(path)
+        case "a missing file":
+            path.symlink_to("missing")
+        case "a folder":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+    assert read_facts(recording).optimizer == "AdamW"
+
+
+@pytest.mark.parametrize("damaged", ["much", [1], {"a": 1}])
+def test_a_share_that_is_no_number_is_refused_in_one_line(recording: Path, damaged: object) -> None:
+    def facts_with(share: object) -> dict[str, object]:
+        return {"facts": {"loader_cpu_share": share}}
+
+    _write_facts(recording, facts_with(0.25), facts_with(0.5))
+    assert read_facts(recording).loader_cpu_share == 0.5
+    _write_facts(recording, facts_with(0.25), facts_with(damaged))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_facts(recording)

@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -382,3 +383,13 @@ def test_times_written_as_text_are_told(read: Read) -> None:
     assert table.start_ns.tolist() == [1000, 3000, 5500, 9000] and table.duration_ns.tolist() == [2000] * 4
     assert problems(table) == "2 events have their times written as text"
     assert problems(read({"traceEvents": events[:3]})) == "1 event has its times written as text"
+
+
+@pytest.mark.parametrize("end", ["", "]", "x]", ",", ", ,]"])
+def test_white_space_after_the_last_event_takes_no_time(read: Read, end: str) -> None:
+    """A pattern that tries each division of the white space needs hours for this file."""
+    text = COMPACT[: COMPACT.rindex("]")] + " " * 400_000 + end
+    began_s = time.process_time()
+    table = read(text)
+    assert time.process_time() - began_s < 2.0
+    assert table.num_events == NUM_X

@@ -153,7 +153,12 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _renewed_ns(path: Path) -> int | None:
     try:
-        with path.open() as file:  # opening asks the file server; a stat can be answered from a cache
-            return os.fstat(file.fileno()).st_mtime_ns
+        # Opening asks the file server; a stat can be answered from a cache. Without O_NONBLOCK, a pipe would make it
+        # wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        return os.fstat(descriptor).st_mtime_ns
+    finally:
+        os.close(descriptor)

@@ -18,6 +18,8 @@ from pathlib import Path
 from flatout.inside.protocol import File
 
 _BLOCK = 8 << 20
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # other decompressors raise errors of their own
+_MAX_CHECKSUMS_BYTES = 1 << 20  # a file of three sizes and checksums has a few hundred
 
 
 def latest_good(path: Path) -> tuple[Path | None, str]:
@@ -61,6 +63,8 @@ def damage_of(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             if not archive.namelist():
                 return "is an empty archive"
+            if any(part.compress_type not in _METHODS for part in archive.infolist()):
+                return "is damaged: parts of it are compressed by a method that torch.load cannot read"
             damaged = archive.testzip()
         return None if damaged is None else f"is damaged: the checksum of {damaged} in it differs"
     except FileNotFoundError:
@@ -73,9 +77,12 @@ def damage_of(path: Path) -> str | None:
 
 def _checksums(path: Path) -> list[list[int]]:
     """Return the sizes and CRC-32s that this file may have; empty if none were recorded."""
-    name = File.CHECKSUMS.of(path.name.removesuffix(File.PREVIOUS.after))
+    checksums = path.with_name(File.CHECKSUMS.of(path.name.removesuffix(File.PREVIOUS.after)))
+    if not checksums.is_file():  # to open a pipe would wait forever
+        return []
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        noted = json.loads(path.with_name(name).read_text())["files"]
+        with checksums.open("rb") as file:
+            noted = json.loads(file.read(_MAX_CHECKSUMS_BYTES))["files"]
         return [[int(one["bytes"]), int(one["crc32"])] for one in noted]
     return []
 

@@ -51,7 +51,9 @@ _MAX_BYTES_OF_A_SYSFS_FILE = 1 << 20
 _HEAD = 1 << 20  # number of characters from which a text's kind is recognised
 _MISSING_BEFORE = re.compile(r"there is no `[^`]+` here")  # in bundles without `is_missing`
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
-_NVLINK = re.compile(r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE)
+_NVLINK = re.compile(
+    r"^[ \t]+Link \d+: (?:[\d.]+ GB/s|<inactive>)|all links are inactive", re.MULTILINE | re.IGNORECASE
+)
 KINDS = (
     "a bundle from `flatout doctor --capture`, the output of nvidia-smi, lspci or ibstat, an NCCL topology XML, "
     "an NCCL log, a kernel log, a JSON object of sysfs files, or a folder with a copy of /sys and /proc"
@@ -189,7 +191,7 @@ def kind_of(text: str) -> str | None:
 def _is_gpu_list(head: str) -> bool:
     """Whether this is `nvidia-smi -L`; `nvidia-smi nvlink` has the same lines, and lines of links."""
     has_gpus = re.search(r"^GPU \d+: .*\(UUID: ", head, re.MULTILINE)
-    has_links = re.search(r"^\s+Link \d", head, re.MULTILINE)
+    has_links = re.search(r"^[ \t]+Link \d", head, re.MULTILINE)
     return has_gpus is not None and has_links is None
 
 
@@ -207,7 +209,7 @@ _KINDS: tuple[tuple[str, Callable[[str], object]], ...] = (
         re.compile(r"NCCL (?:INFO|WARN|version \d)|^\S+:\d+:\d+ \[\d+\] INFO NET\b", re.MULTILINE).search,
     ),
     (SMI_QUERY, re.compile("NVSMI LOG|<nvidia_smi_log[ >]").search),
-    (SMI_NVLINK_ERRORS, re.compile(r"^\s+Link \d+: .*Errors: ", re.MULTILINE).search),
+    (SMI_NVLINK_ERRORS, re.compile(r"^[ \t]+Link \d+: .*Errors: ", re.MULTILINE).search),
     (SMI_NVLINK, _NVLINK.search),
     (SMI_LIST, _is_gpu_list),
     (FABRIC_MANAGER_LOG, re.compile(r"\[(?:INFO|ERROR|WARNING)\] \[tid \d+\]").search),

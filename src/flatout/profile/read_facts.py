@@ -27,12 +27,6 @@ _LAUNCHERS = {"torchrun": "torchrun", "srun": "srun", "accelerate": "accelerate"
 _LAUNCHERS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 _MODULES |= {"accelerate.commands.launch": "accelerate"}
-# Facts of each rank's own loader, and how to combine them. The rank that computes most needs the most cores.
-_COMBINED: dict[str, Callable[[list[Any]], Any]] = {
-    "loader_cpu_share": max,
-    "loader_draws": any,
-    "loader_keeps_state": any,
-}
 
 
 def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
@@ -42,9 +36,8 @@ def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
     samples and the command are known.
     """
     recording = recording or read_recording(path)
-    files = [file for file in sorted(path.glob(File.FACTS.glob)) if file.stat().st_size > 0]
-    contents = [content for file in files if (content := _content(file)) is not None]
-    agreed = _agreed([content.get("facts", {}) for content in contents])
+    contents = [content for file in sorted(path.glob(File.FACTS.glob)) if (content := _content(file)) is not None]
+    agreed = _agreed([_table(content, "facts") for content in contents])
     ranks = recording.ranks
     num_ranks_on = Counter(rank.hostname for rank in ranks)
     facts = {
@@ -94,6 +87,28 @@ def _content(file: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of a rank's facts; an empty one if the file is damaged there."""
+    table = content.get(name)
+    return table if isinstance(table, dict) else {}
+
+
+def _largest(values: list[Any]) -> Any:
+    """Return the largest of some numbers; of damaged values one that is no number, which the facts' type refuses."""
+    for value in values:
+        if not isinstance(value, int | float):
+            return value
+    return max(values)
+
+
+# Facts of each rank's own loader, and how to combine them. The rank that computes most needs the most cores.
+_COMBINED: dict[str, Callable[[list[Any]], Any]] = {
+    "loader_cpu_share": _largest,
+    "loader_draws": any,
+    "loader_keeps_state": any,
+}
+
+
 def _agreed(facts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the facts on which all ranks that know them agree, and combined values of those that differ by rank."""
     agreed: dict[str, Any] = {}
@@ -109,7 +124,7 @@ def _agreed(facts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _agreed_environment(contents: list[dict[str, Any]]) -> dict[str, str]:
-    environments = [content.get("environment", {}) for content in contents]
+    environments = [_table(content, "environment") for content in contents]
     if not environments:
         return {}
     first = environments[0]

@@ -28,7 +28,8 @@ _REPORT_OF_OURS = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"flatout/')
 TRACE_OF_OURS = re.compile(rb'"otherData"\s*:\s*\{\s*"flatout"\s*:')
 # First bytes of zip, bzip2, 7-Zip, Zstandard and rar files.
 _OTHER_ARCHIVES = (b"PK\x03\x04", b"BZh", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"Rar!")
-_EVENTS_END = re.compile(rb"\}\s*,?\s*\]")
+# Its parts are possessive (`*+`): otherwise a time is needed that grows with the square of the white space.
+_EVENTS_END = re.compile(rb"\}\s*+,?+\s*+\]")
 # Two top-level lists, one after the other; valid JSON has a comma between such brackets.
 _SECOND_LIST = re.compile(rb"\}\s*\]\s*\[\s*\{")
 # A list after an object with a list of events and perhaps some texts and numbers; valid JSON has a comma between these.

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError, OutputError
-from flatout.input_files import BadLine, read_bytes
+from flatout.input_files import BadLine, open_file, read_bytes
 from flatout.records.trial import TrialResult
 from flatout.secrets import masked_command, masked_text, open_private
 
@@ -86,7 +86,7 @@ def is_journal(path: Path) -> bool:
     """Whether a file is the journal of a tuning run: it begins with a heading, or was truncated within one."""
     if path.is_symlink() or not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_file(path) as file:
         first = file.readline(_MAX_HEADING_BYTES)
     start = first[: len(_HEADING_START)]
     if not first.endswith(b"\n"):

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from flatout.input_files import read_text
 from flatout.inside.protocol import CACHE_VARIABLES, HOME_CACHES, Variable
 from flatout.records.tuning import Separation
 
@@ -183,7 +184,7 @@ def _is_within(path: str, folders: Sequence[str]) -> bool:
 def read_refusal(trial: Path) -> str | None:
     """Return why the kernel refused the overlay of a trial; None if it did not."""
     with suppress(OSError):
-        return (trial / REFUSAL).read_text(encoding="utf-8")
+        return read_text(trial / REFUSAL, errors="replace")
     return None
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InvalidTrialError
+from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import Variable
 from flatout.records.tuning import Separation
 from flatout.trial.changes_on_disk import changed_files, times_of_change
@@ -115,7 +116,7 @@ class TrialFiles:
 
     def _read_written(self) -> dict[str, tuple[int, str]]:
         try:
-            return msgspec.json.decode((self._out / "runs" / WRITTEN).read_bytes(), type=_Written).files
+            return decode_json(read_bytes(self._out / "runs" / WRITTEN), _Written).files
         except (OSError, msgspec.DecodeError):
             return {}
 

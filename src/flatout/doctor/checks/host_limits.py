@@ -184,7 +184,7 @@ def _shm_bytes(machine: Machine) -> int:
 )
 def remove_ipc(machine: Machine) -> CheckOutcome:
     text = machine.file("/etc/systemd/logind.conf")
-    values = re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)", text, re.MULTILINE)
+    values = re.findall(r"^[ \t]*+RemoveIPC\s*=\s*(\w+)", text, re.MULTILINE)
     if not values:
         return info("not set: the distribution's default (yes upstream, no in many)")
     last = values[-1]

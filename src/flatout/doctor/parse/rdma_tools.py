@@ -13,8 +13,9 @@ _BASE = "/sys/class/infiniband"
 _DEVICE = re.compile(
     r"(?:CA '([\w.-]+)'|hca_id:\s*([\w.-]+)|Infiniband device '([\w.-]+)' port (\d+) status:)\s*", re.IGNORECASE
 )
-_PORT = re.compile(r"port\s*:?\s*(\d+):?", re.IGNORECASE)
-_VALUE = re.compile(r"([\w ]+?)\s*:\s*(\S.*)")
+# Possessive (`++`): otherwise a time is needed that grows with the square of the white space.
+_PORT = re.compile(r"port\s*+:?+\s*+(\d+):?", re.IGNORECASE)
+_VALUE = re.compile(r"([\w ]++)\s*+:\s*+(\S.*)")
 _QUOTED = re.compile(r"^[\s>|]+")
 _STATES = {"down": "1: DOWN", "initializing": "2: INIT", "init": "2: INIT", "armed": "3: ARMED", "active": "4: ACTIVE"}
 _PHYSICAL = {
@@ -66,7 +67,7 @@ class _Reader:
         elif match := _GID.match(line):
             self._read_gid(match)
         elif match := _VALUE.fullmatch(line):
-            self._read_value(match[1].lower().replace(" ", "_"), match[2].strip())
+            self._read_value(match[1].rstrip().lower().replace(" ", "_"), match[2].strip())
 
     def _is_new_port(self, device: str, port: str) -> bool:
         return not any(path.startswith(f"{_BASE}/{device}/ports/{port}/") for path in self.files)

@@ -103,7 +103,7 @@ def _keep_previous(path: Path, checksum: dict[str, int]) -> None:
     try:
         checksums = path.with_name(File.CHECKSUMS.of(path.name))
         files = [checksum]
-        if path.exists():
+        if path.exists() and checksums.is_file():  # to open a pipe would wait forever
             with suppress(OSError, ValueError, KeyError, TypeError):
                 # The old file can be either of two files, because a save can be interrupted before the newer file gets
                 # its name.
