@@ -12,7 +12,7 @@ from flatout.catalog import all_models
 from flatout.errors import InputError, UsageError
 from flatout.plan.clusters import cluster
 from flatout.plan.fixed_parameters import only
-from flatout.plan.layouts import TrainingSpec, all_layouts, layout_at
+from flatout.plan.layouts import TrainingSpec, _shardings, all_layouts, layout_at
 
 
 def spec_of(model: str, machine: str, batch: int, seq: int) -> TrainingSpec:
@@ -117,3 +117,16 @@ def test_columns_are_numbers() -> None:
     assert {values.dtype for values in all_layouts(spec_of("llama3-8b", "h100x16", 32, 2048)).values()} == {
         np.dtype(np.float64)
     }
+
+
+@pytest.mark.parametrize("machine", ["h100x16", "gb200x72"])
+@pytest.mark.parametrize("replicas_of", [1, 2, 3])
+def test_shards_within_a_domain_are_the_largest_that_divide(machine: str, replicas_of: int) -> None:
+    spec = spec_of("llama3-8b", machine, 16, 1024)
+    domain = spec.cluster.nvlink_domain
+    for tp in (1, 2, 4, 8, 128):
+        for replicas in range(2, 40 * replicas_of, replicas_of):
+            groups = {sharding.shard for sharding in _shardings(spec, replicas, tp, 1)} - {0.0}
+            sizes = [size for size in range(2, replicas) if replicas % size == 0 and size * tp <= domain]
+            is_whole = replicas * tp <= domain  # then all replicas are the group
+            assert groups == (set() if is_whole else set(map(float, sizes[-1:])))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from time import process_time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -178,3 +181,16 @@ def test_every_system_of_the_catalogue_plans() -> None:
 
     for alias in all_systems():
         assert np.isfinite(search.plan(setting_of("gpt3-125m", f"{alias}x8", precision="fp16")).layouts[0].step_time_s)
+
+
+@pytest.mark.parametrize(
+    "damage", [{"num_experts": 1 << 31}, {"num_heads": 1 << 63}, {"hidden": 1 << 40}, {"num_layers": 1 << 40}]
+)
+def test_a_model_of_impossible_size_is_refused_within_seconds(damage: dict[str, int]) -> None:
+    setting = setting_of("qwen3-30b-a3b", "h100x16")
+    workload = msgspec.structs.replace(setting.spec.workload, **damage)
+    began_s = process_time()
+    with pytest.raises(InputError) as caught:
+        search.plan(replace(setting, spec=replace(setting.spec, workload=workload)))
+    assert process_time() - began_s < 5.0
+    assert "\n" not in str(caught.value)

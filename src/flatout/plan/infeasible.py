@@ -78,6 +78,8 @@ def _fitting_num_gpus(context: SearchContext) -> int | None:
     spec = context.spec
     for doublings in range(1, MOST_DOUBLINGS + 1):
         num_gpus = spec.cluster.num_gpus << doublings
+        if num_parameters(spec.workload) > num_gpus * spec.cluster.memory_bytes:
+            continue  # its parameters, at a byte each, are more than the memory of all: no layout need be tried
         cluster = msgspec.structs.replace(spec.cluster, num_gpus=num_gpus)
         larger = replace(context, spec=replace(spec, cluster=cluster, offloads=True))
         if any_fits(larger, all_layouts(larger.spec)):

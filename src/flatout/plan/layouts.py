@@ -106,7 +106,7 @@ def degrees(spec: TrainingSpec) -> Iterator[Degrees]:
             for cp in divisors(num_gpus // (tp * pp), MOST_CP):
                 if not cp_is_valid(spec.seq, cp, tp):
                     continue
-                for ep in divisors(max(workload.num_experts, 1)):
+                for ep in divisors(max(workload.num_experts, 1), num_gpus // pp):
                     if (num_gpus // pp) % ep == 0:
                         yield Degrees(tp, pp, cp, ep)
 
@@ -164,8 +164,7 @@ def _shardings(spec: TrainingSpec, replicas: int, tp: int, pp: int) -> list[_Sha
     if replicas == 1:
         return [unsharded, unsharded._replace(offload=1.0)] if spec.offloads else [unsharded]
     groups = [0.0]
-    in_domain = [size for size in divisors(replicas) if size * tp <= spec.cluster.nvlink_domain]
-    largest_in_domain = max(in_domain, default=1)
+    largest_in_domain = divisors(replicas, max(spec.cluster.nvlink_domain // tp, 1))[-1]
     if 1 < largest_in_domain < replicas:
         groups.append(float(largest_in_domain))
     sharded = [_Sharding(1.0, group, 0.0) for group in groups]
