@@ -778,7 +778,7 @@ def test_fast_and_oracle_agree(trace: TraceBuilder) -> None:
     assert fast(table) == oracle.attribute(table)
 
 
-@MANY
+@settings(MANY, max_examples=100)
 @given(trace=traces)
 def test_segments_of_the_fast_implementation_are_contiguous_and_sum_to_the_window(trace: TraceBuilder) -> None:
     from flatout.attribute.rank import attribute_rank

@@ -118,7 +118,7 @@ kinds = st.sampled_from(["", "", "", "", "flops", "prepare", "traced", "recovery
 rank_steps = st.lists(st.tuples(seconds, kinds, st.floats(0, 1), st.floats(0, 0.5)), min_size=3, max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(rank_steps, min_size=1, max_size=4))
 def test_the_parts_sum_to_the_wall_time(drawn: list[list[tuple[float, str, float, float]]]) -> None:
     ranks = []

@@ -30,7 +30,7 @@ def diagnoses(draw: st.DrawFn) -> Diagnosis:
     return builder.diagnosis_of(ranks, findings=sorted(found, key=lambda finding: -finding.cost_s_per_step))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(diagnoses(), diagnoses())
 def test_the_other_way_round_every_change_has_the_opposite_sign(a: Diagnosis, b: Diagnosis) -> None:
     forth, back = diff(a, b), diff(b, a)
@@ -48,7 +48,7 @@ def test_the_other_way_round_every_change_has_the_opposite_sign(a: Diagnosis, b:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(diagnoses(), diagnoses())
 def test_changes_of_the_parts_sum_to_the_change(a: Diagnosis, b: Diagnosis) -> None:
     result = diff(a, b)

@@ -382,7 +382,7 @@ def write_done(done: Diagnosed, out: Path) -> None:
 
 def said(event: dict[str, Any]) -> str:
     duration = None if "dur" not in event else Decimal(event["dur"]).quantize(Decimal("0.001"))
-    return as_json([event["ph"], event["name"], event.get("cat"), event.get("args"), event.get("bp"), str(duration)])
+    return repr([event["ph"], event["name"], event.get("cat"), event.get("args"), event.get("bp"), str(duration)])
 
 
 def times(events: list[dict[str, Any]]) -> list[Decimal]:

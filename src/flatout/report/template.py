@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from flatout.report.terminal import visible
+
+if TYPE_CHECKING:
+    import jinja2
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B|[KMGT]?FLOP)\b|%)")
 _LONG_WORD = re.compile(r"[\w.(=/:-]{30,}")  # longer than a line on a phone
@@ -19,6 +24,12 @@ _JOINT = re.compile(r"(?<=\w)([.(/]+)(?=\w)")
 
 def rendered(template: str, content: Mapping[str, object]) -> str:
     """Render the template with the content. A name that the content lacks is an error."""
+    return _environment().get_template(template).render(content)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Return what renders the templates; it compiles each of them once, which takes longer than to render a page."""
     import jinja2
     import markupsafe
 
@@ -55,4 +66,4 @@ def rendered(template: str, content: Mapping[str, object]) -> str:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters |= {"code": code, "figures": figures, "whole": whole}
-    return environment.get_template(template).render(content)
+    return environment
