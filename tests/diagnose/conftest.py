@@ -39,6 +39,16 @@ def _archive(name: str) -> Path:
     return archive
 
 
+@cache
+def _untraced_step_s(name: str) -> float:
+    with tarfile.open(_archive(name)) as archive:
+        # It is the first file; asking for it by name would unpack the whole archive.
+        member = next(member for member in archive if member.name.endswith("/info.json"))
+        file = archive.extractfile(member)
+        assert file is not None
+        return float(json.load(file)["step_s"])
+
+
 @pytest.fixture(scope="session")
 def known() -> Diagnose:
     """`known("straggler")`: the job of that name, whose cause is known."""
@@ -48,16 +58,7 @@ def known() -> Diagnose:
 @pytest.fixture(scope="session")
 def untraced_step_s() -> Callable[[str], float]:
     """`untraced_step_s("straggler")`: what a step of the job takes when it is not recorded."""
-
-    def step_s(name: str) -> float:
-        with tarfile.open(_archive(name)) as archive:
-            # It is the first file; asking for it by name would unpack the whole archive.
-            member = next(member for member in archive if member.name.endswith("/info.json"))
-            file = archive.extractfile(member)
-            assert file is not None
-            return float(json.load(file)["step_s"])
-
-    return step_s
+    return _untraced_step_s
 
 
 @pytest.fixture(scope="session")

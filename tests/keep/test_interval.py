@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import nbinom
 
 from flatout.keep.interval import (
     DAY_S,
@@ -118,6 +117,8 @@ def test_what_the_job_itself_has_seen_outweighs_what_was_published() -> None:
 
 
 def test_the_posterior_foretells_counts_as_the_gamma_poisson_mixture_does() -> None:
+    from scipy.stats import nbinom  # takes seconds to import, which each worker that collects this file would spend
+
     rates = RSC_1.rates_per_s(128) * DAY_S * 10  # of the next ten days
     counts = np.arange(200)
     none = float(np.mean(np.exp(-rates)))

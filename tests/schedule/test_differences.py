@@ -42,10 +42,10 @@ def interval(one: MeasureDifference) -> tuple[float, float]:
 
 
 def test_every_interval_is_that_of_a_plain_bootstrap() -> None:
-    """Resamples written out job by job; other random numbers, so the ends agree within their own noise."""
+    """Resamples written out window by window; other random numbers, so the ends agree within their own noise."""
     policies = [[drawn(1), drawn(2)], [drawn(3, 1.5), drawn(4, 1.5)]]
-    window = windows(SUBMIT).tolist()
-    jobs = [[job for job, its in enumerate(window) if its == each] for each in range(10)]
+    window = windows(SUBMIT)
+    jobs = [np.flatnonzero(window == each) for each in range(10)]
     draw = random.Random(11)
     resamples: dict[str, list[float]] = {name: [] for name in ("jct_mean", "jct_p99", "wait_mean", "goodput", "lost")}
     for _ in range(1500):
@@ -54,11 +54,11 @@ def test_every_interval_is_that_of_a_plain_bootstrap() -> None:
         cells = [(seed, each) for seed in seeds for each in chosen]
         sides = []
         for policy in policies:
-            jct = [policy[seed].jct_s[job] for seed, each in cells for job in jobs[each]]
-            wait = [policy[seed].wait_s[job] for seed, each in cells for job in jobs[each]]
-            lost = sum(policy[seed].lost_gpu_hours[job] for seed, each in cells for job in jobs[each]) / 2
+            jct = np.concatenate([policy[seed].jct_s[jobs[each]] for seed, each in cells])
+            wait = np.concatenate([policy[seed].wait_s[jobs[each]] for seed, each in cells])
+            lost = sum(policy[seed].lost_gpu_hours[jobs[each]].sum() for seed, each in cells) / 2
             goodput = sum(policy[seed].goodput[each] for seed, each in cells) / 20
-            sides.append((sum(jct) / len(jct), np.quantile(jct, 0.99), sum(wait) / len(wait), goodput, lost))
+            sides.append((jct.mean(), np.quantile(jct, 0.99), wait.mean(), goodput, lost))
         (one, other) = sides
         for place, (name, values) in enumerate(resamples.items()):
             values.append(one[place] / other[place] if name.startswith("jct") else other[place] - one[place])
