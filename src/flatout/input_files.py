@@ -122,15 +122,36 @@ def decode_json(data: bytes | str, type: Any = Any, *, strict: bool = True) -> A
 
 
 def decode_written_json(data: bytes | str) -> Any:
-    """Decode one JSON value as Python's `json` writes it, with `NaN` and `Infinity`. Raise as `decode_json` does."""
+    """Decode one JSON value as Python's `json` writes it, with `NaN` and `Infinity`. Raise as `decode_json` does.
+
+    Half of a surrogate pair, as in a file's name that is not UTF-8, is replaced: no file or terminal can take it.
+    """
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        return _with_whole_characters(value) if _may_have_surrogates(data) else value
     except RecursionError:
         raise msgspec.DecodeError(_TOO_DEEP) from None
     except json.JSONDecodeError as error:
         raise msgspec.DecodeError(str(error)) from None
     except ValueError as error:
         raise msgspec.DecodeError(_reason(error)) from None
+
+
+def _may_have_surrogates(data: bytes | str) -> bool:
+    return (b"\\ud" in data.lower()) if isinstance(data, bytes) else ("\\ud" in data.lower())
+
+
+def _with_whole_characters(value: Any) -> Any:
+    """Return a decoded value with U+FFFD in place of each half of a surrogate pair."""
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case list():
+            return [_with_whole_characters(item) for item in value]
+        case dict():
+            return {_with_whole_characters(key): _with_whole_characters(item) for key, item in value.items()}
+        case _:
+            return value
 
 
 def read_toml(path: Path, *, encoding: str = "utf-8") -> dict[str, Any]:

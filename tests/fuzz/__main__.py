@@ -26,10 +26,8 @@ def main() -> int:
         tallies.append(tally)
         print(f"{_row(tally)}   in {time.monotonic() - began_s:.0f} s", flush=True)
         _print_findings(tally)
-    if options.table is not None:
-        options.table.write_text(
-            json.dumps({"seed": options.seed, "readers": [_record(each) for each in tallies]}, indent=1) + "\n"
-        )
+        if options.table is not None:  # after each reader, so that a run that is stopped keeps what it found
+            _write_table(options.table, options.seed, tallies)
     return int(any(tally.findings for tally in tallies))
 
 
@@ -42,6 +40,16 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     print(f"seed {options.seed}")
     return options
+
+
+def _write_table(path: Path, seed: int, tallies: list[Tally]) -> None:
+    table = {
+        "seed": seed,
+        "inputs": sum(tally.num_inputs for tally in tallies),
+        "findings": sum(len(tally.findings) for tally in tallies),
+        "readers": [_record(tally) for tally in tallies],
+    }
+    path.write_text(json.dumps(table, indent=1) + "\n")
 
 
 def _record(tally: Tally) -> dict[str, object]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import sys
 import time
@@ -209,6 +210,16 @@ def test_json_that_cannot_be_decoded_is_one_kind_of_error(text: bytes) -> None:
     for decode in (decode_json, input_files.decode_written_json):
         with pytest.raises(msgspec.DecodeError):
             decode(text)
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\uDC80", "\\udfff\\ud800"])
+@pytest.mark.parametrize("form", ['"{}"', '["a", "{}"]', '{{"a": {{"b": "x{}y"}}}}', '{{"{}": NaN}}'])
+def test_half_of_a_character_is_replaced_in_json_of_python(half: str, form: str) -> None:
+    """Python writes a file's name that is not UTF-8 with such halves, which no file or terminal takes."""
+    value = input_files.decode_written_json(form.format(half).encode())
+    text = json.dumps(value, ensure_ascii=False)
+    assert "\ufffd" in text and text.encode()
+    assert input_files.decode_written_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "a = \udcff"])

@@ -260,3 +260,17 @@ def test_a_killed_line_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     (tmp_path / "recording" / "diverted-host-1.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(line)[:20])
     assert outputs_of(tmp_path).left == {str(tmp_path / "x")}
+
+
+@pytest.mark.parametrize("kind", ["a link to itself", "a pipe", "a folder"])
+def test_a_record_of_outputs_that_is_no_file_is_left_out(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "recording" / "diverted-node-7.jsonl"
+    path.parent.mkdir()
+    match kind:
+        case "a link to itself":
+            path.symlink_to(path)
+        case "a pipe":
+            os.mkfifo(path)
+        case "a folder":
+            path.mkdir()
+    assert settle_outputs(path.parent, tmp_path / "saved") == Outputs()

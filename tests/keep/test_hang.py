@@ -483,3 +483,11 @@ def test_time_in_which_nobody_could_look_is_no_silence(gap_s: float, is_hang: bo
     times = [*[0.25 * tick for tick in range(6)], *[1.25 + gap_s + 0.25 * tick for tick in range(36)]]
     hangs = [watching.look(now, ranks) for now in times]
     assert any(hang is not None for hang in hangs) is is_hang
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"), [("999999999", 999999999), ("1000000000", 0), ("7" * 5000, 0), ("???", 0)]
+)
+def test_a_line_number_that_none_has_is_unknown(written: str, expected: int) -> None:
+    text = f'Current thread 0x1 (most recent call first):\n  File "train.py", line {written} in main'
+    assert [frame.line for frame in parse(9, text, main_thread=1).frames] == [expected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +17,14 @@ from flatout.errors import InputError
 from flatout.plan import search
 from flatout.plan.clusters import cluster
 from flatout.plan.fits import SAFE, out_of_memory_probability
+from flatout.plan.huggingface import from_config
 from flatout.plan.layouts import TrainingSpec, all_layouts
 from flatout.plan.memory import MemoryConstants
 from flatout.plan.search_context import SearchContext, evaluate_layouts
 from flatout.plan.shipped import shipped
 from flatout.records.plan import Plan, Software
+
+OWN = Path(__file__).parents[1] / "data" / "readers"
 
 
 def setting_of(model: str, machine: str, batch: int = 64, seq: int = 2048, precision: str = "bf16") -> SearchContext:
@@ -194,3 +198,19 @@ def test_a_model_of_impossible_size_is_refused_within_seconds(damage: dict[str, 
         search.plan(replace(setting, spec=replace(setting.spec, workload=workload)))
     assert process_time() - began_s < 5.0
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "qk_rope_head_dim", "n_routed_experts"])
+@pytest.mark.parametrize(
+    "value", [(1 << 40) + 1, 10**400, 1e308, float(1 << 41)], ids=["int", "long", "1e308", "float"]
+)
+def test_a_number_that_no_model_has_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    config = json.loads((OWN / "plan" / "moe.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {name: 1 << 40}))
+    from_config(path)
+    path.write_text(json.dumps(config | {name: value}))
+    with pytest.raises(InputError) as caught:
+        from_config(path)
+    message = str(caught.value)
+    assert name in message and "\n" not in message and len(message) < 1200

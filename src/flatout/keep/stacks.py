@@ -111,6 +111,9 @@ def has_handler(pid: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (NUMBER - 1) & 1)
 
 
+_MAX_DIGITS = 9  # of the number of a line
+
+
 def parse(pid: int, text: str, *, main_thread: int) -> Stack:
     """Parse the output of `faulthandler`. If no thread has the main thread's ID, use the last, which is the oldest."""
     threads: dict[int, list[Frame]] = {}
@@ -119,9 +122,14 @@ def parse(pid: int, text: str, *, main_thread: int) -> Stack:
         if (thread := _THREAD.match(line)) is not None:
             frames = threads.setdefault(int(thread[1], 16), [])
         elif (frame := _FRAME.match(line)) is not None:
-            frames.append(Frame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+            frames.append(Frame(frame[1], _line_number(frame[2]), frame[3]))
     last = next(reversed(threads.values()), [])
     return Stack(pid=pid, frames=tuple(threads.get(main_thread, last)), text=text)
+
+
+def _line_number(text: str) -> int:
+    """Return the number of a line; 0 if it is unknown (`???`), or too long for one."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -19,6 +19,7 @@ _WITH_POSITION_TABLE = ("gpt2", "bert")
 _BIDIRECTIONAL = ("bert", "vit")
 _GATED_ACTIVATIONS = ("silu", "swiglu", "swish", "geglu")
 _GATED_IN_GEMMA = (*_GATED_ACTIVATIONS, "gelu_pytorch_tanh")
+MOST = 1 << 40  # far beyond any number in a model's config; products of such numbers are still floats
 _WHOLE = (*("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "vocab_size"),)
 
 
@@ -91,11 +92,18 @@ class _Config:
         value = self._value(*names)
         if value is None:
             raise KeyError(names[0])
-        return int(value)
+        return self._counted(names, value)
 
     def _number(self, *names: str, default: int = 0) -> int:
         value = self._value(*names)
-        return default if value is None else int(value)
+        return default if value is None else self._counted(names, value)
+
+    def _counted(self, names: tuple[str, ...], value: Any) -> int:
+        """Return a number of layers, elements and the like. Raise InputError for one that no model has."""
+        if isinstance(value, int | float) and not abs(value) <= MOST:
+            name = next(name for name in names if self._config.get(name) is not None)
+            raise InputError(f"`{name}` in `{self._path}` must be at most {MOST:,}, but is {value!r:.24}")
+        return int(value)
 
     def workload(self) -> Workload:
         config, kind = self._config, self._kind

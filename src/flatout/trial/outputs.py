@@ -104,9 +104,10 @@ def ran_outside(recording: Path) -> bool:
 
 def _lines(recording: Path) -> Iterable[_Line]:
     for file in sorted(recording.glob(File.DIVERTED.glob)):
-        for raw in read_lines(file):
-            with suppress(msgspec.DecodeError):  # truncated by the end of its process
-                yield decode_json(raw, _Line)
+        with suppress(OSError):  # what is no file was not written by a hook
+            for raw in read_lines(file):
+                with suppress(msgspec.DecodeError):  # truncated by the end of its process
+                    yield decode_json(raw, _Line)
 
 
 def _began_ns(saved: Path) -> int | None:
