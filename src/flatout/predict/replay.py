@@ -10,6 +10,7 @@ Not modelled: communication kernels that slow concurrent compute, caches, clocks
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Mapping, Sequence
 
 import msgspec
@@ -56,6 +57,7 @@ class TraceReplayer:
         self._needs = self._all_needs(job.matches)
         self._transfer = {t.rank: self._transfers(job, t.rank) for t in job.timelines if t.rank in self.tracks}
         self.num_forced = 0  # number of collectives in the last replay whose partners never arrived
+        self._steps_s: dict[bytes, float] = {}  # by the digest of the edits
 
     def edits(self, host_scale: float = 1.0) -> Edits:
         """Return all times as recorded; host work, which the profiler prolongs, is multiplied by `host_scale`."""
@@ -72,9 +74,16 @@ class TraceReplayer:
         return result
 
     def step_s(self, edits: Edits) -> float:
-        """Replay, and return the mean step over ranks and complete steps."""
-        begins = self.step_begins_ns(edits)
-        return float(np.mean([(at[-1] - at[0]) / (len(at) - 1) for at in begins.values()])) / 1e9
+        """Replay, and return the mean step over ranks and complete steps.
+
+        A third of the scenarios of a job's candidates change the same times, and are replayed once.
+        """
+        digest = _digest(edits)
+        if digest not in self._steps_s:
+            begins = self.step_begins_ns(edits)
+            steps_ns = [(at[-1] - at[0]) / (len(at) - 1) for at in begins.values()]
+            self._steps_s[digest] = float(np.mean(steps_ns)) / 1e9
+        return self._steps_s[digest]
 
     def step_begins_ns(self, edits: Edits) -> dict[int, Floats]:
         """Replay, and return by rank when each step begins and when the last step ends, on the common clock."""
@@ -115,6 +124,15 @@ class TraceReplayer:
         for row in comm[~known].tolist():
             self._needs[rank].pop(row, None)
         return duration
+
+
+def _digest(edits: Edits) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for rank, edit in edits.items():
+        digest.update(str(rank).encode())
+        for values in (edit.spent_ns, edit.duration_ns, edit.is_waiting, edit.is_there):
+            digest.update(values.tobytes())
+    return digest.digest()
 
 
 class _Run:
