@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import InputError
-from flatout.read.sacct import merged, parse_sacct, read_sacct
+from flatout.read.sacct import _seconds, merged, parse_sacct, read_sacct
 from flatout.read.slurm_values import duration_s, gpus_of_gres, gpus_of_tres, state_of, time_s
 from flatout.records.attempts import Attempts, job_times
 
@@ -420,3 +420,21 @@ def test_any_damage_is_told_or_refused(data: bytes, cut: int) -> None:
 def test_a_time_in_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a time must look like 2026-01-31T12:00:00"):
         time_s(text)
+
+
+@pytest.mark.parametrize(("text", "is_time"), [("253402300799", True), ("253402300800", False), ("9" * 400, False)])
+def test_a_time_after_the_last_date_is_refused(text: str, is_time: bool) -> None:
+    if is_time:
+        assert time_s(text) == float(text)
+        return
+    with pytest.raises(ValueError, match="a time must look like"):
+        time_s(text)
+
+
+@pytest.mark.parametrize(("length", "is_count"), [(20, True), (21, False), (400, False)])
+def test_a_count_has_at_most_the_digits_of_64_bits(length: int, is_count: bool) -> None:
+    if is_count:
+        assert _seconds("1" * length) == float("1" * length)
+        return
+    with pytest.raises(ValueError, match=f"at most 20 digits, but has {length}"):
+        _seconds("1" * length)

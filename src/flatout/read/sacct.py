@@ -351,9 +351,14 @@ def _folded(column: str) -> str:
     return _ALIASES.get(name, name)
 
 
+_MAX_DIGITS = 20  # of a count; Slurm's own have 64 bits
+
+
 def _count(text: str) -> int | None:
     if not text.isascii() or not text.isdigit():
         raise ValueError(f"a count must be a whole number, but is `{text}`")
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a count must have at most {_MAX_DIGITS} digits, but has {len(text)}")
     return int(text)
 
 

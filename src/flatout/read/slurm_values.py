@@ -49,13 +49,18 @@ _ABBREVIATED = {
 _STATES = {*_ABBREVIATED.values(), "RECONFIG_FAIL", "UPDATE_DB", "EXPEDITING"}
 
 
+_LAST_TIME_S = 253_402_300_799  # the end of the year 9999, after which Python has no dates
+
+
 def time_s(text: str) -> float | None:
     """Parse `2023-01-15T03:01:10`, or seconds since 1970 (SLURM_TIME_FORMAT=%s)."""
     if text.casefold() in NONE_WORDS:
         return None
-    if text.isascii() and text.isdigit():
-        return float(text)
     try:
+        if text.isascii() and text.isdigit():
+            if float(text) > _LAST_TIME_S:
+                raise ValueError
+            return float(text)
         if _TIME.fullmatch(text) is None:  # fromisoformat also accepts other formats
             raise ValueError
         found = datetime.fromisoformat(text)
