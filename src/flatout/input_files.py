@@ -121,14 +121,17 @@ def decode_json(data: bytes | str, type: Any = Any, *, strict: bool = True) -> A
         raise msgspec.DecodeError(_TOO_DEEP) from None
 
 
-def decode_written_json(data: bytes | str) -> Any:
+def decode_written_json(data: bytes | str, *, has_file_names: bool = False) -> Any:
     """Decode one JSON value as Python's `json` writes it, with `NaN` and `Infinity`. Raise as `decode_json` does.
 
-    Half of a surrogate pair, as in a file's name that is not UTF-8, is replaced: no file or terminal can take it.
+    Half of a surrogate pair is replaced, because no terminal can show it. With `has_file_names` it is kept: in Python
+    it stands for a byte of a file's name that is not UTF-8.
     """
     try:
         value = json.loads(data)
-        return _with_whole_characters(value) if _may_have_surrogates(data) else value
+        if has_file_names or not _may_have_surrogates(data):
+            return value
+        return _with_whole_characters(value)
     except RecursionError:
         raise msgspec.DecodeError(_TOO_DEEP) from None
     except json.JSONDecodeError as error:

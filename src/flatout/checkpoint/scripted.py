@@ -18,7 +18,7 @@ from pathlib import Path
 from flatout.inside.protocol import File
 
 _BLOCK = 8 << 20
-_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # other decompressors raise errors of their own
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # other decompressors raise other errors
 _MAX_CHECKSUMS_BYTES = 1 << 20  # a file of three sizes and checksums has a few hundred
 
 

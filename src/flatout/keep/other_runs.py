@@ -181,7 +181,7 @@ def _is_same_job(mine: RunInfo, other: RunInfo) -> bool:
 
 def _read(state: Path) -> RunInfo | None:
     try:
-        return msgspec.convert(decode_written_json(read_bytes(state / _NAME)), RunInfo)
+        return msgspec.convert(decode_written_json(read_bytes(state / _NAME), has_file_names=True), RunInfo)
     except (OSError, ValueError):
         return None
 

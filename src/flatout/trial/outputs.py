@@ -104,7 +104,7 @@ def ran_outside(recording: Path) -> bool:
 
 def _lines(recording: Path) -> Iterable[_Line]:
     for file in sorted(recording.glob(File.DIVERTED.glob)):
-        with suppress(OSError):  # what is no file was not written by a hook
+        with suppress(OSError):  # a hook writes regular files only
             for raw in read_lines(file):
                 with suppress(msgspec.DecodeError):  # truncated by the end of its process
                     yield decode_json(raw, _Line)
