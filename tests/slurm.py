@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -261,11 +262,21 @@ class SlurmLab:
             time.sleep(0.1)
 
 
+LOWEST_PORT, HIGHEST_PORT = 10_000, 29_000  # below those that the kernel gives to outgoing connections
+
+
 def _free_ports(number: int) -> list[int]:
-    held = [socket.socket() for _ in range(number)]
+    """Return ports that nothing listens on. A port of the kernel's choice might be a connection's a moment later."""
+    held: list[socket.socket] = []
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
+        while len(held) < number:
+            candidate = socket.socket()
+            try:
+                candidate.bind(("", random.randint(LOWEST_PORT, HIGHEST_PORT)))
+            except OSError:
+                candidate.close()
+            else:
+                held.append(candidate)
         return [int(one.getsockname()[1]) for one in held]
     finally:
         for one in held:
