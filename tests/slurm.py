@@ -272,7 +272,7 @@ def _free_ports(number: int) -> list[int]:
         while len(held) < number:
             candidate = socket.socket()
             try:
-                candidate.bind(("", random.randint(LOWEST_PORT, HIGHEST_PORT)))
+                candidate.bind(("", random.SystemRandom().randint(LOWEST_PORT, HIGHEST_PORT)))
             except OSError:
                 candidate.close()
             else:
