@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,13 +55,24 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             process.kill()
 
 
+def sleeping_child(pid: int) -> psutil.Process:
+    """Return the job of a `flatout`: its shell has said "up", and becomes `sleep` a moment later."""
+    until_s = time.monotonic() + 30
+    while True:
+        sleeping = [child for child in psutil.Process(pid).children() if child.name() == "sleep"]
+        if sleeping:
+            return sleeping[0]
+        assert time.monotonic() < until_s, "the job does not begin to sleep"
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("killed", [("profile", "--out", "first"), ("run",), ("run", "--max-restarts", "2")])
 def test_the_next_command_in_the_folder_tells_of_the_job_that_runs_on(folder: Path, killed: tuple[str, ...]) -> None:
     process = start(folder, *killed, "--", *SLEEPS)
     assert process.stdout is not None and process.stderr is not None
     with process.stdout, process.stderr:
         assert process.stdout.readline() == "up\n"
-        (job,) = [child for child in psutil.Process(process.pid).children() if child.name() == "sleep"]
+        job = sleeping_child(process.pid)
         assert told(folder, "run", "--", "true") == [], "it is monitored"
         process.kill()
         process.wait(10)
