@@ -136,7 +136,8 @@ def test_a_full_disk_under_standard_output_is_one_line() -> None:
             text=True,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
+    error = "error: standard output: No space left on device\nhint: free space there, or write elsewhere\n"
+    assert (done.returncode, done.stderr) == (2, error)
 
 
 def test_the_version() -> None:

@@ -1,4 +1,4 @@
-"""`flatout run` on two gloo ranks: what fails is told by rank and place, and the job is started again, or not.
+"""`flatout run` on two gloo ranks: a failure is reported with its rank and place, and the job is restarted, or not.
 
 Most of these jobs wait: for a hang to be one, for a slow evaluation. Those begin with the module, a few at a time.
 """

@@ -448,7 +448,7 @@ def connect(user, password=None, *, api_key: str = ""):
     secret_sauce = model(x)
     logits = model(token=idx)
 File "/usr/lib/python3.11/secrets.py", line 12, in token_hex
-File "/work/auth/tokens.py", line 7, in read_token
+File "/srv/auth/tokens.py", line 7, in read_token
 import secrets, tokenize, keyword, getpass
 from transformers import AutoTokenizer, AutoModelForTokenClassification
 Command '['torchrun', '--nproc-per-node', '4', 'train.py', '--eos-token', '<end>']' returned non-zero exit status 1.

@@ -417,7 +417,7 @@ def test_norms_of_runs_that_diverge_by_more_than_a_number_holds_are_no_error() -
 
 @pytest.mark.parametrize(("spread", "is_judged"), [(0.395, True), (0.402, False)])
 def test_a_gate_that_would_pass_ten_times_the_gradients_refuses_to_judge(spread: float, is_judged: bool) -> None:
-    """Of three runs with these norms the standard deviation is `spread`; a new one is 5 * (4 / 3) ** 0.5 of it off."""
+    """Three runs with these norms deviate by `spread`; a new run is 5 * (4 / 3) ** 0.5 of it off."""
     base = [of_norms(*[norm] * 5) for norm in (math.exp(-spread), 1.0, math.exp(spread))]
     gate = check_gradients(of_norms(*[1.0] * 5), base, changes())
     assert gate.is_passed == is_judged, gate.reason

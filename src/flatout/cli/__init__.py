@@ -12,6 +12,7 @@ needs inside its function. For the same reason Typer does not load rich for help
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from functools import cache
@@ -169,7 +170,8 @@ def _translated(error: BaseException) -> FlatoutError:
     if os.environ.get(Variable.DEBUG):
         traceback.print_exception(error)
     if isinstance(error, OSError):
-        return OutputError(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        hint = "free space there, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return OutputError(f"{error.filename or 'standard output'}: {error.strerror or error}", hint=hint)
     if isinstance(error, MemoryError):
         return FlatoutError("this needs more memory than is free", hint="pass fewer or shorter traces")
     detail = traceback.format_exception_only(error)[-1].strip()
