@@ -11,6 +11,7 @@ from flatout.plan.counts import num_parameters
 from flatout.plan.model_names import executed_file, workload
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("warm")
 
 NANO = """
 import torch
@@ -133,3 +134,12 @@ def test_a_hugging_face_model_is_its_config(tmp_path: Path) -> None:
     found = workload(f"{path}:small")
     layer = 256 * (8 + 4) * 32 + 256 * 256 + 3 * 256 * 688 + 2 * 256
     assert num_parameters(found) == 4 * layer + 2 * 1000 * 256 + 256
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_module_in_the_current_folder_does_not_stand_in_for_torch(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('not torch')")
+    monkeypatch.chdir(tmp_path)
+    assert num_parameters(workload(f"{file}:gpt2")) == 124_439_808

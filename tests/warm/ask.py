@@ -32,7 +32,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MAX_FILES = 200
 _OVERLAY = ("flatout", "inside", "overlay", "enter.py")
 _NUM_WORDS_BEFORE_OVERLAY = 3  # Python and its options -I and -S
-_OPTIONS_WITHOUT_EFFECT = {"-B", "-u"}  # -u has one, which `become` knows
+_OPTIONS_OF_A_WARM_START = {"-B", "-P", "-u"}  # `become` does what they ask for
 # Read by Python, by the C library or by torch's libraries while they start, so a process that has started is too late.
 _AT_START = re.compile(
     r"PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$|WARNINGS$)|LD_|MALLOC_|GLIBC_|KMP_|GOMP_"
@@ -212,7 +212,7 @@ def _python_words(words: list[str], executables: list[bytes], folder: str) -> li
             return []
         words = [*begin, *words[1:]]
     rest = words[1:]
-    while rest and rest[0] in _OPTIONS_WITHOUT_EFFECT:
+    while rest and rest[0] in _OPTIONS_OF_A_WARM_START:
         rest = rest[1:]
     if not rest:
         return []

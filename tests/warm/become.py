@@ -28,6 +28,7 @@ from tests.warm.node import place_of
 
 _OURS = (__file__, os.path.join(os.path.dirname(__file__), "serve.py"))
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_OPTIONS = ("-B", "-P", "-u")
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _excepthook = sys.__excepthook__
 _kept_alive: list[object] = []
@@ -101,7 +102,7 @@ class Process:
             self._variables = dict(os.environ)
         _be_seen_as(self._words, [f"{name}={value}" for name, value in self._variables.items()])
         signal.pthread_sigmask(signal.SIG_SETMASK, asked["mask"])
-        program = [word for word in self._words[1:] if word not in ("-B", "-u")]
+        program = [word for word in self._words[1:] if word not in _OPTIONS]
         is_flatout = program[:2] == ["-m", "flatout"]
         if "LOCAL_RANK" in self._variables and not is_flatout:  # a rank starts no programs, as a rule
             return None
@@ -139,7 +140,7 @@ class Process:
         gc.freeze()
         options = []
         words = self._words[1:]
-        while words[0] in ("-B", "-u"):
+        while words[0] in _OPTIONS:
             options.append(words.pop(0))
         is_unbuffered = "-u" in options or bool(self._variables.get("PYTHONUNBUFFERED"))
         _open_streams(is_unbuffered)
@@ -158,7 +159,7 @@ class Process:
         sys.excepthook = sys.__excepthook__ = _print_without_our_frames
         try:
             _import_sitecustomize()
-            self._run_program(words, main)
+            self._run_program(words, main, is_path_safe="-P" in options)
         except SystemExit as error:
             _end.code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
             raise
@@ -169,11 +170,12 @@ class Process:
             _end.code = 1
             raise
 
-    def _run_program(self, words: list[str], main: ModuleType) -> None:
+    def _run_program(self, words: list[str], main: ModuleType, *, is_path_safe: bool) -> None:
         first = words[0]
         if first == "-m":
             sys.argv[:] = ["-m", *words[2:]]
-            sys.path.insert(0, os.getcwd())
+            if not is_path_safe:
+                sys.path.insert(0, os.getcwd())
             _forget(words[1], self._kept.torch)
             runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
         elif first == "-c":

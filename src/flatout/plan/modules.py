@@ -8,6 +8,7 @@ executed in a separate process, and whatever it raises, prints or ends stays the
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,21 @@ _CLOSE = 0.02
 
 
 def from_module(path: Path, name: str) -> Workload:
-    """Return the shape of the module that `name` is or returns. Raise InputError if it is not a transformer."""
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError(f"`{path}:{name}` needs torch", hint="pip install torch, or pass a config.json") from error
+    """Return the shape of the module that `name` is or returns, which another process reads.
+
+    Raise InputError if it is not a transformer.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(f"`{path}:{name}` needs torch", hint="pip install torch, or pass a config.json")
     if not path.is_file():
         raise InputError(f"`{path}` cannot be read: no such file")
-    return run_apart(f"{path}:{name}", lambda: _workload(path, name, torch))
+    return run_apart(path, name)
 
 
-def _workload(path: Path, name: str, torch: Any) -> Workload:
-    """Execute the file, and return the shape of what it builds."""
+def read_module(path: Path, name: str) -> Workload:
+    """Execute the file in this process, and return the shape of what it builds."""
+    import torch
+
     with torch.device("meta"):
         module = runpy.run_path(str(path)).get(name)
         if callable(module) and not isinstance(module, torch.nn.Module):

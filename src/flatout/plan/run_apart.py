@@ -1,16 +1,20 @@
-"""Run the user's code in a separate process, which can end in any way.
+"""Run the user's model file in a fresh Python process, which can end in any way.
 
-In: a function that runs the code and returns a workload. Out: that workload, or an InputError of one line that names
-the file: for an exception, `sys.exit`, `os._exit` or a signal. What the code prints goes to standard error, because
-standard output holds the plan. This is not a sandbox: the code runs as the user, with everything that the user may do.
+In: the file and the name in it. Out: the workload that the process reads from the module, or an InputError of one line
+that names the file: for an exception, `sys.exit`, `os._exit` or a signal. What the code prints goes to standard error,
+because standard output holds the plan. The process is started anew, not forked: the caller may have threads whose locks
+and memory a fork would copy in the middle of their work. This is not a sandbox: the code runs as the user, with
+everything that the user may do.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -19,6 +23,8 @@ from flatout.errors import FlatoutError, InputError
 from flatout.records.plan import Workload
 
 _HINT = "it must build the module without data, files or arguments, and return it"
+_READER = "flatout.plan.read_module"
+_STANDARD_ERROR = 2
 
 
 class _Answer(msgspec.Struct):
@@ -27,31 +33,30 @@ class _Answer(msgspec.Struct):
     hint: str = ""
 
 
-def run_apart(what: str, build: Callable[[], Workload]) -> Workload:
-    """Return the workload that `build` returns. `what` names the code in errors, as `FILE.py:NAME`."""
+def run_apart(path: Path, name: str) -> Workload:
+    """Return the workload of the module that `name` in the file is or returns."""
     reading, writing = os.pipe()
-    sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        _answer(what, build, writing)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as file:
-        data = file.read()
-    _, status = os.waitpid(child, 0)
+    # -P: no module in the current folder stands in for one that Flatout or torch imports.
+    command = [sys.executable, "-P", "-m", _READER, str(path), name, str(writing)]
+    with os.fdopen(reading, "rb") as answers:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR, pass_fds=[writing])
+        os.close(writing)
+        with process:
+            data = answers.read()
     if not data:
-        raise InputError(f"`{what}` ends the process: {_ending(status)}", hint=_HINT)
+        raise InputError(f"`{path}:{name}` ends the process: {_ending(process.returncode)}", hint=_HINT)
     answer = msgspec.msgpack.decode(data, type=_Answer)
     if answer.workload is None:
         raise InputError(answer.error, hint=answer.hint)
     return answer.workload
 
 
-def _answer(what: str, build: Callable[[], Workload], writing: int) -> NoReturn:
-    """Run the code in the child process, write the answer, and end without the handlers that the code registered."""
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
+def answer_and_exit(what: str, build: Callable[[], Workload], writing: int) -> NoReturn:
+    """Call `build`, write what it returns or raises to a file descriptor, and end the process without exit handlers.
+
+    `what` names the code in errors, as `FILE.py:NAME`.
+    """
     try:
         answer = _Answer(workload=build())
     except FlatoutError as error:
@@ -67,6 +72,8 @@ def _answer(what: str, build: Callable[[], Workload], writing: int) -> NoReturn:
         with os.fdopen(writing, "wb") as file:
             file.write(msgspec.msgpack.encode(answer))
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(0)
 
 
@@ -79,7 +86,7 @@ def _said(message: object) -> str:
     return " ".join(str(message).encode("utf-8", "backslashreplace").decode().split())
 
 
-def _ending(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return signal.Signals(os.WTERMSIG(status)).name
-    return f"code {os.WEXITSTATUS(status)}"
+def _ending(returncode: int) -> str:
+    if returncode < 0:
+        return signal.Signals(-returncode).name
+    return f"code {returncode}"
