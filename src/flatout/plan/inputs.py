@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flatout.plan import counts
-from flatout.records.plan import Cluster, Layout, Software, Workload
+from flatout.plan import counts, trained_state
+from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Software, Training, Workload
 
 Column = Any  # a float, or a float64 array
 RECOMPUTE = ("none", "selective", "full")
@@ -48,6 +48,14 @@ class CostModelInputs:
     moe_layers: Column
     seq: Column
     attended: Column  # tokens that each token attends to: the sequence, or with packing, the document
+    # what is trained, and by which optimizer
+    trained: Column  # trained parameters per dense parameter of the model: 1, or with adapters their share
+    trained_experts: Column  # trained parameters per parameter of the routed experts
+    adapters: Column  # 1: what is trained is additional (LoRA), and the complete model is frozen
+    frozen_bytes: Column  # of one frozen weight in memory
+    optimizer_bytes: Column  # master weight and optimizer states per trained parameter
+    update_bytes: Column  # read and written per trained parameter in one update
+    update_operations: Column  # per trained parameter in one update, in matrix multiplications
     # machine
     gpus: Column
     matmul_peak: Column  # peak for linear layers times the share of it that was measured to be reachable
@@ -111,7 +119,9 @@ class CostModelInputs:
 FIELDS = tuple(field.name for field in fields(CostModelInputs))
 
 
-def workload_columns(workload: Workload, seq: int, document: int = 0) -> dict[str, float]:
+def workload_columns(
+    workload: Workload, seq: int, document: int = 0, training: Training = FULL_TRAINING
+) -> dict[str, float]:
     """Return the workload's part of the inputs.
 
     `document`: tokens per document if several documents are packed into a sequence.
@@ -138,6 +148,7 @@ def workload_columns(workload: Workload, seq: int, document: int = 0) -> dict[st
         "moe_layers": workload.num_moe_layers,
         "seq": seq,
         "attended": min(document, seq) or seq,
+        **trained_state.columns(workload, training),
     }
 
 

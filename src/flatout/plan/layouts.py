@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES
-from flatout.records.plan import Cluster, Layout, Workload
+from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training, Workload
 
 Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
@@ -47,6 +47,7 @@ class TrainingSpec:
     seq: int  # tokens per sequence
     document: int = 0  # tokens per document if several are packed into a sequence; otherwise 0
     offloads: bool = False  # whether to include layouts that keep the optimizer in host memory
+    training: Training = FULL_TRAINING
 
 
 class Degrees(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flatout.plan import sizes
+from flatout.plan import sizes, trained_state
 from flatout.plan.inputs import Column, CostModelInputs
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "overhead")
@@ -40,17 +40,19 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
     dense, expert = sizes.dense_parameters(inputs), sizes.expert_parameters(inputs)
     shards, expert_shards = sizes.shards(inputs)
 
-    def held(num_bytes: Column, from_stage: float) -> Column:
+    def held(bytes_per_parameter: tuple[Column, Column], from_stage: float) -> Column:
         is_sharded = inputs.zero >= from_stage
-        return num_bytes * (
-            dense / np.where(is_sharded, shards, 1.0) + expert / np.where(is_sharded, expert_shards, 1.0)
-        )
+        of_dense, of_experts = bytes_per_parameter
+        held_dense = of_dense * dense / np.where(is_sharded, shards, 1.0)
+        return held_dense + of_experts * expert / np.where(is_sharded, expert_shards, 1.0)
 
-    two_layers = 2.0 * (dense + expert) / np.maximum(sizes.layers_of_largest_stage(inputs), 1.0)
-    weights = held(inputs.element_bytes, 3) + np.where(inputs.zero >= 3, inputs.element_bytes * two_layers, 0.0)
-    gradients = held(inputs.held_gradient_bytes, 2) + np.where(inputs.zero >= 3, inputs.element_bytes * two_layers, 0.0)
-    # fp32 master weight and two moments (Rajbhandari et al., arXiv 1910.02054: K = 12)
-    optimizer = held(12.0, 1) * (1.0 - np.asarray(inputs.offload))
+    layers_of_stage = np.maximum(sizes.layers_of_largest_stage(inputs), 1.0)
+    two_layers = 2.0 * (dense + expert) / layers_of_stage
+    two_trained = 2.0 * (inputs.trained * dense + inputs.trained_experts * expert) / layers_of_stage
+    gathered = np.where(inputs.zero >= 3, inputs.element_bytes, 0.0)
+    weights = held(trained_state.weight_bytes(inputs), 3) + gathered * two_layers
+    gradients = held(trained_state.gradient_bytes(inputs, inputs.held_gradient_bytes), 2) + gathered * two_trained
+    optimizer = held(trained_state.optimizer_bytes(inputs), 1) * (1.0 - np.asarray(inputs.offload))
 
     tokens = inputs.micro_batch * inputs.seq / inputs.cp
     each, always = (part * tokens * constants.activations for part in _activation_bytes_per_token(inputs))

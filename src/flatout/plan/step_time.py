@@ -117,7 +117,9 @@ def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _La
     launches, host = _launches_s(inputs, constants)
 
     forward = np.maximum(matmuls + scores_forward + moved + cast + launches, host)
-    backward_matmuls = 2.0 * constants.backward * matmuls
+    # Frozen weights have no gradients: half of the backward's multiplications.
+    weight_gradients = np.where(inputs.adapters > 0, 0.0, inputs.trained)
+    backward_matmuls = (1.0 + weight_gradients) * constants.backward * matmuls
     on_gpu = backward_matmuls + scores_backward + 2.0 * moved + cast + 2.0 * launches
     backward = np.maximum(on_gpu, 2.0 * host)
 
@@ -279,20 +281,23 @@ def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) ->
     shards, expert_shards = sizes.shards(inputs)
     layers = sizes.layers_of_largest_stage(inputs)
     dense, expert = sizes.dense_parameters(inputs), sizes.expert_parameters(inputs)
+    trained, trained_experts = inputs.trained * dense, inputs.trained_experts * expert
     is_zero3 = inputs.zero >= 3
     calls = layers * np.where(is_zero3, inputs.gathers, 1.0)
-    pieces = np.where(is_zero3, inputs.gather_copies, 1.0) * dense
-    gradient_bytes = inputs.gradient_bytes * dense
-    gather = all_gather_s(inputs, constants, 2.0 * pieces, shards, stride, calls)
-    reduce = all_gather_s(inputs, constants, inputs.gradient_bytes * pieces, shards, stride, calls)
+    copies_of_pieces = np.where(is_zero3, inputs.gather_copies, 1.0)
+    gradient_bytes = inputs.gradient_bytes * trained
+    # With ZeRO 1 and 2, only what was updated is gathered; with ZeRO 3, all weights are.
+    gathered, gathered_experts = np.where(is_zero3, dense, trained), np.where(is_zero3, expert, trained_experts)
+    gather = all_gather_s(inputs, constants, 2.0 * copies_of_pieces * gathered, shards, stride, calls)
+    reduce = all_gather_s(inputs, constants, copies_of_pieces * gradient_bytes, shards, stride, calls)
     all_reduce = all_reduce_s(inputs, constants, gradient_bytes, size, stride)
     copies: Column = 0.0
     has_copies = np.any(inputs.shard)
     if has_copies:
         copies = all_reduce_s(inputs, constants, gradient_bytes / shards, size / shards, stride * shards)
     if np.any(inputs.moe_layers):
-        gradient_bytes = inputs.gradient_bytes * expert
-        gather = gather + all_gather_s(inputs, constants, 2.0 * expert, expert_shards, expert_stride, layers)
+        gradient_bytes = inputs.gradient_bytes * trained_experts
+        gather = gather + all_gather_s(inputs, constants, 2.0 * gathered_experts, expert_shards, expert_stride, layers)
         reduce = reduce + all_gather_s(inputs, constants, gradient_bytes, expert_shards, expert_stride, layers)
         all_reduce = all_reduce + all_reduce_s(inputs, constants, gradient_bytes, expert_size, expert_stride)
         if has_copies:
@@ -302,18 +307,22 @@ def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) ->
 
 
 def _optimizer_s(inputs: CostModelInputs, constants: Constants) -> Column:
-    """Return the seconds of an Adam step in fp32, which moves 30 bytes per parameter.
+    """Return the seconds of the optimizer's update of what is trained.
 
-    It reads the gradient, the master weight and two moments, and writes the last three and a 16-bit weight. With
-    offloading, the host does this in its own memory, after receiving the gradients and before sending the weights back.
+    It reads the gradient, the master weight and the states, and writes the last two and a 16-bit weight: for Adam, 30
+    bytes per parameter. With offloading, the host does this in its own memory, after receiving the gradients and before
+    sending the weights back.
     """
     shards, expert_shards = sizes.shards(inputs)
     is_sharded = inputs.zero >= 1
-    owned = sizes.dense_parameters(inputs) / np.where(is_sharded, shards, 1.0)
-    owned = owned + sizes.expert_parameters(inputs) / np.where(is_sharded, expert_shards, 1.0)
-    on_gpu = 30.0 * owned / inputs.memory_rate * constants.update
+    owned = inputs.trained * sizes.dense_parameters(inputs) / np.where(is_sharded, shards, 1.0)
+    owned_experts = inputs.trained_experts * sizes.expert_parameters(inputs)
+    owned = owned + owned_experts / np.where(is_sharded, expert_shards, 1.0)
+    moved_bytes = inputs.update_bytes * owned
+    on_gpu = moved_bytes / inputs.memory_rate * constants.update
+    on_gpu = on_gpu + inputs.update_operations * owned / (inputs.half_peak * constants.matmul)
     if not np.any(inputs.offload):
         return on_gpu
     transfers = (inputs.gradient_bytes + 2.0) * owned / inputs.host_link
-    on_host = transfers + 30.0 * owned / inputs.host_memory * constants.update
+    on_host = transfers + moved_bytes / inputs.host_memory * constants.update
     return np.where(inputs.offload > 0, on_host, on_gpu)

@@ -40,6 +40,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
 
 
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What is trained, and by which optimizer."""
+
+    optimizer: str = "adam"  # a name in `plan/optimizers.py`
+
+
+FULL_TRAINING = Training()
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Machines of one kind. Rates are per direction."""
 
