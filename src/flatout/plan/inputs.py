@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flatout.plan import counts, trained_state
+from flatout.plan import counts
+from flatout.plan.training import training_columns
 from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Software, Training, Workload
 
 Column = Any  # a float, or a float64 array
@@ -148,7 +149,7 @@ def workload_columns(
         "moe_layers": workload.num_moe_layers,
         "seq": seq,
         "attended": min(document, seq) or seq,
-        **trained_state.columns(workload, training),
+        **training_columns(workload, training),
     }
 
 

@@ -1,37 +1,16 @@
-"""What a training keeps for its parameters: the share of them that is trained, and the bytes of each, by optimizer.
+"""The bytes that a training keeps per parameter of the model: weights, gradients and the optimizer's states.
 
-`columns` returns this part of the cost model's inputs. The other functions return bytes per parameter of the model, as
-a pair: for the dense parameters, and for the routed experts. A frozen parameter has a weight and nothing else; with
-adapters (LoRA), all of the model is frozen, and the adapters come in addition.
+Each function returns a pair: for the dense parameters, and for the routed experts. A frozen parameter has a weight and
+nothing else; with adapters (LoRA), all of the model is frozen, and the adapters come in addition.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from flatout.plan.optimizers import OPTIMIZERS
-from flatout.records.plan import Training, Workload
+from flatout.plan.inputs import Column, CostModelInputs
 
-if TYPE_CHECKING:
-    from flatout.plan.inputs import CostModelInputs
-
-Pair = tuple[Any, Any]
-
-
-def columns(workload: Workload, training: Training) -> dict[str, float]:
-    """Return the training's part of the cost model's inputs."""
-    optimizer = OPTIMIZERS[training.optimizer]
-    return {
-        "trained": 1.0,
-        "trained_experts": 1.0,
-        "adapters": 0.0,
-        "frozen_bytes": 0.0,
-        "optimizer_bytes": optimizer.state_bytes,
-        "update_bytes": optimizer.moved_bytes,
-        "update_operations": 0.0,
-    }
+Pair = tuple[Column, Column]
 
 
 def frozen(inputs: CostModelInputs) -> Pair:
@@ -51,7 +30,7 @@ def weight_bytes(inputs: CostModelInputs) -> Pair:
     )
 
 
-def gradient_bytes(inputs: CostModelInputs, bytes_per_gradient: Any) -> Pair:
+def gradient_bytes(inputs: CostModelInputs, bytes_per_gradient: Column) -> Pair:
     """Return the bytes of the gradients per parameter of the model."""
     return inputs.trained * bytes_per_gradient, inputs.trained_experts * bytes_per_gradient
 
