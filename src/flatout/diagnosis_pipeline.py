@@ -17,6 +17,7 @@ from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
 from flatout.attribute.recorded_time import recorded_time
 from flatout.attribute.stall_activity import stalled_rank
+from flatout.attribute.start import waited_at_start
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
@@ -27,6 +28,7 @@ from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
+from flatout.records.job_log import JobLog, StallCause
 from flatout.records.stall_trace import StalledRank, StallTrace
 from flatout.records.timeline import RankTimeline
 from flatout.step_log.job_log import job_log
@@ -40,6 +42,17 @@ if TYPE_CHECKING:
     from flatout.report.perfetto import PerfettoRank
 
 Progress = Callable[[int, int], None]  # traces read so far, and their total
+_AttributeSource = Callable[..., "RankTimeline | _Unreadable"]
+# A warm-up can compile code, collect garbage and retry allocations: these causes alone show no recurrence.
+_RECURRING_CAUSES = frozenset(
+    {
+        StallCause.LOADER_START,
+        StallCause.LOADER,
+        StallCause.EVALUATION,
+        StallCause.CHECKPOINT,
+        StallCause.LOGGING,
+    }
+)
 
 
 class Diagnosed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -104,8 +117,14 @@ def diagnose_paths(
         if not recording.traced_ranks:
             return _without_traces(recording, then)
     traces = paths if recording is None else [Path(recording.traces_path)]
+    log = None if recording is None else job_log(recording.ranks)
+    attribute_source = partial(
+        _attribute_source,
+        with_track=with_tracks,
+        recurring_steps=frozenset() if log is None else _recurring_steps(log),
+    )
     with open_sources(traces) as sources:
-        timelines, quality, source_of_rank = _read_all(sources, engine, given_ranks, progress, with_tracks)
+        timelines, quality, source_of_rank = _read_all(sources, attribute_source, engine, given_ranks, progress)
         timelines = [_with_hostname(timeline, recording) for timeline in timelines]
         job = attribute_job(timelines)
         hosts = {timeline.meta.hostname or "" for timeline in timelines}
@@ -115,7 +134,7 @@ def diagnose_paths(
             quality=quality,
             ceilings=_known_ceilings(hosts, ceilings),
             facts=_facts(recording),
-            log=None if recording is None else job_log(recording.ranks),
+            log=log,
             stall_trace=None if recording is None else _stall_trace(recording, engine),
         )
         if recording is not None:
@@ -252,19 +271,24 @@ def _without_traces(recording: Recording, then: Callable[[Diagnosed], None] | No
     return done
 
 
+def _recurring_steps(log: JobLog) -> frozenset[int]:
+    """Return the numbers of the steps that stall for a measured cause that recurs in the course of a job."""
+    return frozenset(stall.step for stall in log.stalls if stall.cause in _RECURRING_CAUSES)
+
+
 def _read_all(
     sources: Sequence[TraceSource],
+    attribute_source: _AttributeSource,
     engine: str,
     given_ranks: Mapping[str, int] | None,
     progress: Progress | None,
-    with_tracks: bool,
 ) -> tuple[list[RankTimeline], list[Quality], dict[int, TraceSource]]:
     """Return the timelines of the readable traces with their ranks, notes on data quality, and each rank's source."""
     # One trace is read by all cores; several traces are read in parallel, each by one process.
     num_workers = num_cores() if len(sources) == 1 else 1
-    attribute_source = partial(_attribute_source, num_workers=num_workers, with_track=with_tracks)
+    attribute = partial(attribute_source, num_workers=num_workers)
     unpacked = [source.archive for source in sources if source.archive is not None]
-    results = map_ranks(attribute_source, sources, engine=engine, unpacked=unpacked)
+    results = map_ranks(attribute, sources, engine=engine, unpacked=unpacked)
 
     readable: list[tuple[TraceSource, RankTimeline]] = []
     unreadable: list[_Unreadable] = []
@@ -281,6 +305,7 @@ def _read_all(
     if not readable:
         first = unreadable[0]
         raise InputError(first.message, hint=first.hint)
+    readable = _with_counted_starts(readable, partial(attribute, counts_start=True), engine, unpacked)
 
     assignment = assign_ranks([timeline.meta for _, timeline in readable], given=given_ranks)
     timelines: list[RankTimeline] = []
@@ -292,9 +317,38 @@ def _read_all(
     return timelines, [*quality, *assignment.quality], source_of_rank
 
 
-def _attribute_source(source: TraceSource, *, num_workers: int, with_track: bool) -> RankTimeline | _Unreadable:
+def _with_counted_starts(
+    readable: Sequence[tuple[TraceSource, RankTimeline]],
+    attribute: Callable[[TraceSource], RankTimeline | _Unreadable],
+    engine: str,
+    unpacked: Sequence[str],
+) -> list[tuple[TraceSource, RankTimeline]]:
+    """Read the traces of ranks again that left out steps in which they waited for a rank that counts these steps."""
+    waited = waited_at_start([timeline for _, timeline in readable])
+    again = [source for (source, _), has_waited in zip(readable, waited, strict=True) if has_waited]
+    counted = dict(zip(again, map_ranks(attribute, again, engine=engine, unpacked=unpacked), strict=True))
+    result = []
+    for source, timeline in readable:
+        with_start = counted.get(source)
+        result.append((source, with_start if isinstance(with_start, RankTimeline) else timeline))
+    return result
+
+
+def _attribute_source(
+    source: TraceSource,
+    *,
+    num_workers: int,
+    with_track: bool,
+    recurring_steps: frozenset[int],
+    counts_start: bool = False,
+) -> RankTimeline | _Unreadable:
     try:
-        return attribute_rank(read_trace(source, num_workers=num_workers), with_track=with_track)
+        return attribute_rank(
+            read_trace(source, num_workers=num_workers),
+            with_track=with_track,
+            recurring_steps=recurring_steps,
+            counts_start=counts_start,
+        )
     except InputError as error:
         return _Unreadable(message=str(error), hint=error.hint)
 

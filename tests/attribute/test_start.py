@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.diagnose.jobs import attributed, diagnosed, free_of_recorder_cost, names
 
 from flatout.attribute.rank import attribute_rank
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.records.timeline import RankTimeline
-from flatout.testing import TraceBuilder
+from flatout.testing import TraceBuilder, write_traces
 
 
 def steps(*lengths_us: float, first: int = 5, rank: int = 0, loading: bool = False) -> TraceBuilder:
@@ -73,3 +76,69 @@ def test_all_ranks_leave_out_the_same_steps() -> None:
     job = attributed(*(steps(9000, 1000, 1000, rank=rank) for rank in (0, 1)))
     assert [numbers(timeline) for timeline in job.timelines] == [[6, 7], [6, 7]]
     assert not [note for note in job.quality if "different numbers of steps" in note.problem]
+
+
+def evaluating(
+    *lengths_us: float, rank: int = 0, num_batches: int = 8, num_backward: int = 1, has_layers: bool = True
+) -> TraceBuilder:
+    """Steps from 40 on; the first runs `num_batches` batches forward, and rank 0 alone spends its excess in them."""
+    trace, at = TraceBuilder(rank, 2), 0.0
+    for number, length in enumerate(lengths_us, 40):
+        is_first = number == 40
+        trace.step(number, at, length)
+        for batch in range(num_batches if is_first else 2):
+            if has_layers:
+                trace.op("aten::linear", at + 10 + 10 * batch, 5)
+        for node in range(num_backward if is_first else 1):
+            trace.op("autograd::engine::evaluate_function: AddmmBackward0", at + 500 + 10 * node, 5)
+        busy = length - 200 if rank == 0 else 500
+        trace.launch("gemm", at + 1, 5, at + 100, busy)
+        trace.collective("allreduce", at + busy, at + 100 + busy, length - 150 - busy)
+        at += length
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "num_backward", "counted"),
+    [
+        (8, 1, [40, 41, 42]),
+        (4, 1, [40, 41, 42]),
+        (3, 1, [41, 42]),  # less than twice as many as in each step
+        (2, 1, [41, 42]),  # as many as in each step: something else took the time
+        (8, 2, [41, 42]),  # more backward, too: not an evaluation
+    ],
+)
+def test_an_evaluation_in_the_first_traced_step_is_counted(
+    num_batches: int, num_backward: int, counted: list[int]
+) -> None:
+    trace = evaluating(9000, 1000, 1000, num_batches=num_batches, num_backward=num_backward)
+    assert numbers(attribute_rank(trace.to_table())) == counted
+
+
+def test_a_model_without_layers_in_the_trace_shows_no_evaluation() -> None:
+    trace = evaluating(9000, 1000, 1000, has_layers=False)
+    assert numbers(attribute_rank(trace.to_table())) == [41, 42]
+
+
+def test_a_step_that_the_step_log_shows_to_stall_is_counted() -> None:
+    table = steps(9000, 1000, 1000).to_table()
+    assert numbers(attribute_rank(table)) == [6, 7]
+    assert numbers(attribute_rank(table, recurring_steps={6})) == [6, 7]
+    assert numbers(attribute_rank(table, recurring_steps={5})) == [5, 6, 7]
+
+
+def test_ranks_that_waited_for_an_evaluation_count_it_too(tmp_path: Path) -> None:
+    ranks = [evaluating(9000, 1000, 1000, rank=rank, num_batches=8 if rank == 0 else 2) for rank in (0, 1)]
+    assert numbers(attribute_rank(ranks[1].to_table())) == [41, 42]
+    write_traces(ranks, tmp_path)
+    diagnosis = diagnose_paths([tmp_path], engine="serial").diagnosis
+    assert [rank.num_steps for rank in diagnosis.ranks] == [3, 3]
+    assert diagnosis.job.step_s == pytest.approx(11_000e-6 / 3, rel=0.02)
+    assert not [note for note in diagnosis.data_quality if "regular step" in note.problem]
+
+
+def test_ranks_that_waited_for_a_start_up_leave_it_out_as_the_others_do(tmp_path: Path) -> None:
+    ranks = [evaluating(9000, 1000, 1000, rank=rank, num_batches=2) for rank in (0, 1)]
+    write_traces(ranks, tmp_path)
+    diagnosis = diagnose_paths([tmp_path], engine="serial").diagnosis
+    assert [rank.num_steps for rank in diagnosis.ranks] == [2, 2]

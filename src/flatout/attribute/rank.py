@@ -5,6 +5,8 @@ Exposed communication stays unsplit here: only the other ranks' traces show how 
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 import numpy as np
 
@@ -12,13 +14,14 @@ from flatout.attribute.communication import communication_kernels, is_communicat
 from flatout.attribute.cpu import cpu_parts
 from flatout.attribute.device import no_communication, of_unknown_device, sign_of_unseen_gpu
 from flatout.attribute.devices import driven_devices
+from flatout.attribute.evaluation import evaluated_steps
 from flatout.attribute.facts import rank_facts
 from flatout.attribute.host import HostStates, host_states
 from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, gaps, union
 from flatout.attribute.launches import GpuWork, link_launches, lost_launches, unknown_idle_time
 from flatout.attribute.notes import rank_notes
 from flatout.attribute.segments import merged_segments
-from flatout.attribute.start import num_start_steps, start_note
+from flatout.attribute.start import num_start_steps, start_note, start_up
 from flatout.attribute.steps import HostSteps, host_steps, step_spans, window_of
 from flatout.attribute.track import cpu_track, rank_track
 from flatout.records.diagnosis import Part
@@ -27,19 +30,27 @@ from flatout.records.timeline import CommunicationKernels, DeviceWork, RankTimel
 from flatout.records.track import RankTrack
 
 
-def attribute_rank(table: EventTable, rank: int | None = None, *, with_track: bool = False) -> RankTimeline:
+def attribute_rank(
+    table: EventTable,
+    rank: int | None = None,
+    *,
+    with_track: bool = False,
+    recurring_steps: Set[int] = frozenset(),
+    counts_start: bool = False,
+) -> RankTimeline:
     """Assign every nanosecond of the rank's window to one part; `rank` overrides the rank in the trace.
 
-    `with_track` also keeps each launch and each kernel, which a replay needs.
+    `with_track` also keeps each launch and each kernel, which a replay needs. `recurring_steps` are numbers of steps
+    that the step log shows to be long for a reason that recurs; `counts_start` counts a start-up like all other steps.
     """
     marks = host_steps(table)
     timeline = _attributed(table, marks, rank, with_track=with_track)
-    num_steps = num_start_steps(timeline)
+    num_steps = 0 if counts_start else num_start_steps(timeline, recurring_steps | evaluated_steps(table, marks))
     if not num_steps:
         return timeline
-    note = start_note(timeline, num_steps)
+    start, note = start_up(timeline, num_steps), start_note(timeline, num_steps)
     timeline = _attributed(table, marks.after(num_steps), rank, with_track=with_track)
-    return msgspec.structs.replace(timeline, quality=(*timeline.quality, note))
+    return msgspec.structs.replace(timeline, quality=(*timeline.quality, note), start_up=start)
 
 
 def _attributed(table: EventTable, marks: HostSteps, rank: int | None, *, with_track: bool) -> RankTimeline:

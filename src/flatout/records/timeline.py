@@ -24,6 +24,13 @@ class StepSpan(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int
 
 
+class StartUp(msgspec.Struct, frozen=True, kw_only=True):
+    """First steps of a trace that are not counted: far longer than all later ones, for a reason that does not recur."""
+
+    steps: tuple[int, ...]  # their numbers
+    main_part: Part  # that makes most of the difference
+
+
 class Segments(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A rank's window, divided into contiguous segments with exactly one part each. Columns of equal length."""
 
@@ -167,6 +174,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     facts: RankFacts | None = None
     track: RankTrack | None = None  # None without steps
     devices: tuple[DeviceWork, ...] = ()  # of a process that drives several GPUs; empty for one GPU or none
+    start_up: StartUp | None = None  # None: all steps of the trace are counted
     is_device_known: bool = True  # False: the trace has no GPU events, but shows that the rank can have used a GPU
 
     @property

@@ -68,7 +68,9 @@ class StopCondition:
         if self._limit_s is None or self.reason == "time" or now < self._next_look:
             return
         if self._identity.rank == 0:
-            if now - _IMPORTED_S >= self._limit_s:
+            is_step_time_known = step_s > 0 or self._identity.world_size == 1
+            # Without a step time, nobody knows by which step the other ranks will have read the announcement.
+            if now - _IMPORTED_S >= self._limit_s and is_step_time_known:
                 self._announce(following + self._num_notice_steps(step_s))
             return
         self._next_look = now + _POLL_S
@@ -86,7 +88,7 @@ class StopCondition:
 
     def _num_notice_steps(self, step_s: float) -> int:
         """Return how many steps the other ranks need to read the file; they poll at least twice per second."""
-        if self._identity.world_size == 1 or step_s <= 0:
+        if self._identity.world_size == 1:
             return 0
         is_one_node = self._identity.num_nodes in (None, 1)
         return ceil((_NOTICE_S if is_one_node else _NOTICE_ACROSS_NODES_S) / step_s)
