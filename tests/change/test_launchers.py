@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed.run import get_args_parser
 
-from flatout.change.launchers import launch_value
+from flatout.change.launchers import calls, first_launcher, launch_value
 
 DEFAULTS = {"nnodes": "1:1", "rdzv_id": "none", "max_restarts": 0, "rdzv_endpoint": ""}
 
@@ -39,3 +39,22 @@ def test_a_variable_of_torchrun_is_no_other_launchers() -> None:
     assert launch_value(["python", "train.py"], "torchrun", "--nnodes", {"PET_NNODES": "2"}) is None
     assert launch_value(["srun", "train.py"], "srun", "--nnodes", {"PET_NNODES": "2"}) is None
     assert launch_value(["srun", "torchrun", "train.py"], "torchrun", "--nnodes", {"PET_NNODES": "2"}) == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", "torchrun"),
+        ("python -m torch.distributed.run train.py", "torchrun"),
+        ("srun -N 2 accelerate launch train.py", "srun"),
+        ("/opt/venv/bin/deepspeed --num_gpus 8 train.py --deepspeed ds.json", "deepspeed"),
+        ("mpirun -np 16 python train.py", "mpirun"),
+        ("mpiexec -n 16 python -m torch.distributed.run train.py", "mpirun"),
+        ("python train.py --launcher torchrun", None),
+        ("python train.py deepspeed", None),
+        ("python -m pkg.train", None),
+    ],
+)
+def test_a_launcher_is_found_before_the_script_and_not_among_its_arguments(command: str, expected: str | None) -> None:
+    assert first_launcher(command.split()) == expected
+    assert not calls(("python", "train.py", "--launcher", "torchrun"), "torchrun")

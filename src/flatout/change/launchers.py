@@ -11,17 +11,25 @@ LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (("torchrun",), ("-m", "torch.distributed.run"), ("-m", "torch.distributed.launch")),
     "srun": (("srun",),),
     "accelerate": (("accelerate", "launch"), ("-m", "accelerate.commands.launch")),
+    "deepspeed": (("deepspeed",), ("-m", "deepspeed.launcher.runner")),
+    "mpirun": (("mpirun",), ("mpiexec",)),
 }
 
 
 # Launchers that also take an argument from the environment if the command lacks it: `--rdzv-id` as PET_RDZV_ID
 # (torch/distributed/argparse_util.py).
 _VARIABLES = {"torchrun": "PET_"}
-_SWITCHES = {"--standalone"}  # launcher arguments without a value that may be replaced
+_SWITCHES = {"--standalone", "--no-ssh", "--same-network"}  # launcher arguments without a value that may be replaced
 
 
 def calls(command: Sequence[str], launcher: str) -> bool:
     return _start(command, launcher) is not None
+
+
+def first_launcher(command: Sequence[str]) -> str | None:
+    """Return the launcher that the command calls first; None if it calls none."""
+    starts = {launcher: start for launcher in LAUNCHERS if (start := _start(command, launcher)) is not None}
+    return min(starts, key=starts.__getitem__, default=None)
 
 
 def with_launch_words(
@@ -93,8 +101,10 @@ def launched_program(command: Sequence[str]) -> tuple[str, ...]:
 
 def _start(command: Sequence[str], launcher: str) -> int | None:
     """Return the position of the launcher's first own argument; None if the command does not call it."""
+    scripts = (position for position, word in enumerate(command) if word.endswith(".py"))
+    num_words = next(scripts, len(command))  # the words after a script are its own
     for call in LAUNCHERS.get(launcher, ()):
-        for start in range(len(command) - len(call) + 1):
+        for start in range(num_words - len(call) + 1):
             head = (Path(command[start]).name, *command[start + 1 : start + len(call)])
             if head == call:
                 return start + len(call)
