@@ -74,42 +74,54 @@ def measure(
     `peaks` are measured FLOP/s by operand type, instead of the vendor's; `by_rank` has the measured rates of each rank.
     """
     reasons: dict[str, str] = {}
-    times = [rank.untraced_step_s for rank in ranks if rank.untraced_step_s is not None]
-    step_s = sum(times) / len(times) if times else None
+    step_s = _mean([rank.untraced_step_s for rank in ranks])
     if step_s is None:
         reasons["step_s"] = _NOT_SETTLED if ranks else "no rank was recorded"
-    spreads = [rank.untraced_spread_s for rank in ranks if rank.untraced_spread_s is not None]
-    totals = step_totals(ranks)
-    mean_s = totals.mean_step_s if totals is not None else None
-    regular_s = totals.regular_step_s if totals is not None else None
     samples = _per_step(ranks, "samples", reasons)
     tokens = _per_step(ranks, "tokens", reasons)
     flops = _flops(ranks, reasons)
     at_peak_s = None if flops is None else _at_peak_s(ranks, peaks, by_rank, reasons)
-    return Measured(
+    measured = Measured(
         step_s=step_s,
-        step_spread_s=sum(spreads) / len(spreads) if spreads else None,
+        step_spread_s=_mean([rank.untraced_spread_s for rank in ranks]),
         num_untraced_steps=min((rank.num_untraced_steps for rank in ranks), default=0),
         loader_s=max((_loader_s(rank) for rank in ranks if rank.untraced_step_s is not None), default=None),
-        num_steps=totals.num_steps if totals is not None else 0,
-        mean_step_s=mean_s,
-        regular_step_s=regular_s,
-        spike_share=totals.spike_share if totals is not None else None,
-        first_wait_s=totals.first_wait_s if totals is not None else None,
         samples_per_step=samples,
         tokens_per_step=tokens,
-        samples_per_s=_ratio(samples, mean_s),
-        tokens_per_s=_ratio(tokens, mean_s),
-        regular_samples_per_s=_ratio(samples, regular_s),
-        regular_tokens_per_s=_ratio(tokens, regular_s),
+        samples_per_s=None,  # rates need the step times, which are added below
+        tokens_per_s=None,
         flops_per_step=flops,
-        mfu=(mfu := _ratio(at_peak_s, mean_s)),
-        regular_mfu=_ratio(at_peak_s, regular_s),
-        mfu_against=None if mfu is None else "measured" if peaks or by_rank else "vendor",
+        mfu=None,
         peak_memory_bytes=_highest(ranks, "peak_memory_bytes", reasons),
         num_alloc_retries=_highest(ranks, "num_alloc_retries", reasons),
         reasons=reasons,
     )
+    totals = step_totals(ranks)
+    if totals is None:
+        return measured
+    mfu = _ratio(at_peak_s, totals.mean_step_s)
+    peak_source = "measured" if peaks or by_rank else "vendor"
+    return msgspec.structs.replace(
+        measured,
+        num_steps=totals.num_steps,
+        mean_step_s=totals.mean_step_s,
+        regular_step_s=totals.regular_step_s,
+        spike_share=totals.spike_share,
+        first_wait_s=totals.first_wait_s,
+        samples_per_s=_ratio(samples, totals.mean_step_s),
+        tokens_per_s=_ratio(tokens, totals.mean_step_s),
+        regular_samples_per_s=_ratio(samples, totals.regular_step_s),
+        regular_tokens_per_s=_ratio(tokens, totals.regular_step_s),
+        mfu=mfu,
+        regular_mfu=_ratio(at_peak_s, totals.regular_step_s),
+        mfu_against=None if mfu is None else peak_source,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the known values; None if none is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

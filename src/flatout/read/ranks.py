@@ -44,33 +44,44 @@ def assign_ranks(metas: Sequence[TraceMeta], *, given: Mapping[str, int] | None 
 
     Raises InputError if two different files claim the same rank and nothing distinguishes them.
     """
+    assigned = given or {}
+    _refuse_unknown_names(metas, assigned)
+    quality: list[Quality] = []
+    ranks: list[int | None] = [_stated_rank(meta, assigned) for meta in metas]
+    copies = _copies(metas, ranks, quality)
+    originals = [index for index in range(len(metas)) if index not in copies]
+    claimed = [rank for rank in (ranks[index] for index in originals) if rank is not None]
+    if len(set(claimed)) < len(claimed):
+        _use_names(metas, ranks, originals, assigned, quality)
+    without_rank = [index for index in originals if ranks[index] is None]
+    if without_rank:
+        _refuse_sessions([metas[index] for index in without_rank])
+        _guess(metas, ranks, without_rank, quality)
+    _refuse_two_of_a_rank(metas, ranks, originals)
+    for copy in copies:
+        ranks[copy] = None
+    return RankAssignment(ranks=tuple(ranks), quality=tuple(quality))
+
+
+def _refuse_unknown_names(metas: Sequence[TraceMeta], assigned: Mapping[str, int]) -> None:
+    """Raise InputError if the user assigned a rank to a file that is not among the traces."""
     names = {name for meta in metas for name in (meta.path, _last_part(meta.path))}
-    for name in given or {}:
+    for name in assigned:
         if name not in names:
             raise InputError(
                 f"there is no trace named {name}", hint=f"the traces are {', '.join(m.path for m in metas[:8])}"
             )
-    quality: list[Quality] = []
-    ranks: list[int | None] = [_stated_rank(meta, given or {}) for meta in metas]
-    copies = _copies(metas, ranks, quality)
-    open_files = [index for index in range(len(metas)) if index not in copies]
-    claimed = [ranks[index] for index in open_files]
-    if len(set(claimed) - {None}) < len([rank for rank in claimed if rank is not None]):
-        _use_names(metas, ranks, open_files, given or {}, quality)
-    missing = [index for index in open_files if ranks[index] is None]
-    if missing:
-        _refuse_sessions([metas[index] for index in missing])
-        _guess(metas, ranks, missing, quality)
+
+
+def _refuse_two_of_a_rank(metas: Sequence[TraceMeta], ranks: Sequence[int | None], indices: Sequence[int]) -> None:
+    """Raise InputError if two of the files at the indices have the same rank."""
     by_rank: dict[int, TraceMeta] = {}
-    for index in open_files:
+    for index in indices:
         rank = ranks[index]
         assert rank is not None
-        other = by_rank.setdefault(rank, metas[index])
-        if other is not metas[index]:
-            raise _two_of_a_rank(other, metas[index], rank)
-    return RankAssignment(
-        ranks=tuple(None if index in copies else rank for index, rank in enumerate(ranks)), quality=tuple(quality)
-    )
+        first = by_rank.setdefault(rank, metas[index])
+        if first is not metas[index]:
+            raise _two_of_a_rank(first, metas[index], rank)
 
 
 def _two_of_a_rank(first: TraceMeta, second: TraceMeta, rank: int) -> InputError:

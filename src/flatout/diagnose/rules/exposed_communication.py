@@ -63,27 +63,53 @@ def find(context: DiagnosisContext) -> list[Finding]:
         return []
     is_known = unsplit < 0.5 * cost
     lacks_ranks = bool(context.job.missing_ranks) or (context.job.world_size is None and len(context.ranks) < 2)
-    is_split = bool(context.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # else 0 means unknown
-    total = _total_transfer(context)
     bandwidth = bus_bandwidth(context)
     traffic = traffic_of(context)
-    wrapper = wrapper_of(context)
-    changes = advice(traffic, wrapper, bandwidth=bandwidth if is_known else None, has_gpu=context.has_gpu)
     title = (
         f"{cost_time(context, cost)} of communication {context.period} ({share_words(context, cost)})"
         " is not hidden behind compute"
     )
     title += _messages_words(context, traffic)
-    if is_known and bandwidth is not None:
-        title += f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
+    title += _certainty_words(bandwidth, is_known=is_known, lacks_ranks=lacks_ranks)
+    changes = advice(traffic, wrapper_of(context), bandwidth=bandwidth if is_known else None, has_gpu=context.has_gpu)
+    changes = changes[:MAX_ADVICE]
+    if lacks_ranks and not is_known:
+        changes = ("record the other ranks too, and diagnose all of them together", *changes)
+    return finding(
+        context,
+        code=CODE,
+        name=NAME,
+        title=title,
+        ranks=tuple(t.rank for t in context.ranks),
+        cost_s=cost,
+        evidence=_evidence(context, traffic, bandwidth, is_known=is_known),
+        changes=changes,
+        safety="exact",
+        confidence="high" if is_known else "inconclusive",
+    )
+
+
+def _certainty_words(bandwidth: float | None, *, is_known: bool, lacks_ranks: bool) -> str:
+    """Say what rate the transfer reached, or why it may be waiting instead."""
     if not is_known:
-        unmatched = "; because it cannot be matched between the ranks"
-        title += "; without the other ranks' traces" if lacks_ranks else unmatched
-        title += ", it may be waiting or transfer"
-    evidence = {
-        "exposed_transfer_s": float(context.own[:, Part.TRANSFER].mean()) if is_split else None,
+        reason = "without the other ranks' traces" if lacks_ranks else "because it cannot be matched between the ranks"
+        return f"; {reason}, it may be waiting or transfer"
+    if bandwidth is None:
+        return ""
+    return f"; large collectives reach {bandwidth / 1e9:.3g} GB/s"
+
+
+def _evidence(
+    context: DiagnosisContext, traffic: Sequence[Traffic], bandwidth: float | None, *, is_known: bool
+) -> dict[str, object]:
+    """Return the measured values; None for those that the traces do not show."""
+    exposed = float(context.own[:, Part.TRANSFER].mean())
+    total = _total_transfer(context)
+    is_split = bool(context.own[:, [Part.TRANSFER, Part.WAIT, Part.BUBBLE]].sum() > 0)  # else 0 means unknown
+    return {
+        "exposed_transfer_s": exposed if is_split else None,
         "total_transfer_s": total if is_split else None,
-        "hidden_share": 1 - min(float(context.own[:, Part.TRANSFER].mean()) / total, 1) if total and is_known else None,
+        "hidden_share": 1 - min(exposed / total, 1) if total and is_known else None,
         "exposed_by_content_s": {str(each.kind): each.exposed_s for each in traffic if each.exposed_s > 1e-9},
         "num_messages_per_step": sum(each.num_messages for each in traffic),
         "message_bytes": {str(each.kind): each.message_bytes for each in traffic},
@@ -92,25 +118,6 @@ def find(context: DiagnosisContext) -> list[Finding]:
         "exposed_unsplit_s": float(context.own[:, Part.COMMUNICATION_UNSPLIT].mean()),
         "backend": next((t.meta.backend for t in context.ranks if t.meta.backend), None),
     }
-    return finding(
-        context,
-        code=CODE,
-        name=NAME,
-        title=title,
-        ranks=tuple(t.rank for t in context.ranks),
-        cost_s=cost,
-        evidence=evidence,
-        changes=(
-            *(
-                ("record the other ranks too, and diagnose all of them together",)
-                if lacks_ranks and not is_known
-                else ()
-            ),
-            *changes[:MAX_ADVICE],
-        ),
-        safety="exact",
-        confidence="high" if is_known else "inconclusive",
-    )
 
 
 def _messages_words(context: DiagnosisContext, traffic: Sequence[Traffic]) -> str:
