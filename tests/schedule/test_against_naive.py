@@ -11,9 +11,10 @@ from flatout.schedule import rigid
 from flatout.schedule.cluster import uniform
 from flatout.schedule.engine import Simulation
 from flatout.schedule.jobs import Assumptions, ClusterJob
-from flatout.schedule.policies.easy import EasyOracle
+from flatout.schedule.policies.easy import Easy, EasyOracle
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.shortest import ShortestFirstOracle
+from flatout.schedule.policies.skip import Skip
 from flatout.schedule.policies.srtf import ShortestRemainingOracle
 from flatout.schedule.policy import Policy
 
@@ -23,6 +24,14 @@ histories = st.lists(
     min_size=1,
     max_size=25,
 ).map(sorted)
+# Submission, GPUs and thousandths of each, duration, and how much longer the user's limit is.
+REQUESTS = [(1, 200), (1, 300), (1, 500), (1, 700), (1, 1000), (2, 1000), (3, 1000), (4, 1000), (6, 1000)]
+shared_histories = st.lists(
+    st.tuples(st.integers(0, 25), st.sampled_from(REQUESTS), st.integers(1, 30), st.sampled_from([0, 0, 5, 20])),
+    min_size=1,
+    max_size=25,
+).map(sorted)
+SharedHistory = list[tuple[int, tuple[int, int], int, int]]
 
 
 def finish(jobs: list[tuple[int, int, int]], policy: Policy) -> list[float]:
@@ -30,16 +39,68 @@ def finish(jobs: list[tuple[int, int, int]], policy: Policy) -> list[float]:
     return Simulation(history, uniform(NODES, CAPACITY), policy).run().finish_s
 
 
+def naive_finish(jobs: list[tuple[int, int, int]], policy: object) -> list[int]:
+    made = [naive.make_job(number, *job) for number, job in enumerate(jobs)]
+    return naive.Naive(made, NODES, CAPACITY).run(policy)
+
+
+def finish_shared(jobs: SharedHistory, nodes: int, policy: Policy) -> list[float]:
+    history = [
+        ClusterJob(
+            submit_s=float(submit),
+            num_gpus=gpus,
+            gpu_share=milli / 1000,
+            duration_s=float(duration),
+            limit_s=float(duration + longer),
+        )
+        for submit, (gpus, milli), duration, longer in jobs
+    ]
+    return Simulation(history, uniform(nodes, CAPACITY), policy).run().finish_s
+
+
+def naive_finish_shared(jobs: SharedHistory, nodes: int, policy: object, *, with_limits: bool = False) -> list[int]:
+    made = [
+        naive.make_job(number, submit, gpus, duration, milli=milli, limit=duration + longer * with_limits)
+        for number, (submit, (gpus, milli), duration, longer) in enumerate(jobs)
+    ]
+    return naive.Naive(made, nodes, CAPACITY).run(policy)
+
+
 @settings(max_examples=60, deadline=None)
 @given(histories)
 def test_fifo_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int, int]]) -> None:
-    assert finish(jobs, Fifo()) == naive.Naive(jobs, NODES, CAPACITY).run(naive.fifo)
+    assert finish(jobs, Fifo()) == naive_finish(jobs, naive.fifo)
 
 
 @settings(max_examples=150, deadline=None)
 @given(histories)
 def test_easy_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int, int]]) -> None:
-    assert finish(jobs, EasyOracle()) == naive.Naive(jobs, NODES, CAPACITY).run(naive.Easy())
+    assert finish(jobs, EasyOracle()) == naive_finish(jobs, naive.Easy())
+
+
+@settings(max_examples=150, deadline=None)
+@given(shared_histories, st.integers(2, 3))
+def test_easy_with_shares_ends_each_job_when_a_tick_simulator_does(jobs: SharedHistory, nodes: int) -> None:
+    assert finish_shared(jobs, nodes, EasyOracle()) == naive_finish_shared(jobs, nodes, naive.Easy())
+
+
+@settings(max_examples=150, deadline=None)
+@given(shared_histories, st.integers(2, 3))
+def test_easy_with_limits_ends_each_job_when_a_tick_simulator_does(jobs: SharedHistory, nodes: int) -> None:
+    expected = naive_finish_shared(jobs, nodes, naive.Easy(), with_limits=True)
+    assert finish_shared(jobs, nodes, Easy()) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "same"),
+    [(Fifo, naive.fifo), (Skip, naive.skip), (ShortestFirstOracle, naive.shortest_first)],
+)
+@settings(max_examples=60, deadline=None)
+@given(shared_histories, st.integers(2, 3))
+def test_shares_end_when_a_tick_simulator_ends_them(
+    policy: type[Policy], same: object, jobs: SharedHistory, nodes: int
+) -> None:
+    assert finish_shared(jobs, nodes, policy()) == naive_finish_shared(jobs, nodes, same)
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,7 +116,7 @@ def test_the_quick_way_for_fifo_gives_the_same_segments(jobs: list[tuple[int, in
 @settings(max_examples=60, deadline=None)
 @given(histories)
 def test_shortest_first_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int, int]]) -> None:
-    assert finish(jobs, ShortestFirstOracle()) == naive.Naive(jobs, NODES, CAPACITY).run(naive.shortest_first)
+    assert finish(jobs, ShortestFirstOracle()) == naive_finish(jobs, naive.shortest_first)
 
 
 class Exact(ShortestRemainingOracle):
@@ -82,5 +143,6 @@ def test_srtf_on_one_gpu_charges_restarts_as_a_tick_simulator_does(
     history = [ClusterJob(submit_s=float(s), num_gpus=g, duration_s=float(d)) for s, g, d in jobs]
     charged = Assumptions(checkpoint_s=float(every), restart_s=float(restart))
     run = Simulation(history, uniform(1, 1), Exact(), assumptions=charged).run()
-    expected = naive.Naive(jobs, 1, 1, restart, every).run(naive.shortest_remaining_first)
+    made = [naive.make_job(number, *one) for number, one in enumerate(jobs)]
+    expected = naive.Naive(made, 1, 1, restart, every).run(naive.shortest_remaining_first)
     assert run.finish_s == pytest.approx(expected, abs=0.01)

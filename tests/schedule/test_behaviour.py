@@ -68,6 +68,52 @@ def test_a_share_that_is_alone_on_its_gpu_makes_room_for_a_job_that_needs_all_of
     assert measured(done).preemptions == 1
 
 
+@pytest.mark.parametrize("name", ["easy", "easy-oracle"])
+def test_a_gpu_is_free_for_a_reservation_when_the_last_of_its_shares_ends(name: str) -> None:
+    """Three shares on one GPU end at 100 s, but the wide job needs the GPUs of two that end at 1000 s."""
+    small = [job(0, 1, 100, gpu_share=0.3, limit_s=100) for _ in range(3)]
+    long = [job(0, 1, 1000, limit_s=1000) for _ in range(2)]
+    wide, short = job(1, 4, 10, limit_s=10), job(2, 1, 500, limit_s=500)
+    done = run(name, [*small, *long, wide, short])
+    assert done.finish_s[-2:] == [1010, 502]
+    assert measured(done).wait_mean_s == pytest.approx(999 / 7)
+
+
+@pytest.mark.parametrize("name", ["easy", "easy-oracle"])
+def test_more_shares_than_gpus_end_before_a_reservation(name: str) -> None:
+    shares = [job(0, 1, 100, gpu_share=0.0625, limit_s=100) for _ in range(16)]
+    long = [job(0, 1, 1000, limit_s=1000) for _ in range(2)]
+    wide, short = job(1, 4, 10, limit_s=10), job(2, 1, 500, limit_s=500)
+    assert run(name, [*shares, *long, wide, short]).finish_s[-2:] == [1010, 502]
+
+
+@pytest.mark.parametrize("name", ["easy", "easy-oracle"])
+def test_a_waiting_share_is_reserved_the_gpu_that_has_room_for_it_first(name: str) -> None:
+    """The share fits beside another at 50 s, so that a job of 60 s must not take the GPU that is free then."""
+    jobs = [
+        *(
+            job(0, 1, 300, limit_s=300),
+            job(0, 1, 50, gpu_share=0.4, limit_s=50),
+            job(0, 1, 90, gpu_share=0.4, limit_s=90),
+        ),
+        job(1, 1, 30, gpu_share=0.5, limit_s=30),  # at 50 s it has 0.6 of a GPU
+        job(2, 1, 60, gpu_share=0.2, limit_s=60),  # 0.2 + 0.4 + 0.5 would be too much at 50 s
+        job(3, 1, 60, gpu_share=0.1, limit_s=60),  # 0.1 + 0.4 + 0.5 is not
+        job(4, 1, 40, gpu_share=0.1, limit_s=40),  # it ends before
+    ]
+    assert run(name, jobs, uniform(1, 2)).finish_s == [300, 50, 90, 80, 140, 63, 44]
+
+
+def test_easy_ends_all_jobs_when_nodes_with_shares_fail() -> None:
+    failures = FailureModel(per_1000_node_days=3_000.0, repair_s=500.0, seed=3)
+    jobs = [job(100.0 * n, 1 + n % 4, 200.0 + 37 * (n % 7), gpu_share=0.3 if n % 4 == 0 else 1.0) for n in range(300)]
+    for name in ("easy", "easy-oracle"):
+        machine = uniform(2, 4)
+        done = Simulation(jobs, machine, make(name, jobs, machine), assumptions=CHARGED, failures=failures).run()
+        assert done.num_failures > 0
+        assert len([row for row in done.log if row.ending == "ended"]) == 300
+
+
 def test_a_job_that_failures_never_let_end_is_refused() -> None:
     machine = uniform(8, 8)
     jobs = [job(0, 64, 100 * 86_400, checkpoint_s=1e9)]

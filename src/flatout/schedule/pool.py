@@ -12,7 +12,7 @@ GPU, where a slot is a GPU that shares were taken from.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from flatout.schedule.cluster import Node
@@ -115,21 +115,43 @@ class Pool:
 
     def take_share(self, milli: int, allowed: int = -1) -> tuple[int, int, int] | None:
         """Take a share of one GPU: the partly used GPU with the least sufficient space, or else an unused GPU."""
-        first = bisect_left(self.partial, (milli, -1, -1))
-        usable = allowed & ~self.down
-        for index in range(first, len(self.partial)):
-            free_milli, node, slot = self.partial[index]
-            if usable >> node & 1:
-                del self.partial[index]
-                self._set_slot(node, slot, free_milli - milli)
-                return (node, slot, milli)
-        new_node = self.take(1, allowed)
+        return self.take_share_where(milli, allowed, allowed, lambda node, slot: True)
+
+    def take_share_where(
+        self, milli: int, allowed: int, allowed_new: int, may_use: Callable[[int, int], bool]
+    ) -> tuple[int, int, int] | None:
+        """Take a share of a partly used GPU (node and slot) that `may_use` permits, or else of an unused GPU.
+
+        The unused GPU is on a node in the mask `allowed_new`.
+        """
+        index = self._partial_for(milli, allowed, may_use)
+        if index is not None:
+            free_milli, node, slot = self.partial.pop(index)
+            self._set_slot(node, slot, free_milli - milli)
+            return (node, slot, milli)
+        new_node = self.take(1, allowed_new)
         if new_node is None:
             return None
         assert isinstance(new_node, int)
         slot = self._open_slot(new_node)
         self._set_slot(new_node, slot, WHOLE - milli)
         return (new_node, slot, milli)
+
+    def fits_share(
+        self, milli: int, allowed: int, allowed_new: int, may_use: Callable[[int, int], bool] = lambda node, slot: True
+    ) -> bool:
+        """Whether `take_share_where` would succeed."""
+        return self.fits(1, allowed_new) or self._partial_for(milli, allowed, may_use) is not None
+
+    def _partial_for(self, milli: int, allowed: int, may_use: Callable[[int, int], bool]) -> int | None:
+        """Return the index in `partial` of the GPU with the least sufficient space; None if no such GPU may be used."""
+        usable = allowed & ~self.down
+        first = bisect_left(self.partial, (milli, -1, -1))
+        for index in range(first, len(self.partial)):
+            _, node, slot = self.partial[index]
+            if usable >> node & 1 and may_use(node, slot):
+                return index
+        return None
 
     def _open_slot(self, node: int) -> int:
         """Return the number of a new slot on the node, for a GPU that was just taken to be shared."""

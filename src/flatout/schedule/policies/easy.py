@@ -5,13 +5,11 @@ as estimated. Another job can start now if its estimated end is before that, or 
 free. Estimates are the users' time limits, or else the 90th percentile of the durations of the same users' or teams'
 jobs of that size; a job that outlives its estimate is expected to run as long again. `easy-oracle` knows all durations.
 Source: Lifka 1995; Mu'alem and Feitelson, TPDS 2001. When wrong: if limits are the partition's maximum, nothing fits
-before a reservation; with predictions that are too short, the first job is delayed after all. In reservations, a share
-of a GPU counts as a whole GPU.
+before a reservation; with predictions that are too short, the first job is delayed after all.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -19,12 +17,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from flatout.schedule.durations import Durations
 from flatout.schedule.engine import WAITING
 from flatout.schedule.estimate_queue import EstimateQueue
-from flatout.schedule.policies.reservation import Reservation, reserve
+from flatout.schedule.policies.reservation import EstimatedEnd, Reservation, reserve
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Placement, nodes_of
+from flatout.schedule.pool import WHOLE, Placement
 
 if TYPE_CHECKING:
-    from flatout.schedule.engine import Simulation
+    from collections.abc import Callable
+
+    from flatout.schedule.engine import Shape, Simulation
 
 _QUANTILE = 0.9
 
@@ -49,21 +49,26 @@ class Easy(Policy):
         self.order: deque[int] = deque()
         self.queues = [EstimateQueue() for _ in sim.shapes]
         self.estimate = [0.0] * len(sim.jobs)
-        # Running jobs by estimated end, with their whole GPUs by node.
-        self.ends: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
+        self.ends: list[EstimatedEnd] = []  # of the running jobs, in order
         self.end_of: dict[int, float] = {}
         self._position = 0
         self._reservation: Reservation | None = None  # None: must be computed for the first job
 
     def estimated(self, job: int) -> float:
+        """Return the estimated time that a waiting job will take, on the slowest GPUs that it may get."""
         limit = self.sim.jobs[job].limit_s
         return limit if limit is not None else self.durations.quantile(job, _QUANTILE)
+
+    def estimated_here(self, job: int) -> float:
+        """Return the estimated time that a job will take on the GPUs on which it just started."""
+        return self.estimate[job]
 
     def submitted(self, job: int) -> None:
         self.estimate[job] = self.estimated(job)
         self.order.append(job)
         self._position += 1
-        self.queues[self.sim.shape[job]].append(job, self._position, self.estimate[job])
+        holds_gpus_s = self.sim.start_overhead_s[job] + self.estimate[job]
+        self.queues[self.sim.shape[job]].append(job, self._position, holds_gpus_s)
 
     def stopped(self, job: int) -> None:
         self._remove_running(job)
@@ -84,15 +89,11 @@ class Easy(Policy):
             self._reservation = None  # the job left earlier than the reservation expects
 
     def _add_running(self, job: int) -> None:
-        self.queues[self.sim.shape[job]].remove(job)
-        end = self.sim.ready_s[job] + self.estimate[job]
-        self.end_of[job] = end
-        insort(self.ends, (end, job, self._pieces(job)))
-
-    def _pieces(self, job: int) -> tuple[tuple[int, int], ...]:
-        """Return the whole GPUs of a running job by node; a share counts as a whole GPU."""
-        held = nodes_of(self.sim.placement[job], self.sim.held_gpus[job])
-        return tuple((node, math.ceil(count)) for node, count in held)
+        sim = self.sim
+        self.queues[sim.shape[job]].remove(job)
+        end_s = sim.ready_s[job] + self.estimated_here(job)
+        self.end_of[job] = end_s
+        insort(self.ends, EstimatedEnd(end_s, job, sim.placement[job], int(sim.held_gpus[job])))
 
     def decide(self) -> None:
         sim, order = self.sim, self.order
@@ -119,26 +120,22 @@ class Easy(Policy):
             if candidate is None:
                 return
             placement = self._allocate(candidate, reservation)
-            if placement is None:  # a share that fits on no GPU
-                blocked.add(candidate.shape)
-                continue
+            assert placement is not None
             sim.start_at(candidate.job, placement)
             self._add_running(candidate.job)
             if candidate.uses_left:
-                reservation.take_left(self._pieces(candidate.job))
+                reservation.take_left(placement, int(sim.held_gpus[candidate.job]))
 
     def _candidate(self, reservation: Reservation, blocked: set[int]) -> _Candidate | None:
         """Return the earliest waiting job that can start now; shapes that do not fit are added to `blocked`."""
-        pool, shapes, num_free = self.sim.pool, self.sim.shapes, self.sim.pool.num_free
+        shapes = self.sim.shapes
         window_s = reservation.start_s - self.sim.now
         best: _Candidate | None = None
         best_position = self._position + 1
         for shape, queue in enumerate(self.queues):
             if not queue.num_waiting or shape in blocked:
                 continue
-            gpus, milli, allowed, _ = shapes[shape]
-            is_share = milli != WHOLE
-            if not is_share and (gpus > num_free or not pool.fits(gpus, allowed)):
+            if not self._fits(shapes[shape]):
                 blocked.add(shape)
                 continue
             first_position = queue.positions[queue.first]
@@ -149,31 +146,48 @@ class Easy(Policy):
             if index >= 0 and queue.positions[index] < best_position:
                 best_position = queue.positions[index]
                 best = _Candidate(queue.jobs[index], shape, False)
-            if is_share or first_position >= best_position:
+            if first_position >= best_position:
                 continue
             # Any job can start on GPUs that the reservation leaves free.
-            left = reservation.nodes_with_left(gpus)
-            if pool.fits(gpus, allowed & left):
+            if self._fits_on_left(shapes[shape], reservation):
                 best_position = first_position
                 best = _Candidate(queue.jobs[queue.first], shape, True)
         return best
 
+    def _fits(self, shape: Shape) -> bool:
+        pool = self.sim.pool
+        if shape.milli != WHOLE:
+            return pool.fits_share(shape.milli, shape.allowed, shape.allowed)
+        return pool.fits(shape.gpus, shape.allowed)
+
+    def _fits_on_left(self, shape: Shape, reservation: Reservation) -> bool:
+        """Whether a job of this shape fits now on GPUs that the reservation leaves free."""
+        pool = self.sim.pool
+        left = shape.allowed & reservation.nodes_with_left(shape.gpus)
+        if shape.milli == WHOLE:
+            return pool.fits(shape.gpus, left)
+        return pool.fits_share(shape.milli, shape.allowed, left, _shared_gpus_left(reservation, shape.milli))
+
     def _allocate(self, candidate: _Candidate, reservation: Reservation) -> Placement | None:
+        pool = self.sim.pool
         gpus, milli, allowed, _ = self.sim.shapes[candidate.shape]
-        if milli != WHOLE:
-            return self.sim.pool.take_share(milli, allowed)
+        left = allowed
         if candidate.uses_left:
-            allowed &= reservation.nodes_with_left(gpus)
-        return self.sim.pool.take(gpus, allowed)
+            left &= reservation.nodes_with_left(gpus)
+        if milli == WHOLE:
+            return pool.take(gpus, left)
+        if candidate.uses_left:
+            return pool.take_share_where(milli, allowed, left, _shared_gpus_left(reservation, milli))
+        return pool.take_share(milli, allowed)
 
     def _extend_overdue(self) -> None:
         """Extend the estimates of jobs that have outlived them: each is expected to run as long again."""
         now = self.sim.now
         while self.ends and self.ends[0][0] <= now:
-            _, job, pieces = self.ends.pop(0)
-            end = now + max(60.0, now - self.sim.started_s[job])
-            self.end_of[job] = end
-            insort(self.ends, (end, job, pieces))
+            overdue = self.ends.pop(0)
+            end_s = now + max(60.0, now - self.sim.started_s[overdue.job])
+            self.end_of[overdue.job] = end_s
+            insort(self.ends, overdue._replace(end_s=end_s))
 
     def notes(self) -> tuple[str, ...]:
         if all(job.limit_s is not None for job in self.sim.jobs):
@@ -187,7 +201,16 @@ class EasyOracle(Easy):
     is_oracle: ClassVar[bool] = True
 
     def estimated(self, job: int) -> float:
-        return self.sim.work_left_s[job]
+        speeds = dict(self.sim.jobs[job].type_speeds)
+        return self.sim.work_left_s[job] / min([1.0, *speeds.values()])
+
+    def estimated_here(self, job: int) -> float:
+        return self.sim.work_left_s[job] / self.sim.speed[job]
 
     def notes(self) -> tuple[str, ...]:
         return ("knows how long each job will run",)
+
+
+def _shared_gpus_left(reservation: Reservation, milli: int) -> Callable[[int, int], bool]:
+    """Return whether a share can stay on a shared GPU, by node and slot, past the start of the reservation."""
+    return lambda node, slot: reservation.leaves_share(node, slot, milli)
