@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,6 +14,7 @@ from tests.keep.test_hang import pulse
 
 from flatout.inside.failure.stderr_tail import StderrTail
 from flatout.inside.protocol import STDERR_BYTES
+from flatout.keep.attempt import _Deaths
 from flatout.keep.exits import Death, RankExit, StderrFile, left_first, rank_exits, stderr_tail
 
 
@@ -42,6 +46,36 @@ def test_a_regular_end_is_a_cause_only_if_a_rank_complains_after_it() -> None:
 def test_an_end_after_the_first_complaint_only_follows(after_s: float, is_cause: bool) -> None:
     assert (left_first([ended(0, 5.0 + after_s, code=1)], 5.0) is not None) is is_cause
     assert left_first([ended(0, 5.0 + after_s, signal=signal.SIGSEGV)], 5.0) is not None, "a crash never only follows"
+
+
+@pytest.mark.parametrize(("alive_s", "is_cause"), [(4.9, True), (5.0, True), (5.1, False), (None, False)])
+def test_an_end_that_was_seen_late_is_the_cause_unless_the_rank_was_alive_after_the_first_complaint(
+    alive_s: float | None, is_cause: bool
+) -> None:
+    assert (left_first([ended(1, 7.0, code=3, alive_s=alive_s)], 5.0) is not None) is is_cause
+
+
+@pytest.mark.parametrize(("phase_since_s", "alive_at", "alive_s"), [(4.0, 4.6, 4.6), (4.7, 4.6, 4.7), (4.7, None, 4.7)])
+def test_a_rank_was_alive_when_it_was_seen_so_and_when_it_last_changed_its_phase(
+    tmp_path: Path, phase_since_s: float, alive_at: float | None, alive_s: float
+) -> None:
+    death = Death(7.0, 0, 3, alive_at)
+    (one,) = rank_exits(tmp_path, [pulse(1, phase_since_s=phase_since_s)], {"host-1": death}, noted=set())
+    assert (one.at_s, one.alive_s) == (7.0, alive_s)
+
+
+def test_a_rank_is_last_seen_alive_by_the_look_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10.0, 11.0, 15.0))
+    monkeypatch.setattr("flatout.keep.attempt.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    deaths = _Deaths()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        deaths.follow([pulse(0, pid=process.pid)])
+        deaths.look()
+        deaths.look()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and the kernel still tells how
+        deaths.look()
+        assert deaths.found == {"host-0": Death(15.0, signal.SIGKILL, 0, alive_at=11.0)}
 
 
 def test_code_and_signal_come_from_the_kernel_or_else_from_the_launcher(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ class _Deaths:
 
     def __init__(self) -> None:
         self._alive: dict[str, int] = {}
+        self._seen_alive_s: dict[str, float] = {}
         self.found: dict[str, Death] = {}  # by process name
 
     def follow(self, pulses: Sequence[HeartbeatSample]) -> None:
@@ -248,9 +249,11 @@ class _Deaths:
         now = time.monotonic()
         for name, pid in list(self._alive.items()):
             end = _end_of(pid, now)
-            if end is not None:
-                del self._alive[name]
-                self.found[name] = end
+            if end is None:
+                self._seen_alive_s[name] = now
+                continue
+            del self._alive[name]
+            self.found[name] = end._replace(alive_at=self._seen_alive_s.get(name))
 
 
 def _end_of(pid: int, now: float) -> Death | None:

@@ -35,6 +35,7 @@ class Death(NamedTuple):
     at: float  # when it was first seen to have ended, in seconds of any one clock
     signal: int | None  # 0: no signal; None: unknown, because its parent had already reaped it
     code: int | None = None
+    alive_at: float | None = None  # when it was last seen alive, by the same clock
 
 
 class _Child(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,8 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     hostname: str
-    at_s: float  # of CLOCK_MONOTONIC
+    at_s: float  # of CLOCK_MONOTONIC: when it was first seen to have ended, unless it noted its end itself
+    alive_s: float | None = None  # when it was certainly still running; None: unknown
     code: int | None = None
     signal: int | None = None  # that ended it; None: none, or unknown if the code is unknown too
     is_orderly: bool = False  # its exit handlers ran: not `os._exit`, nor a signal
@@ -90,18 +92,25 @@ def left_first(exits: Sequence[RankExit], first_complaint_s: float | None) -> Ra
     """Return the rank that left first, if it ended itself or crashed; None if none did.
 
     `first_complaint_s`: when a rank first reported that a peer is gone. A rank that leaves later may only be a
-    consequence; a rank that ends earlier with code 0 can be the reason for the report.
+    consequence; a rank that ends earlier with code 0 can be the reason for the report. A rank whose end was seen late,
+    because this host was busy, may have left before the report if it was not seen alive after it.
     """
     for one in exits:
         if one.is_by_launcher or (one.signal is None and one.code is None and not one.is_orderly):
             continue
-        is_before = first_complaint_s is None or one.at_s <= first_complaint_s + _SAME_TIME_S
+        is_before = first_complaint_s is None or _may_have_left_by(first_complaint_s, one)
         is_regular = one.is_orderly and not one.code
         if is_regular and first_complaint_s is None:
             continue
         if is_before or one.is_crash:
             return one
     return None
+
+
+def _may_have_left_by(complaint_s: float, rank_exit: RankExit) -> bool:
+    if rank_exit.at_s <= complaint_s + _SAME_TIME_S:
+        return True
+    return rank_exit.alive_s is not None and rank_exit.alive_s <= complaint_s
 
 
 def killed_ranks(
@@ -163,10 +172,14 @@ def _exit(folder: Path, pulse: HeartbeatSample, death: Death | None, reported_co
         return None
     code, number = _status(death, reported_code)
     at_s = pulse.ended_s if pulse.ended_s is not None else death.at if death is not None else 0.0
+    alive_s = None
+    if death is not None and pulse.ended_s is None:
+        alive_s = max(pulse.phase_since_s, death.alive_at or 0.0)
     return RankExit(
         rank=pulse.rank or 0,
         hostname=pulse.hostname,
         at_s=at_s,
+        alive_s=alive_s,
         code=code,
         signal=number,
         is_orderly=pulse.has_ended,
