@@ -92,7 +92,7 @@ def test_a_named_folder_that_cannot_be_overlaid_is_left_out(work: Path, monkeypa
 
 @pytest.mark.parametrize("folder", ["/", "/usr/lib", "/etc", tempfile.gettempdir(), "/home"])
 def test_folders_of_the_machine_are_not_overlaid(folder: str) -> None:
-    assert why_unfit(folder) == f"{folder} is a folder of the machine, which all its processes share"
+    assert why_unfit(folder) == f"{folder} belongs to the machine: all its processes share it"
 
 
 def test_a_folder_with_another_file_system_in_it_is_not_overlaid(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

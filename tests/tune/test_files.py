@@ -86,7 +86,7 @@ def test_what_its_budget_ended_does_not_go_on_with_no_more(
 ) -> None:
     finished(tmp_path / "out", builder.out_of_budget(), **former)
     with pytest.raises(
-        UsageError, match=r"ended because .* must be larger than then, and neither smaller, but got "
+        UsageError, match=r"ended because .* increase `--budget` or `--trials`, and decrease neither; got "
     ) as error:
         start(tmp_path / "out", **now)
     assert str(error.value).endswith(got)

@@ -148,7 +148,7 @@ def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
     assert len(kept) == 4
 
     again = flatout_tune("--trials", "4")
-    assert again.returncode == 2 and "must be larger than then" in again.stderr
+    assert again.returncode == 2 and "and decrease neither" in again.stderr
     assert trials() == kept
 
     done = flatout_tune("--trials", "5")

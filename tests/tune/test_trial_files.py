@@ -120,8 +120,8 @@ def test_a_trial_that_read_what_an_earlier_one_wrote_is_invalid_and_stops_the_tu
     with pytest.raises(InvalidTrialError) as error:
         runner.trial(NOTHING, 20)
     assert str(error.value) == (
-        "trial 1 is invalid, and the tuning stops: it read /data/h.pt, which trial 0 wrote or which changed while it"
-        " ran"
+        "trial 1 is invalid, and the tuning stops: it read /data/h.pt, which trial 0 may have written: it"
+        " changed during that trial"
     )
     assert "{trial_dir}" in error.value.hint and error.value.exit_code == 2
     last = json.loads((tmp_path / "out" / "journal.jsonl").read_text().splitlines()[-1])["result"]

@@ -98,7 +98,7 @@ def _is_of_the_machine(folder: str) -> bool:
 def why_unfit(folder: str) -> str | None:
     """Return why a folder should not be overlaid, or None if it can be tried."""
     if _is_of_the_machine(folder):
-        return f"{folder} is a folder of the machine, which all its processes share"
+        return f"{folder} belongs to the machine: all its processes share it"
     if not os.access(folder, os.W_OK):
         return f"{folder} cannot be written to"
     status = os.stat(folder)

@@ -186,8 +186,8 @@ def _check_resumes(folder: Path, options: TuneOptions) -> None:
         words = [f"--budget {options.budget_s:.0f}s"]
         words += [f"--trials {options.max_trials}"] if options.max_trials is not None else []
         raise UsageError(
-            f"the tuning in {folder} ended because {former.why_ended}: to resume it, `--budget` or `--trials` must"
-            f" be larger than then, and neither smaller, but got {' '.join(words)}",
+            f"the tuning in {folder} ended because {former.why_ended}: to resume it, increase `--budget` or"
+            f" `--trials`, and decrease neither; got {' '.join(words)}",
             hint="pass another --out to tune from scratch, or add --force",
         )
 

@@ -162,7 +162,7 @@ def invalid_trial(trial: str, reads: tuple[EarlierRead, ...]) -> InvalidTrialErr
     first = reads[0]
     more = f" and {len(reads) - 1} more such files" if len(reads) > 1 else ""
     if first.writer is not None:
-        which = f"which {first.writer} wrote or which changed while it ran"
+        which = f"which {first.writer} may have written: it changed during that trial"
     else:
         which = "which has changed since the tuning began"
     return InvalidTrialError(

@@ -98,7 +98,7 @@ def _bandwidth(link: PcieLink | None) -> str:
     expected="GPUs, NICs of the fabric and NVMe disks are on the CPU's own ports",
     source="Intel chipset datasheets: the chipset's ports share one DMI link; https://pci-ids.ucw.cz for AMD's",
     cost="all devices behind the chipset share one link, often 4 to 8 GB/s, so each copy takes longer",
-    fix="move the card to a slot of the CPU",
+    fix="move the card to a slot that is wired to the CPU",
     when_wrong="a chipset that is newer than this list is mistaken for a switch on the board",
     traffic="pcie",
 )
@@ -403,7 +403,7 @@ def _cpus_near(machine: Machine) -> dict[str, frozenset[int]]:
     "host",
     topic="CPUs near the GPUs",
     read="/proc/self/status Cpus_allowed_list, against sysfs local_cpulist or `nvidia-smi topo -m`, CPU Affinity",
-    expected="this process can use a CPU in each GPU's NUMA node; a rank (with LOCAL_RANK), one near its GPU",
+    expected="this process can use a CPU in each GPU's NUMA node; a process with LOCAL_RANK, in its own GPU's node",
     source="NCCL and PyTorch tuning guides: bind ranks near their GPU",
     cost="each copy to the GPU and each kernel launch crosses sockets",
     fix="`numactl --cpunodebind=N --membind=N`, `torchrun --numa-binding=node`, or `srun --cpu-bind`",

@@ -158,7 +158,7 @@ def bucket_view(situation: Situation, change: Change) -> Scenarios | str:
         likely=0.4,
         worst=1.0,
         best=0.0,
-        how="copies between gradients and buckets, of those on the device, are gone",
+        how="the device no longer copies gradients to and from buckets",
         assumptions=("the trace does not show which copies are DDP's: 60 % of their time is a prior",),
     )
 
