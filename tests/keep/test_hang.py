@@ -341,6 +341,13 @@ def test_long_steps_have_more_patience_and_a_fixed_one_is_obeyed() -> None:
     assert hang is not None and 20 <= at < 25
 
 
+@pytest.mark.parametrize(("limit_s", "look_after_s"), [(20.0, 18.0), (4.0, 2.0), (3.0, 1.5)])
+def test_a_fixed_limit_leaves_two_seconds_for_the_looks_or_half_of_a_short_limit(
+    limit_s: float, look_after_s: float
+) -> None:
+    assert HangTimeout(limit_s).look_after_s([]) == look_after_s
+
+
 def test_somebody_in_a_debugger_is_left_alone() -> None:
     ranks = [pulse(0, sequences={"0": 51}), pulse(1)]
     debugging = [("/usr/lib/python3.11/cmd.py", "cmdloop"), ("/usr/lib/python3.11/pdb.py", "interaction"), *SLEEPING]
