@@ -323,7 +323,7 @@ def _with_counted_starts(
     engine: str,
     unpacked: Sequence[str],
 ) -> list[tuple[TraceSource, RankTimeline]]:
-    """Read the traces of ranks again that left out steps in which they waited for a rank that counts these steps."""
+    """Read the traces of ranks again that skipped steps in which they waited for a rank that counts these steps."""
     waited = waited_at_start([timeline for _, timeline in readable])
     again = [source for (source, _), has_waited in zip(readable, waited, strict=True) if has_waited]
     counted = dict(zip(again, map_ranks(attribute, again, engine=engine, unpacked=unpacked), strict=True))

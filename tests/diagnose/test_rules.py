@@ -39,7 +39,7 @@ NAMES = {
     "data-loading", "exposed-communication", "straggler", "checkpoint-stall", "host-bound", "host-sync",
     "pipeline-bubble", "redundant-gradient-sync", "exposed-all-gather", "no-tensor-cores", "small-kernels",
     "allocator-churn", "memory-copy", "unbalanced-data", "late-in-turn", "idle-devices",
-    "epoch-boundary", "garbage-collection", "evaluation-stall", "periodic-stall", "drift",
+    "epoch-boundary", "garbage-collection", "evaluation-stall", "periodic-stall", "epoch-sawtooth", "drift",
 }  # fmt: skip
 PLAIN_GEMM = "volta_sgemm_128x64_nn"
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

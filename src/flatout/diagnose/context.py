@@ -94,7 +94,7 @@ class DiagnosisContext:
         self.stalled_s = self._discount_stalls()  # in the traced steps, reported from the step log
         # The time of a traced step without its stalls and the recorder: the costs from the traces add up to at most it.
         self._traced_regular_s = max(self.step_s - self.stalled_s - self.recorder.idle_s, 0.0)
-        self._drift_s = 0.0
+        self._changing_s = 0.0
 
     @property
     def mean_step_s(self) -> float:
@@ -109,14 +109,18 @@ class DiagnosisContext:
         """
         if self.log is None or self._traced_regular_s <= 0:
             return cost_s
-        explained_s = max(self.log.without_stalls_s - self._drift_s, 0.0)
+        explained_s = max(self.log.without_stalls_s - self._changing_s, 0.0)
         return cost_s * explained_s / self._traced_regular_s
 
-    def claim_drift(self, seconds: float) -> float:
-        """Claim seconds per step of the job's steps without stalls; the costs from the traces share the rest."""
+    def claim_change(self, seconds: float) -> float:
+        """Claim seconds per step of the job's steps without stalls, by which they change in the course of the job.
+
+        The costs from the traces share the rest.
+        """
         assert self.log is not None
-        self._drift_s = min(max(seconds, 0.0), self.log.without_stalls_s)
-        return self._drift_s
+        got = min(max(seconds, 0.0), self.log.without_stalls_s - self._changing_s)
+        self._changing_s += got
+        return got
 
     def share_of_job(self, cost_s: float) -> float:
         """Return a cost found in the traces as a share of the step."""

@@ -44,6 +44,18 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     waiting_ranks: tuple[int, ...] = ()
 
 
+class Sawtooth(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times that change in the same direction within each epoch, and back at its end."""
+
+    starts: tuple[int, ...]  # numbers of the steps with which a tooth begins
+    period_steps: int
+    num_teeth: int  # complete teeth that have the pattern
+    first_s: float  # step time in the first quarter of a tooth, the mean over the teeth
+    last_s: float  # in the last quarter
+    mean_s: float  # over all steps of these teeth
+    is_epoch: bool  # a loader ran out of batches at each start; False: the starts were found in the step times alone
+
+
 class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The step log of a job. Rows of the matrices are `ranks`, columns are `number`; a missing step is NaN."""
 
@@ -64,6 +76,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     without_stalls_s: float  # mean over all steps and ranks, without stalls; a disturbed step counts as its baseline
     step_s: float  # the job's mean step: `without_stalls_s`, and the cost of all stalls
     stalls: tuple[Stall, ...]  # by step
+    sawtooth: Sawtooth | None = None
 
     @property
     def is_ordinary(self) -> NDArray[np.bool_]:

@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.inside.protocol import StepKind
-from flatout.records.job_log import JobLog, Matrix, Stall, StallCause, cost_per_step_s, measured_steps
+from flatout.records.job_log import JobLog, Matrix, Sawtooth, Stall, StallCause, cost_per_step_s, measured_steps
 from flatout.records.recording import RankRecording, Steps
+from flatout.step_log.baseline import baseline_s
+from flatout.step_log.sawtooth import find_sawtooth
 
 # Excess without a known cause counts above both: a share of the regular step, and a number of standard deviations.
 MIN_SHARE_OF_REGULAR = 0.5
 MIN_DEVIATIONS = 6.0
-MIN_PER_BLOCK, MAX_BLOCKS = 25, 40  # steps per block of the baseline, and number of blocks
-MIN_EXPLAINED_SHARE = 0.5  # share of the excess of a step; a cause with a smaller share does not explain it
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 _ONE_OFF = frozenset({StallCause.COMPILATION, StallCause.GARBAGE_COLLECTION})  # no stalls in step 1
 
@@ -41,7 +41,14 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
     aligned = _Aligned(with_steps, number)
     if not aligned.is_ordinary.any():
         return None
-    baseline = np.array([_baseline(row, aligned) for row in range(len(with_steps))])
+    sawtooth = _sawtooth(aligned)
+    teeth = [] if sawtooth is None else np.searchsorted(number, sawtooth.starts).tolist()
+    baseline = np.array(
+        [
+            baseline_s(aligned.without_known_s[row], aligned.is_measured, aligned.is_ordinary, teeth)
+            for row in range(len(with_steps))
+        ]
+    )
     measured = aligned.is_measured
     spread = np.array([_spread(deviation[measured]) for deviation in aligned.without_known_s - baseline])
     charge = _Charge(aligned, baseline, spread)
@@ -66,6 +73,17 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         without_stalls_s=without_stalls_s,
         step_s=without_stalls_s + cost_per_step_s(stalls, len(number), int(measured.sum())),
         stalls=tuple(stalls),
+        sawtooth=sawtooth,
+    )
+
+
+def _sawtooth(aligned: _Aligned) -> Sawtooth | None:
+    ends = aligned.num_loader_ends
+    time_s = aligned.without_known_s.mean(axis=0)
+    return find_sawtooth(
+        aligned.number,
+        np.where(aligned.is_measured, time_s, np.nan),
+        None if ends is None else np.asarray(ends.any(axis=0)),
     )
 
 
@@ -178,21 +196,6 @@ _COLUMNS = {
 }
 # If such a cause occurs in most steps, it is part of the regular step too.
 _MAY_BE_REGULAR = frozenset({StallCause.LOADER_START, StallCause.EVALUATION, StallCause.LOGGING})
-
-
-def _baseline(row: int, aligned: _Aligned) -> NDArray[np.float64]:
-    """Return the time that each step of a rank takes without a stall: medians of blocks, interpolated linearly."""
-    remaining = aligned.without_known_s[row]
-    usable = np.flatnonzero(aligned.is_measured & ~np.isnan(remaining))
-    if not len(usable):  # the rank ended in the warm-up of another one
-        usable = np.flatnonzero(aligned.is_ordinary & ~np.isnan(remaining))
-    if not len(usable):
-        return np.full(len(remaining), np.nan)
-    num_blocks = int(min(max(len(usable) // MIN_PER_BLOCK, 1), MAX_BLOCKS))
-    blocks = np.array_split(usable, num_blocks)
-    centres = [float(block.mean()) for block in blocks]
-    medians = [float(np.median(remaining[block])) for block in blocks]
-    return np.interp(np.arange(len(remaining)), centres, medians)
 
 
 def _spread(deviation: NDArray[np.float64]) -> float:

@@ -15,6 +15,7 @@ from flatout.diagnose.rules import (
     data_loading,
     drift,
     epoch_boundary,
+    epoch_sawtooth,
     evaluation_stall,
     exposed_all_gather,
     exposed_communication,
@@ -41,6 +42,7 @@ LOG_RULES: tuple[ModuleType, ...] = (
     garbage_collection,
     evaluation_stall,
     periodic_stall,
+    epoch_sawtooth,
     drift,
 )
 

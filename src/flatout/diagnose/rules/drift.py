@@ -20,12 +20,14 @@ Change to try
 
 When this is wrong
     A curriculum with longer sequences, or a model that grows, changes the work of a step on purpose. Steps that shrink
-    at the start are a long warm-up (caches, compilation), which a longer job hardly notices.
+    at the start are a long warm-up (caches, compilation), which a longer job hardly notices. Steps that grow within
+    each epoch and fall back at its end are an `epoch-sawtooth`; less than an epoch cannot distinguish the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -34,7 +36,7 @@ from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import MIN_SHARE_OF_STEP
 from flatout.diagnose.host_evidence import busy_cores
 from flatout.records.diagnosis import Finding
-from flatout.records.job_log import JobLog
+from flatout.records.job_log import JobLog, Matrix
 from flatout.units import percent, seconds
 
 CODE = "F21"
@@ -64,6 +66,10 @@ CHANGES: dict[tuple[Direction, bool], tuple[str, ...]] = {
         "fill the cache before the training starts",
     ),
 }
+# Without the end of an epoch, growth that starts again with the next one looks the same.
+PAST_THE_EPOCH = (
+    "record past the end of an epoch: batches in the order of their length change steps within each epoch",
+)
 MIN_AGREEMENT = 0.7  # share of the changes between parts of the job that have the direction of the whole
 
 
@@ -71,16 +77,15 @@ def find(context: DiagnosisContext) -> list[Finding]:
     log = context.log
     if log is None or int(log.is_ordinary.sum()) < MIN_STEPS:
         return []
-    baseline = log.baseline_s.mean(axis=0)
-    parts = [float(part.mean()) for part in np.array_split(baseline, NUM_PARTS)]
+    parts = _parts(log, log.baseline_s)
     first, last = parts[0], parts[-1]
     lower = min(first, last)
     change = abs(last - first)
-    cost = max(float(baseline.mean()) - lower, 0.0)
+    cost = max(float(np.mean(parts)) - lower, 0.0)
     is_large = change >= MIN_CHANGE * lower and change >= MIN_DEVIATIONS * log.spread_s
     if not is_large or cost < MIN_SHARE_OF_STEP * log.step_s or not _is_steady(parts, grows=last > first):
         return []
-    cost = context.claim_drift(cost)
+    cost = context.claim_change(cost)
     verb: Direction = "grow" if last > first else "shrink"
     is_loader = _loader_change(log) >= MIN_LOADER_SHARE * change
     cause = ", mostly in waiting for batches" if is_loader else ""
@@ -102,11 +107,20 @@ def find(context: DiagnosisContext) -> list[Finding]:
                 "direction": verb,
                 "cause": "data loading" if is_loader else None,
             },
-            changes=CHANGES[verb, is_loader],
+            changes=(*CHANGES[verb, is_loader], *(PAST_THE_EPOCH if _has_no_epoch_end(log) else ())),
             safety="exact",
             confidence="medium",
         )
     ]
+
+
+def _parts(log: JobLog, values: Matrix) -> list[float]:
+    """Return the means over parts of the job: equal parts, or complete epochs where steps grow within each."""
+    by_step = values.mean(axis=0)
+    if log.sawtooth is None:
+        return [float(part.mean()) for part in np.array_split(by_step, NUM_PARTS)]
+    edges = np.searchsorted(log.number, log.sawtooth.starts).tolist()
+    return [float(by_step[low:high].mean()) for low, high in pairwise(edges)]
 
 
 def _loader_change(log: JobLog) -> float:
@@ -114,6 +128,10 @@ def _loader_change(log: JobLog) -> float:
     ends = np.array_split(log.loader_s[:, log.is_ordinary], NUM_PARTS, axis=1)
     first, last = (float(np.median(end, axis=1).mean()) for end in (ends[0], ends[-1]))
     return abs(last - first)
+
+
+def _has_no_epoch_end(log: JobLog) -> bool:
+    return log.num_loader_ends is None or not log.num_loader_ends.any()
 
 
 def _is_steady(parts: Sequence[float], *, grows: bool) -> bool:
