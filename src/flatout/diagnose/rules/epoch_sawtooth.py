@@ -81,8 +81,8 @@ def _pattern(sawtooth: Sawtooth) -> str:
     change = f"steps {verb} from {seconds(sawtooth.first_s)} to {seconds(sawtooth.last_s)}"
     if sawtooth.is_epoch:
         return (
-            f"{change} within each of {sawtooth.num_teeth} epochs of {sawtooth.period_steps:,} steps and start again"
-            " with the next, as batches in the order of their length do"
+            f"{change} within each of {sawtooth.num_teeth} epochs of {sawtooth.period_steps:,} steps and start"
+            " again with the next, as batches in the order of their length do"
         )
     return (
         f"{change} and start again every {sawtooth.period_steps:,} steps, {sawtooth.num_teeth} times, as batches do that"
