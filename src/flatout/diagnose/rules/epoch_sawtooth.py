@@ -79,14 +79,15 @@ def find(context: DiagnosisContext) -> list[Finding]:
 def _pattern(sawtooth: Sawtooth) -> str:
     verb = "grow" if sawtooth.last_s > sawtooth.first_s else "shrink"
     change = f"steps {verb} from {seconds(sawtooth.first_s)} to {seconds(sawtooth.last_s)}"
+    period = f"{sawtooth.period_steps:,} steps"
     if sawtooth.is_epoch:
         return (
-            f"{change} within each of {sawtooth.num_teeth} epochs of {sawtooth.period_steps:,} steps and start"
-            " again with the next, as batches in the order of their length do"
+            f"{change} within each of {sawtooth.num_teeth} epochs of {period} and start again with the next, as batches"
+            " in the order of their length do"
         )
     return (
-        f"{change} and start again every {sawtooth.period_steps:,} steps, {sawtooth.num_teeth} times, as batches do that"
-        " are in the order of their length within groups"
+        f"{change} and start again every {period}, {sawtooth.num_teeth} times, as batches do that are in the order of"
+        " their length within groups"
     )
 
 
