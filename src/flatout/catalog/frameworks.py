@@ -30,6 +30,7 @@ class Framework(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     words: tuple[str, ...] = ()
     except_words: tuple[str, ...] = ()
     most_chunks: int | None = None
+    usual_zero: int | None = None
 
     def is_named(self, framework: str) -> bool:
         """Whether the framework has one of these names."""

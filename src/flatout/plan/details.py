@@ -15,7 +15,7 @@ from flatout.plan import sizes
 from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES, CostModelInputs
 from flatout.plan.layouts import all_layouts
-from flatout.plan.memory import MemoryConstants, logits_bytes, memory, micro_batches_held
+from flatout.plan.memory import MemoryConstants, MemoryEstimate, logits_bytes, memory, micro_batches_held
 from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.plan.search_context import SearchContext
 from flatout.records.plan import Layout, Plan, PlannedLayout
@@ -100,14 +100,14 @@ def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> 
     the last stage has the logits.
     """
     inputs = _inputs_of(context, layout)
-    constants = MemoryConstants()
+    constants = context.memory.constants
     of_rank = {name: _scalar(part) for name, part in memory(inputs, constants).parts.items()}
     counts = layers_of_stages(context.spec.workload.num_layers, layout.pp)
     if layout.pp == 1:
         state_shares, activations, logits = [1.0], [of_rank["activations"]], [of_rank["logits"]]
     else:
         state_shares = _state_shares(inputs, counts)
-        activations = _activations(inputs, layout, pipeline, counts)
+        activations = _activations(inputs, layout, pipeline, counts, constants)
         logits = [0.0] * (layout.pp - 1) + [_scalar(logits_bytes(inputs))]
     allocator_loss = constants.allocator - 1.0
     allocated = sum(part for name, part in of_rank.items() if name != "overhead")
@@ -118,8 +118,9 @@ def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> 
         parts |= {"activations": activation_bytes, "logits": logit_bytes}
         parts["overhead"] = outside + allocator_loss * sum(parts.values())
         stages.append(parts)
-    totals = np.array([sum(parts.values()) for parts in stages])
-    probability = out_of_memory_probability(inputs, constants, totals)
+    parts_of_stages = {name: np.array([parts[name] for parts in stages]) for name in stages[0]}
+    totals = np.sum(list(parts_of_stages.values()), axis=0)
+    probability = out_of_memory_probability(inputs, context.memory, MemoryEstimate(totals, parts_of_stages))
     return tuple(
         StageMemory(
             stage=stage,
@@ -158,14 +159,16 @@ def _state_shares(inputs: CostModelInputs, counts: list[int]) -> list[float]:
     return [number / everything for number in parameters]
 
 
-def _activations(inputs: CostModelInputs, layout: Layout, pipeline: Pipeline, counts: list[int]) -> list[float]:
+def _activations(
+    inputs: CostModelInputs, layout: Layout, pipeline: Pipeline, counts: list[int], constants: MemoryConstants
+) -> list[float]:
     """Return the bytes of each stage's activations.
 
     They grow linearly with the micro-batches in flight; both terms follow from the model at one and at many of them.
     """
 
     def held_bytes(case: CostModelInputs) -> float:
-        return _scalar(memory(case, MemoryConstants()).parts["activations"])
+        return _scalar(memory(case, constants).parts["activations"])
 
     with_many = held_bytes(inputs)
     with_one = held_bytes(replace(inputs, num_micro=np.ones(1), gpipe=np.zeros(1)))

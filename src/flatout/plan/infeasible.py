@@ -9,11 +9,13 @@ import numpy as np
 
 from flatout.errors import InputError
 from flatout.plan.counts import num_parameters
+from flatout.plan.fits import USABLE
 from flatout.plan.layouts import TrainingSpec, all_layouts, degrees
 from flatout.plan.search_context import Array, SearchContext, any_fits
-from flatout.units import num_bytes
+from flatout.units import num_bytes, percent
 
 MOST_DOUBLINGS = 11
+CERTAIN = 0.95  # a layout above this probability of running out of memory is not worth a try
 
 
 def no_valid_layout(spec: TrainingSpec) -> InputError:
@@ -44,16 +46,28 @@ def _has_valid_layout(spec: TrainingSpec, num_gpus: int) -> bool:
     return any(spec.global_batch % dp == 0 for dp in replicas)
 
 
-def too_large(context: SearchContext, totals: Array, fixed: tuple[str, ...]) -> InputError:
-    """Return the error if no layout fits. `totals`: per layout, the bytes of the rank that uses the most."""
+def too_large(context: SearchContext, totals: Array, probabilities: Array, fixed: tuple[str, ...]) -> InputError:
+    """Return the error if no layout is below the risk.
+
+    Per layout, `totals` are the bytes of the rank that uses the most memory, and `probabilities` those of running out.
+    """
     spec = context.spec
     num_gpus = spec.cluster.num_gpus
+    safest = int(np.lexsort((totals, probabilities))[0])
+    probability, expected = float(probabilities[safest]), num_bytes(float(totals[safest]))
+    usable = num_bytes(USABLE * spec.cluster.memory_bytes)
+    nonetheless = f"; --risk {_next_risk(probability)} plans nonetheless" if probability < CERTAIN else ""
     return InputError(
-        f"`{spec.workload.name}` ({num_parameters(spec.workload):,} parameters) must fit into "
-        f"{num_bytes(spec.cluster.memory_bytes)} per GPU, but the smallest of {len(totals):,} layouts on {num_gpus} "
-        f"GPUs needs {num_bytes(float(np.min(totals)))}",
-        hint=_hint_for_room(context, fixed),
+        f"`{spec.workload.name}` ({num_parameters(spec.workload):,} parameters) must run out of memory with a "
+        f"probability below {percent(context.risk)}, but the safest of {len(totals):,} layouts on {num_gpus} GPUs has "
+        f"{percent(probability)}: {expected} is expected, of {usable} usable per GPU",
+        hint=_hint_for_room(context, fixed) + nonetheless,
     )
+
+
+def _next_risk(probability: float) -> int:
+    """Return the next whole number of per cent above a probability."""
+    return int(probability * 100) + 1
 
 
 def _hint_for_room(context: SearchContext, fixed: tuple[str, ...]) -> str:

@@ -98,6 +98,11 @@ class CostModelInputs:
     gradient_bytes: Column
     held_gradient_bytes: Column
     selective_share: Column
+    selects_modules: Column
+    keeps_low: Column
+    optimizer_share: Column
+    logits_bytes: Column
+    buffer_bytes: Column
     # layout
     tp: Column
     sp: Column
@@ -241,6 +246,11 @@ def software_columns(software: Software) -> dict[str, float]:
         "gradient_bytes": software.gradient_bytes,
         "held_gradient_bytes": software.held_gradient_bytes,
         "selective_share": software.selective_share,
+        "selects_modules": software.selects_modules,
+        "keeps_low": software.keeps_low,
+        "optimizer_share": software.optimizer_share,
+        "logits_bytes": software.logits_bytes,
+        "buffer_bytes": software.buffer_bytes,
     }
 
 

@@ -1,8 +1,8 @@
 """The memory of the rank that uses the most, broken down into parts that sum to it.
 
 A layer's activations, in bytes per token, are counted with the terms of Korthikanti et al. (arXiv 2205.05198, table 2),
-generalized to any shape. Such a sum is 20-40 % below what the driver reports, so the allocator's overhead and the
-memory outside the allocator (the CUDA context, NCCL's buffers) are constants fitted to published peaks.
+generalized to any shape and to what today's kernels keep. The allocator's overhead and the memory outside the allocator
+(the CUDA context, NCCL's buffers) are constants, fitted to published peaks and to runs that are known to have fitted.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ import numpy as np
 from flatout.plan import sizes, trained_state
 from flatout.plan.inputs import Column, CostModelInputs
 
+LINK_OF_A100 = 300e9
+LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "overhead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
-    """Constants of the memory model, fitted to published peaks independently of the time model's constants."""
+    """Constants of the memory model, independent of the time model's.
 
-    context_bytes: float = 1.5e9  # CUDA context, including loaded kernels
-    group_bytes: float = 0.6e9  # NCCL's buffers per kind of group that a rank belongs to
-    allocator: float = 1.1  # reserved memory relative to allocated memory
-    activations: float = 1.1  # held relative to counted activations: workspaces, and copies that frameworks keep
+    The defaults are what `memory_fit.py` makes of the published runs.
+    """
+
+    context_bytes: float = 1.29e9  # CUDA context, including loaded kernels
+    group_bytes: float = 1.15e9  # NCCL's buffers per kind of group that a rank belongs to, on an A100
+    allocator: float = 1.028  # reserved memory relative to allocated memory
+    activations: float = 0.972  # held relative to counted activations: workspaces, and copies that frameworks keep
+    unfused: float = 1.073  # the same in addition, in software from before fused attention
+    returned: float = 0.0324  # share of a peak that the allocator gives back before it fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +53,19 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
         held_dense = of_dense * dense / np.where(is_sharded, shards, 1.0)
         return held_dense + of_experts * expert / np.where(is_sharded, expert_shards, 1.0)
 
-    layers_of_stage = np.maximum(sizes.layers_of_largest_stage(inputs), 1.0)
-    two_layers = 2.0 * (dense + expert) / layers_of_stage
-    two_trained = 2.0 * (inputs.trained * dense + inputs.trained_experts * expert) / layers_of_stage
-    gathered = np.where(inputs.zero >= 3, inputs.element_bytes, 0.0)
-    weights = held(trained_state.weight_bytes(inputs), 3) + gathered * two_layers
-    gradients = held(trained_state.gradient_bytes(inputs, inputs.held_gradient_bytes), 2) + gathered * two_trained
+    is_zero3 = inputs.zero >= 3
+    gathered = np.where(is_zero3, inputs.element_bytes * _gathered_parameters(inputs, dense, expert), 0.0)
+    trained_share = (inputs.trained * dense + inputs.trained_experts * expert) / np.maximum(dense + expert, 1.0)
+    weights = held(trained_state.weight_bytes(inputs), 3) + gathered
+    # With ZeRO 3, the shard of the fp32 master weights is the only copy: a 16-bit one exists only while it is gathered.
+    is_only_copy = is_zero3 & (np.asarray(inputs.optimizer_share) >= 1.0)
+    weights = weights - np.where(is_only_copy, held(trained_state.trained_weight_bytes(inputs), 3), 0.0)
+    gradients = held(trained_state.gradient_bytes(inputs, inputs.held_gradient_bytes), 2) + gathered * trained_share
     optimizer = held(trained_state.optimizer_bytes(inputs), 1) * (1.0 - np.asarray(inputs.offload))
 
     tokens = inputs.micro_batch * inputs.seq / inputs.cp
-    each, always = (part * tokens * constants.activations for part in _activation_bytes_per_token(inputs))
+    workspaces = constants.activations * np.where(inputs.fused > 0, 1.0, constants.unfused)
+    each, always = (part * tokens * workspaces for part in _activation_bytes_per_token(inputs))
     on_first, on_last = micro_batches_held(inputs)
     activations = each * on_first + always
     last = np.where(inputs.pp > 1, each * on_last + always, activations) + logits_bytes(inputs)
@@ -64,7 +74,9 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
     groups = sum(
         (np.asarray(size) > 1).astype(np.float64) for size in (inputs.tp, inputs.pp, inputs.cp, inputs.ep, inputs.dp)
     )
-    outside = constants.context_bytes + constants.group_bytes * groups
+    # NCCL opens channels in proportion to the links, and keeps buffers for each.
+    channels = np.clip(inputs.link / LINK_OF_A100, 0.5, 1.5)
+    outside = constants.context_bytes + constants.group_bytes * channels * groups + inputs.buffer_bytes
     overhead = subtotal * (constants.allocator - 1.0) + outside
     parts = {
         "weights": weights,
@@ -77,13 +89,27 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
     return MemoryEstimate(subtotal + overhead, parts)
 
 
+def _gathered_parameters(inputs: CostModelInputs, dense: Column, expert: Column) -> Column:
+    """Return the parameters that ZeRO 3 holds complete at its peak: two layers, the embedding and the logits' matrix.
+
+    FSDP gathers the next layer while one computes; the tables belong to the root, which stays gathered.
+    """
+    tables = sizes.table_parameters(inputs)
+    of_layers = dense + expert - tables
+    complete = tables + 2.0 * of_layers / np.maximum(sizes.layers_of_largest_stage(inputs), 1.0)
+    # DeepSpeed gathers single parameters and releases them beyond a number (stage3_max_live_parameters).
+    return np.where(inputs.gathers > 1, np.minimum(complete, LIVE_PARAMETERS), complete)
+
+
 def logits_bytes(inputs: CostModelInputs) -> Column:
     """Return the bytes of the last stage's logits.
 
-    Each micro-batch held needs them in 16 bits and in fp32; one gradient in 16 bits is added.
+    Each micro-batch held needs them in 16 bits and in fp32, and the one at the loss also what the loss derives from
+    them.
     """
-    held = np.where(inputs.gpipe > 0, inputs.num_micro, 1.0)
-    return inputs.micro_batch * inputs.seq / inputs.cp * inputs.vocab / inputs.tp * (6.0 * held + 2.0)
+    others_held = np.where(inputs.gpipe > 0, inputs.num_micro, 1.0) - 1.0
+    num_bytes = inputs.logits_bytes + others_held * np.minimum(inputs.logits_bytes, 6.0)
+    return inputs.micro_batch * inputs.seq / inputs.cp * inputs.vocab / inputs.tp * num_bytes
 
 
 def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
@@ -105,12 +131,26 @@ def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column
     """
     layers = sizes.layers_of_largest_stage(inputs)
     whole = _layer_bytes_per_token(inputs)
-    whole_less = whole - np.where(
-        inputs.fused > 0, inputs.selective_share * 1.2 * whole, _score_bytes_per_token(inputs)
-    )
-    each = np.where(inputs.selective > 0, whole_less, whole)
-    boundary = 2.0 * inputs.hidden / np.where(inputs.sp > 0, inputs.tp, 1.0)
+    each = np.where(inputs.selective > 0, whole - _selected_bytes_per_token(inputs, whole), whole)
+    boundary = 2.0 * inputs.hidden / _split_of_norms(inputs)
     return layers * np.where(inputs.full > 0, boundary, each), inputs.full * whole + boundary * 2.0
+
+
+def _selected_bytes_per_token(inputs: CostModelInputs, whole: Column) -> Column:
+    """Return the bytes of a layer's activations that selective recomputation drops.
+
+    Unfused attention drops its scores. PyTorch drops the outputs of some operators. Megatron-Core drops the outputs of
+    norms and of the experts' activation, and latent attention's queries, keys and values.
+    """
+    eager = _eager_bytes_per_token(inputs)
+    # Operators are chosen among those whose outputs are kept: all else, such as the fp32 copies of norms, is repeated.
+    of_operators = inputs.selective_share * 1.2 * (whole - eager) + (inputs.selective_share > 0) * eager
+    norms = 2.0 * _input_bytes(inputs) * inputs.hidden / _split_of_norms(inputs)
+    expert_width = sizes.moe_share(inputs) * inputs.topk * inputs.expert_ffn / inputs.tp
+    expanded = inputs.heads * inputs.head_dim + inputs.kv_width
+    latent = 2.0 * np.maximum(expanded - inputs.qkv_width, 0.0) / inputs.tp
+    of_modules = inputs.selects_modules * (norms + _input_bytes(inputs) * expert_width + latent)
+    return np.where(inputs.fused > 0, of_operators + of_modules, _score_bytes_per_token(inputs))
 
 
 def _score_bytes_per_token(inputs: CostModelInputs) -> Column:
@@ -118,18 +158,46 @@ def _score_bytes_per_token(inputs: CostModelInputs) -> Column:
     return np.where(inputs.fused > 0, 0.0, 5.0 * inputs.heads * inputs.attended / inputs.tp)
 
 
+def _input_bytes(inputs: CostModelInputs) -> Column:
+    """Return the bytes per element of a matrix multiplication's kept input: one if it is kept in fp8."""
+    return np.where(inputs.keeps_low * inputs.is_low > 0, 1.0, 2.0)
+
+
+def _split_of_norms(inputs: CostModelInputs) -> Column:
+    """Return over how many ranks sequence parallelism splits what is outside of tensor parallelism."""
+    return np.where(inputs.sp > 0, inputs.tp, 1.0)
+
+
 def _layer_bytes_per_token(inputs: CostModelInputs) -> Column:
     """Return the bytes of one layer's activations per token.
 
-    For all tokens, or with sequence parallelism for this rank's share: 10 h for the inputs of two norms and two
-    matmuls, and two dropout masks. Split by TP: queries, keys and values, attention's output, and the feed-forward
-    network's inner widths (the outputs of each up projection and of the activation). Experts also keep a copy of each
-    token, in and out.
+    For all tokens, or with sequence parallelism for this rank's share: the inputs and outputs of two norms, and two
+    dropout masks in software from before fused attention. Split by TP: queries, keys and values, attention's output,
+    and the feed-forward network's inner widths (the outputs of each up projection and of the activation). Experts also
+    keep a copy of each token that they receive.
     """
-    shared = 10.0 * inputs.hidden / np.where(inputs.sp > 0, inputs.tp, 1.0)
-    share_moe = inputs.moe_layers / inputs.layers
-    inner_width = (1.0 - share_moe) * inputs.ffn + share_moe * (inputs.shared_ffn + inputs.topk * inputs.expert_ffn)
+    kept = _input_bytes(inputs)
+    norms = 4.0 + 2.0 * kept + 2.0 * (1.0 - np.asarray(inputs.fused))
+    shared = norms * inputs.hidden / _split_of_norms(inputs)
+    per_inner = 2.0 * (inputs.ffn_matrices - 1.0) + kept
     attention = 2.0 * (inputs.heads * inputs.head_dim + inputs.kv_width + inputs.out_width)
-    inner = (attention + 2.0 * inputs.ffn_matrices * inner_width) / inputs.tp
-    routed = share_moe * 4.0 * inputs.topk * inputs.hidden / inputs.tp
-    return shared + inner + routed + _score_bytes_per_token(inputs)
+    low_copy = np.where(kept < 2.0, inputs.out_width, 0.0)
+    routed = sizes.moe_share(inputs) * kept * inputs.topk * inputs.hidden
+    split = attention + low_copy + per_inner * _inner_width(inputs) + routed
+    return shared + split / inputs.tp + _score_bytes_per_token(inputs) + _eager_bytes_per_token(inputs)
+
+
+def _inner_width(inputs: CostModelInputs) -> Column:
+    """Return the feed-forward widths that a token passes, averaged over dense layers and layers with experts."""
+    share_moe = sizes.moe_share(inputs)
+    return (1.0 - share_moe) * inputs.ffn + share_moe * (inputs.shared_ffn + inputs.topk * inputs.expert_ffn)
+
+
+def _eager_bytes_per_token(inputs: CostModelInputs) -> Column:
+    """Return what eager PyTorch keeps of one layer beside the rest, if its norms and its gate are not single kernels.
+
+    Each RMSNorm keeps its input and its result in fp32, and the gate keeps its activation apart.
+    """
+    is_eager_and_gated = inputs.eager * (inputs.ffn_matrices > 2)
+    norms = 16.0 * inputs.hidden / _split_of_norms(inputs)
+    return is_eager_and_gated * (norms + 2.0 * _inner_width(inputs) / inputs.tp)

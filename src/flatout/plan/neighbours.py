@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from flatout.plan.constants import from_logs
-from flatout.plan.fits import SAFE
 from flatout.plan.inputs import FIELDS, CostModelInputs
 from flatout.plan.layouts import LAYOUT_PARAMETERS, Columns
 from flatout.plan.search_context import Array, Rows, SearchContext
@@ -41,9 +40,12 @@ def neighbours(columns: Columns, best: int, times: Array) -> Rows:
     return np.array(rows, dtype=np.intp)
 
 
-def why_worse(neighbour: PlannedLayout, best: PlannedLayout) -> str:
-    """Say on which parts of the step a neighbour spends more time than the best layout, or that it does not fit."""
-    if neighbour.out_of_memory_probability >= SAFE:
+def why_worse(neighbour: PlannedLayout, best: PlannedLayout, risk: float) -> str:
+    """Say on which parts of the step a neighbour spends more time than the best layout, or that it does not fit.
+
+    `risk`: the probability of running out of memory from which on a layout is not offered.
+    """
+    if neighbour.out_of_memory_probability >= risk:
         return (
             f"runs out of memory with a probability of {percent(neighbour.out_of_memory_probability)} "
             f"({num_bytes(neighbour.memory_bytes)} expected)"

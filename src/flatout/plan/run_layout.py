@@ -37,7 +37,7 @@ def layout_of(row: RunRow, software: Software) -> Layout | None:
         cp=cp,
         ep=row.whole("ep", 1),
         dp=dp,
-        zero=value_of(run_spellings().zero, sharding),
+        zero=_zero_stage(row),
         shard=_shard_group(row, dp * cp),
         offload="offload" in sharding,
         micro_batch=micro_batch,
@@ -53,9 +53,23 @@ def _has_sequence_parallelism(row: RunRow, software: Software) -> bool:
     return text.startswith(_ON) if text else software.fused_attention
 
 
+def _zero_stage(row: RunRow) -> int:
+    """Return the ZeRO stage: the row's, else the one that its framework uses unless told otherwise."""
+    sharding = row.lower("sharding")
+    if sharding:
+        return value_of(run_spellings().zero, sharding)
+    return max((entry.usual_zero or 0 for entry in frameworks_named(row.text("framework"))), default=0)
+
+
 def _recompute(row: RunRow) -> str:
     text = row.lower("recompute")
     return next((kind for kind in ("full", "selective") if text.startswith(kind)), "none")
+
+
+def says_recompute(row: RunRow) -> bool:
+    """Whether the row says what is recomputed."""
+    text = row.lower("recompute")
+    return bool(text) and not text.startswith("unknown")
 
 
 def _chunks(row: RunRow, pp: int) -> int:

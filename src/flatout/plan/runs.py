@@ -22,7 +22,7 @@ from flatout.plan.inputs import (
     stacked,
     workload_columns,
 )
-from flatout.plan.run_layout import layout_of, software_of
+from flatout.plan.run_layout import layout_of, says_recompute, software_of
 from flatout.plan.run_machine import cluster_of, precision_of
 from flatout.plan.run_model import document_tokens_of, model_of
 from flatout.plan.run_row import RunRow
@@ -45,6 +45,7 @@ class MeasuredRun:
     peak_memory_bytes: float | None
     ran_out_of_memory: bool
     software: Software = field(default_factory=Software)
+    says_recompute: bool = True  # otherwise its columns have no recomputation
 
 
 def read_runs(path: Path) -> tuple[list[MeasuredRun], int]:
@@ -111,6 +112,7 @@ def _run(row: RunRow) -> MeasuredRun | None:
         peak_memory_bytes=None if peak_gb is None else peak_gb * 2**30,
         ran_out_of_memory=ran_out_of_memory,
         software=software,
+        says_recompute=says_recompute(row),
     )
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from flatout.plan.calibrate import Z_90, predict_logs
 from flatout.plan.constants import from_logs
 from flatout.plan.counts import num_parameters, training_flops_per_token
-from flatout.plan.fits import SAFE, out_of_memory_probability
+from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.fixed_parameters import only
 from flatout.plan.infeasible import no_valid_layout, too_large
 from flatout.plan.inputs import Column
 from flatout.plan.layouts import Columns, all_layouts, layout_at
-from flatout.plan.memory import MemoryConstants, memory
+from flatout.plan.memory import memory
 from flatout.plan.neighbours import neighbours, sensitivity, why_worse
 from flatout.plan.search_context import (
     Array,
@@ -44,16 +44,15 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
     if any(text.partition("=")[0] == "offload" for text in fixed):
         context = _with_host_memory(context)
     columns = _valid_layouts(context, fixed)
-    times, totals = evaluate_layouts(context, columns)
-    inputs = context.inputs(columns, slice(None))
-    is_safe = out_of_memory_probability(inputs, MemoryConstants(), totals) < SAFE
+    times, totals, probabilities = evaluate_layouts(context, columns)
+    is_safe = probabilities < context.risk
     search_s = time.perf_counter() - began
     if not is_safe.any():
         # Host memory is slow, so it is used only if nothing fits without it.
         with_host = _with_host_memory(context)
         if not context.spec.offloads and any_fits(with_host, only(with_host.spec, all_layouts(with_host.spec), fixed)):
             return plan(with_host, num_layouts=num_layouts, fixed=fixed)
-        raise too_large(context, totals, fixed)
+        raise too_large(context, totals, probabilities, fixed)
     safe = np.flatnonzero(is_safe)
     order = safe[np.lexsort((totals[safe], times[safe]))]  # among equally fast layouts, smaller ones first
     best = int(order[0])
@@ -73,11 +72,12 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
         search_s=search_s,
         layouts=tuple(layouts),
         neighbours=tuple(
-            msgspec.structs.replace(neighbour, why=why_worse(neighbour, layouts[0])) for neighbour in around
+            msgspec.structs.replace(neighbour, why=why_worse(neighbour, layouts[0], context.risk)) for neighbour in around
         ),
         worth_measuring=_different(layouts),
         pareto=tuple(_planned(context, columns, _front(times, totals, order))),
         sensitivity=sensitivity(context, columns, best),
+        risk=context.risk,
         calibrated_with=context.calibration.num_runs if context.calibration.kinds else 0,
     )
 
@@ -148,8 +148,8 @@ def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[Plann
         return []
     inputs = context.inputs(columns, rows)
     predicted = step_time(inputs, from_logs(context.calibration.logs))
-    held = memory(inputs, MemoryConstants())
-    probability = out_of_memory_probability(inputs, MemoryConstants(), held.total)
+    held = memory(inputs, context.memory.constants)
+    probability = out_of_memory_probability(inputs, context.memory, held)
     factor = calibration_factor(context, columns)
     logs, deviations = predict_logs(inputs, context.calibration)
     totals_s = np.exp(logs)

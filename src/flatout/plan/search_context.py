@@ -6,18 +6,18 @@ evaluated without a loop over layouts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flatout.plan.calibrate import Calibration
 from flatout.plan.constants import from_logs
-from flatout.plan.fits import SAFE, out_of_memory_probability
+from flatout.plan.fits import SAFE, MemoryCalibration, out_of_memory_probability
 from flatout.plan.inputs import CostModelInputs, machine_columns, software_columns, workload_columns
 from flatout.plan.layouts import Columns, TrainingSpec, input_columns
-from flatout.plan.memory import MemoryConstants, memory
+from flatout.plan.memory import memory
 from flatout.plan.step_time import step_time
 from flatout.records.plan import Software
 
@@ -35,6 +35,8 @@ class SearchContext:
     matmul_share: dict[str, float]
     software: Software
     calibration: Calibration
+    memory: MemoryCalibration = field(default_factory=MemoryCalibration)
+    risk: float = SAFE  # layouts are offered below this probability of running out of memory
 
     def inputs(self, columns: Columns, rows: slice | Rows) -> CostModelInputs:
         """Return the cost model's inputs for some rows of the layouts."""
@@ -47,17 +49,27 @@ class SearchContext:
         return CostModelInputs(**{name: float(value) for name, value in shared.items()}, **input_columns(columns, rows))
 
 
-def evaluate_layouts(context: SearchContext, columns: Columns) -> tuple[Array, Array]:
-    """Return the seconds per step, and the bytes of the rank that uses the most memory, for every row."""
+class Evaluated(NamedTuple):
+    """The predictions for layouts, one row each."""
+
+    times: Array  # seconds per step
+    totals: Array  # bytes of the rank that uses the most memory
+    probabilities: Array  # of running out of memory
+
+
+def evaluate_layouts(context: SearchContext, columns: Columns) -> Evaluated:
+    """Return the predictions for every row."""
     count = len(columns["tp"])
-    times, totals = np.empty(count), np.empty(count)
+    times, totals, probabilities = np.empty(count), np.empty(count), np.empty(count)
     constants = from_logs(context.calibration.logs)
     for start in range(0, count, CHUNK):
         rows = slice(start, min(start + CHUNK, count))
         inputs = context.inputs(columns, rows)
         times[rows] = step_time(inputs, constants).total_s
-        totals[rows] = memory(inputs, MemoryConstants()).total
-    return times * calibration_factor(context, columns), totals
+        estimate = memory(inputs, context.memory.constants)
+        totals[rows] = estimate.total
+        probabilities[rows] = out_of_memory_probability(inputs, context.memory, estimate)
+    return Evaluated(times * calibration_factor(context, columns), totals, probabilities)
 
 
 def calibration_factor(context: SearchContext, columns: Columns) -> float:
@@ -72,6 +84,4 @@ def any_fits(context: SearchContext, columns: Columns) -> bool:
     """Whether at least one layout is safe from running out of memory."""
     if not len(columns["tp"]):
         return False
-    _, totals = evaluate_layouts(context, columns)
-    inputs = context.inputs(columns, slice(None))
-    return bool((out_of_memory_probability(inputs, MemoryConstants(), totals) < SAFE).any())
+    return bool((evaluate_layouts(context, columns).probabilities < context.risk).any())

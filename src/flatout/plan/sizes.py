@@ -41,9 +41,13 @@ def layer_parameters(inputs: CostModelInputs) -> Column:
 
 def dense_parameters(inputs: CostModelInputs) -> Column:
     """Return the rank's parameters without routed experts: its layers, and the embedding or the logits."""
+    return layers_of_largest_stage(inputs) * layer_parameters(inputs) + table_parameters(inputs)
+
+
+def table_parameters(inputs: CostModelInputs) -> Column:
+    """Return the parameters of the rank's embedding or logits, or of both if there is one stage."""
     table = inputs.vocab * inputs.hidden / inputs.tp
-    tables = np.where(inputs.pp > 1, table, table * (2.0 - inputs.tied))
-    return layers_of_largest_stage(inputs) * layer_parameters(inputs) + tables
+    return np.where(inputs.pp > 1, table, table * (2.0 - inputs.tied))
 
 
 def expert_parameters(inputs: CostModelInputs) -> Column:

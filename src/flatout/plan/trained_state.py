@@ -30,6 +30,11 @@ def weight_bytes(inputs: CostModelInputs) -> Pair:
     )
 
 
+def trained_weight_bytes(inputs: CostModelInputs) -> Pair:
+    """Return the bytes of the weights that are trained per parameter of the model."""
+    return inputs.trained * inputs.element_bytes, inputs.trained_experts * inputs.element_bytes
+
+
 def gradient_bytes(inputs: CostModelInputs, bytes_per_gradient: Column) -> Pair:
     """Return the bytes of the gradients per parameter of the model."""
     return inputs.trained * bytes_per_gradient, inputs.trained_experts * bytes_per_gradient
@@ -37,4 +42,5 @@ def gradient_bytes(inputs: CostModelInputs, bytes_per_gradient: Column) -> Pair:
 
 def optimizer_bytes(inputs: CostModelInputs) -> Pair:
     """Return the bytes of the master weights and the optimizer's states per parameter of the model."""
-    return inputs.trained * inputs.optimizer_bytes, inputs.trained_experts * inputs.optimizer_bytes
+    num_bytes = inputs.optimizer_bytes * inputs.optimizer_share
+    return inputs.trained * num_bytes, inputs.trained_experts * num_bytes

@@ -118,6 +118,12 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     gradient_bytes: float = 4.0  # size of one gradient when accumulated and reduced
     held_gradient_bytes: float = 4.0  # size of one gradient in memory, with its copies
     selective_share: float = 0.0  # share of a layer's matrix multiplications that `recompute = "selective"` repeats
+    # `recompute = "selective"` repeats norms, the experts' activation and latent attention's up projections
+    selects_modules: bool = False
+    keeps_low: bool = False  # in fp8, matrix multiplications keep their inputs for the backward in fp8
+    optimizer_share: float = 1.0  # bytes of master weight and optimizer states relative to those with fp32
+    buffer_bytes: float = 0.0  # of buckets for gradients and parameters, whatever the layout
+    logits_bytes: float = 8.0  # per logit at the loss: the logits in 16 bits and fp32, and a gradient in 16 bits
 
 
 class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +160,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     # no other layout is both faster (and so cheaper, with the same GPUs) and smaller
     pareto: tuple[PlannedLayout, ...] = ()
     sensitivity: dict[str, float]  # factor on the winner's step time
+    risk: float = 0.10  # layouts are offered below this probability of running out of memory
     calibrated_with: int  # measured runs; 0: the published accuracy applies
     goal: GoalAnswer | None = None  # with --goal
 
@@ -179,6 +186,13 @@ class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     memory_mape: float | None
     out_of_memory_rows: int
     out_of_memory_called_safe: int
+    # Of the rows that ran: how many, the share that the default risk calls unsafe, and how many do not say what they
+    # recompute. These are called unsafe if no recomputation makes them safe; `called_unsafe_as_read` takes them to
+    # recompute nothing.
+    ran_rows: int = 0
+    called_unsafe: float | None = None
+    called_unsafe_as_read: float | None = None
+    recompute_unknown_rows: int = 0
 
 
 class GroupRegret(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +203,11 @@ class GroupRegret(msgspec.Struct, frozen=True, kw_only=True):
     regret_top1: float
     regret_top3: float
     regret_top5: float
+    # The same if only layouts that the default risk calls safe are considered; null if there are none.
+    num_safe: int = 0
+    regret_top1_gated: float | None = None
+    regret_top3_gated: float | None = None
+    regret_top5_gated: float | None = None
 
 
 class PlanEvaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,4 +221,8 @@ class PlanEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     coverage_90: float | None
     rows_read: int
     rows_used: int
+    # Of all rows that ran, the share that the default risk calls unsafe, and if unknown recomputation is taken as none.
+    called_unsafe: float | None = None
+    called_unsafe_as_read: float | None = None
+    memory_mape: float | None = None  # every source with measured peaks weighs equally
     held_out: str  # `source`: constants fitted without the source's own rows; `none`: shipped constants
