@@ -81,7 +81,12 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     last = max(L - (p - 1) * most, 0)
     whole = L * layer + logits
     slowest = max(most * layer, last * layer + logits) if p > 1 else whole
+    last_s = last * layer + logits
     fill = (whole - slowest) / v
+    if v == 1 and lay.schedule == "1f1b" and lay.num_micro_batches > 1 and p > 1 and last_s < slowest:
+        # the stage before a shorter last one waits for it after its first forward and before its last backward
+        forward_s, backward_s = slowest / 3, slowest * 2 / 3
+        fill += max(last_s - forward_s, 0) + max(last_s - backward_s, 0) - last_s
     if lay.schedule == "zero-bubble":  # weights' gradients fill it twice, a lone micro-batch's once
         fill *= 1 - weights * (2 - max(p - lay.num_micro_batches, 0) / max(p - 1, 1)) / (forward + backward)
     total = lay.num_micro_batches * slowest + fill
@@ -127,14 +132,15 @@ def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     parameters = most * layer + (table if p > 1 or w.is_tied else 2 * table)
     replicas = lay.dp * lay.cp
     cut = min(lay.shard, replicas) if lay.shard else replicas
-    unsharded = 2 * parameters / most if lay.zero == 3 else 0
-    weights = 2 * (parameters / (cut if lay.zero == 3 else 1) + unsharded)
+    tables = table if p > 1 or w.is_tied else 2 * table
+    unsharded = tables + 2 * (parameters - tables) / most if lay.zero == 3 else 0
+    weights = 2 * (0 if lay.zero == 3 else parameters) + 2 * unsharded  # with ZeRO 3 the fp32 master is the shard
     gradients = 4 * parameters / (cut if lay.zero >= 2 else 1) + 2 * unsharded
     optimizer = 0 if lay.offload else 12 * parameters / (cut if lay.zero >= 1 else 1)
 
     tokens = lay.micro_batch * seq / lay.cp
     split = t if lay.sequence_parallel else 1
-    one = 10 * h / split + (2 * (a * d + 2 * kv * d + a * d) + 2 * mats * f) / t
+    one = 8 * h / split + (2 * (a * d + 2 * kv * d + a * d) + 2 * mats * f) / t
     boundary = 2 * h / split
 
     def held(micro_batches: float) -> float:
@@ -152,4 +158,5 @@ def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     logits = max(last - activations, 0)
     inside = weights + gradients + optimizer + activations + logits
     groups = sum(size > 1 for size in (t, p, lay.cp, lay.ep, lay.dp))
-    return inside * c.allocator + c.context_bytes + c.group_bytes * groups
+    channels = min(max(m["link"] / 300e9, 0.5), 1.5)
+    return inside * c.allocator + c.context_bytes + c.group_bytes * channels * groups

@@ -13,7 +13,7 @@ from flatout.errors import InputError, OutputError
 from flatout.plan.calibrate import Calibration, fit, most_informative, predict_logs, prior, update
 from flatout.plan.constants import NAMES
 from flatout.plan.evaluate import evaluate
-from flatout.plan.run_calibration import corrected_by, fit_and_write, timed_of_rows
+from flatout.plan.run_calibration import corrected_by, fit_and_write, runs_of_rows
 from flatout.plan.runs import MeasuredRun, as_inputs, read_runs
 from flatout.plan.shipped import FILE, shipped
 from flatout.records.plan import PlanEvaluation
@@ -166,7 +166,7 @@ def test_shipped_constants_are_fitted_to_more_than_ten_sources() -> None:
 
 
 def test_own_runs_calibrate(sample: Path) -> None:
-    corrected = corrected_by(timed_of_rows(sample)[0], shipped())
+    corrected = corrected_by(runs_of_rows(sample)[0], shipped())
     assert corrected.num_runs > 30
     inputs = as_inputs([run for run in read_runs(sample)[0] if run.step_time_s is not None])
     assert (predict_logs(inputs, corrected)[1] < predict_logs(inputs, shipped())[1]).all()

@@ -65,6 +65,15 @@ def plan(
             help="Measurements of the cluster: a CSV of runs, a recording, or the output of `flatout bench --json`.",
         ),
     ] = None,
+    risk: Annotated[
+        float,
+        amount(
+            metavar="PERCENT",
+            positive=True,
+            most=100,
+            help="Offer only layouts whose probability of running out of memory is below this.",
+        ),
+    ] = 10.0,
     top: Annotated[int, whole_number(least=1, most=100, help="Number of layouts to show.")] = 10,
     goal: Annotated[
         str | None, typer.Option(metavar="TEXT", help='Training goal, e.g. "100B tokens in 30 days".')
@@ -124,6 +133,7 @@ def plan(
         precision=precision,
         fixed=tuple(fix or ()),
         calibrate=calibrate,
+        risk=risk / 100,
     )
     context = pipeline.search_context(request, _note)
     result = search(context, num_layouts=top, fixed=request.fixed)

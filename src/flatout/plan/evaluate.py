@@ -7,15 +7,17 @@ be best are than the layout measured to be best. Nothing is written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from flatout.errors import InputError
 from flatout.plan.calibrate import Z_90, Calibration, fit, most_informative, predict_logs, update
-from flatout.plan.fits import SAFE, out_of_memory_probability
+from flatout.plan.fits import SAFE, MemoryCalibration, out_of_memory_probability
+from flatout.plan.inputs import RECOMPUTE
 from flatout.plan.memory import MemoryConstants, memory
+from flatout.plan.memory_fit import fit_memory
 from flatout.plan.runs import MeasuredRun, as_inputs
 from flatout.plan.shipped import shipped as shipped_constants
 from flatout.plan.shipped import shipped_sources
@@ -58,19 +60,26 @@ def evaluate(
     timed = [run for run in runs if run.step_time_s is not None]
     accuracies: list[SourceAccuracy] = []
     predicted_s: dict[int, float] = {}  # keyed by id(run)
+    is_safe: dict[int, bool] = {}
     for source in dict.fromkeys(run.source for run in runs):
         constants = shipped or _constants_without(source, timed)
         predicted = _predict([run for run in timed if run.source == source], constants)
-        accuracies.append(_accuracy(source, [run for run in runs if run.source == source], predicted))
+        own = [run for run in runs if run.source == source]
+        judged = _judged(own, _memory_constants_without(source, runs, is_shipped=shipped is not None))
+        accuracies.append(_accuracy(source, own, predicted, judged))
+        is_safe |= {id(run): bool(safe) for run, safe in zip(own, judged.probability < SAFE, strict=True)}
         for run, log in zip(predicted.runs, predicted.logs, strict=True):
             predicted_s[id(run)] = float(np.exp(log))
     return PlanEvaluation(
         sources=tuple(accuracies),
-        groups=_regrets(timed, predicted_s, minimum_group),
+        groups=_regrets(timed, predicted_s, is_safe, minimum_group),
         mape=_mean(accuracy.mape for accuracy in accuracies),
         mape_calibrated=_mean(accuracy.mape_calibrated for accuracy in accuracies),
         mape_calibrated_random=_mean(accuracy.mape_calibrated_random for accuracy in accuracies),
         coverage_90=_mean(accuracy.coverage_90 for accuracy in accuracies),
+        called_unsafe=_share_of_rows(accuracies, "called_unsafe"),
+        called_unsafe_as_read=_share_of_rows(accuracies, "called_unsafe_as_read"),
+        memory_mape=_mean(accuracy.memory_mape for accuracy in accuracies),
         rows_read=rows_read,
         rows_used=len(runs),
         held_out="none" if shipped is not None else "source",
@@ -88,6 +97,45 @@ def _constants_without(source: str, timed: Sequence[MeasuredRun]) -> Calibration
             hint="--shipped uses the constants that Flatout ships",
         )
     return fit(as_inputs(others), _measured_logs(others), [run.source for run in others])
+
+
+def _memory_constants_without(source: str, runs: Sequence[MeasuredRun], *, is_shipped: bool) -> MemoryConstants:
+    """Return the memory model's constants, fitted without the source's runs unless they must be the shipped ones."""
+    if is_shipped or source not in shipped_sources():
+        return MemoryConstants()
+    return fit_memory([run for run in runs if run.source != source])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """The memory of all runs of one source."""
+
+    predicted_bytes: Array
+    probability: Array  # of running out of memory
+    probability_as_read: Array  # the same if unknown recomputation is taken as none
+
+
+def _judged(runs: Sequence[MeasuredRun], constants: MemoryConstants) -> _Judged:
+    """Predict the memory of the runs.
+
+    A run that does not say what it recomputes is judged by the recomputation that needs the least memory: a plan would
+    offer its degrees if any recomputation made them safe.
+    """
+    calibration = MemoryCalibration(constants=constants)
+    as_read = out_of_memory_probability(as_inputs(runs), calibration)
+    probability = as_read.copy()
+    is_silent = np.array([not run.says_recompute for run in runs])
+    for recompute in RECOMPUTE[1:]:
+        variants = [_with_recompute(run, recompute) for run in runs]
+        with_recompute = out_of_memory_probability(as_inputs(variants), calibration)
+        probability = np.where(is_silent, np.minimum(probability, with_recompute), probability)
+    predicted_bytes = np.asarray(memory(as_inputs(runs), constants).total)
+    return _Judged(predicted_bytes=predicted_bytes, probability=probability, probability_as_read=as_read)
+
+
+def _with_recompute(run: MeasuredRun, recompute: str) -> MeasuredRun:
+    columns = run.columns | {"selective": float(recompute == "selective"), "full": float(recompute == "full")}
+    return replace(run, columns=columns)
 
 
 def _predict(timed: Sequence[MeasuredRun], constants: Calibration) -> _Predicted:
@@ -113,15 +161,23 @@ def _mean_or_none(values: Array) -> float | None:
     return float(np.mean(values)) if len(values) else None
 
 
-def _accuracy(source: str, runs: Sequence[MeasuredRun], predicted: _Predicted) -> SourceAccuracy:
+def _share_of_rows(accuracies: Sequence[SourceAccuracy], name: str) -> float | None:
+    """Return the mean of a share over the rows that ran, of all sources."""
+    num_rows = sum(accuracy.ran_rows for accuracy in accuracies)
+    num_called = sum(accuracy.ran_rows * (getattr(accuracy, name) or 0.0) for accuracy in accuracies)
+    return num_called / num_rows if num_rows else None
+
+
+def _accuracy(source: str, runs: Sequence[MeasuredRun], predicted: _Predicted, judged: _Judged) -> SourceAccuracy:
     """Return the errors of one source; `runs` are all of its rows, including those without a step time."""
     differences = predicted.logs - predicted.measured_logs
     errors = np.expm1(differences)
     is_inside = (np.abs(differences) <= Z_90 * predicted.deviations).astype(np.float64)
     chosen, drawn = _calibrated(predicted)
     repeats = _repeats(predicted.runs)
-    memory_errors = _memory_errors(runs)
-    out_of_memory = [run for run in runs if run.ran_out_of_memory]
+    memory_errors = _memory_errors(runs, judged)
+    ran_out = np.array([run.ran_out_of_memory for run in runs])
+    is_unsafe, is_unsafe_as_read = judged.probability >= SAFE, judged.probability_as_read >= SAFE
     return SourceAccuracy(
         source=source,
         rows=len(predicted.runs),
@@ -135,25 +191,20 @@ def _accuracy(source: str, runs: Sequence[MeasuredRun], predicted: _Predicted) -
         coverage_90=_mean_or_none(is_inside),
         memory_rows=len(memory_errors),
         memory_mape=_mean_or_none(np.abs(memory_errors)),
-        out_of_memory_rows=len(out_of_memory),
-        out_of_memory_called_safe=_num_called_safe(out_of_memory),
+        out_of_memory_rows=int(ran_out.sum()),
+        out_of_memory_called_safe=int((ran_out & ~is_unsafe).sum()),
+        ran_rows=int((~ran_out).sum()),
+        called_unsafe=_mean_or_none(is_unsafe[~ran_out].astype(np.float64)),
+        called_unsafe_as_read=_mean_or_none(is_unsafe_as_read[~ran_out].astype(np.float64)),
+        recompute_unknown_rows=sum(not run.says_recompute for run in runs),
     )
 
 
-def _num_called_safe(out_of_memory: Sequence[MeasuredRun]) -> int:
-    """Return the number of runs that ran out of memory although a plan would have called them safe."""
-    if not out_of_memory:
-        return 0
-    return int((out_of_memory_probability(as_inputs(out_of_memory), MemoryConstants()) < SAFE).sum())
-
-
-def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
+def _memory_errors(runs: Sequence[MeasuredRun], judged: _Judged) -> Array:
     """Return the relative error of the predicted peak memory of each run whose measured peak is known."""
-    with_peak = [run for run in runs if run.peak_memory_bytes is not None]
-    if not with_peak:
-        return np.zeros(0)
-    measured = np.array([run.peak_memory_bytes for run in with_peak], dtype=np.float64)
-    return np.asarray(memory(as_inputs(with_peak), MemoryConstants()).total / measured - 1.0)
+    measured = np.array([run.peak_memory_bytes or np.nan for run in runs], dtype=np.float64)
+    has_peak = np.isfinite(measured)
+    return np.asarray(judged.predicted_bytes[has_peak] / measured[has_peak] - 1.0)
 
 
 def _calibrated(predicted: _Predicted) -> tuple[float | None, float | None]:
@@ -203,9 +254,12 @@ def _error_after(predicted: _Predicted, used: Rows, tested: Rows) -> float:
 
 
 def _regrets(
-    timed: Sequence[MeasuredRun], predicted_s: dict[int, float], minimum_group: int
+    timed: Sequence[MeasuredRun], predicted_s: dict[int, float], is_safe: dict[int, bool], minimum_group: int
 ) -> tuple[GroupRegret, ...]:
-    """Return, per group, how much slower the best of the k fastest predicted layouts is than the best, as measured."""
+    """Return, per group, how much slower the best of the k fastest predicted layouts is than the best, as measured.
+
+    With the gate, the k fastest are those of the layouts that are called safe, as in a plan.
+    """
     regrets = []
     for group in dict.fromkeys(run.group for run in timed if run.group):
         members = [run for run in timed if run.group == group]
@@ -213,6 +267,25 @@ def _regrets(
             continue
         members.sort(key=lambda run: predicted_s[id(run)])
         seconds = [float(run.step_time_s or 0.0) for run in members]
+        seconds_of_safe = [float(run.step_time_s or 0.0) for run in members if is_safe[id(run)]]
         top1, top3, top5 = (min(seconds[:count]) / min(seconds) - 1.0 for count in (1, 3, 5))
-        regrets.append(GroupRegret(group=group, n=len(members), regret_top1=top1, regret_top3=top3, regret_top5=top5))
+        gated = [_regret(seconds_of_safe[:count], min(seconds)) for count in (1, 3, 5)]
+        regrets.append(
+            GroupRegret(
+                group=group,
+                n=len(members),
+                regret_top1=top1,
+                regret_top3=top3,
+                regret_top5=top5,
+                num_safe=len(seconds_of_safe),
+                regret_top1_gated=gated[0],
+                regret_top3_gated=gated[1],
+                regret_top5_gated=gated[2],
+            )
+        )
     return tuple(regrets)
+
+
+def _regret(offered_s: Sequence[float], best_s: float) -> float | None:
+    """Return how much slower the best of the offered layouts is than the best; None if none is offered."""
+    return min(offered_s) / best_s - 1.0 if offered_s else None

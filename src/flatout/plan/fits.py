@@ -39,8 +39,8 @@ PEAK_SD = 0.04  # a measured peak contains what the allocator had not needed yet
 USABLE = 0.97
 # A layout is called safe below this probability, unless `--risk` says otherwise.
 SAFE = 0.10
-# Probability for a layout that needs no more of any part than one that ran, and for one that needs no less than one that
-# ran out of memory: the next run may fragment memory in another way.
+# Probability for a layout that needs no more of any part than one that ran; the complement for one that needs no less
+# than one that ran out of memory. It is not 0, because the next run may fragment memory in another way.
 PROVEN = 0.01
 _ROUNDING = 1e-6
 
@@ -58,9 +58,7 @@ class MemoryCalibration:
 
     constants: MemoryConstants = field(default_factory=MemoryConstants)
     means: Array = field(default_factory=lambda: np.zeros(len(PARTS) + 1))
-    covariance: Array = field(
-        default_factory=lambda: np.diag([*(PART_SD[part] ** 2 for part in PARTS), COMMON_SD**2])
-    )
+    covariance: Array = field(default_factory=lambda: np.diag([*(PART_SD[part] ** 2 for part in PARTS), COMMON_SD**2]))
     ran: tuple[tuple[float, ...], ...] = ()  # the GPU's memory and the bytes of each part of runs that ran
     ran_out: tuple[tuple[float, ...], ...] = ()  # the same of runs that ran out of memory
 
@@ -79,9 +77,7 @@ def out_of_memory_probability(
     return _with_proofs(probability, inputs, estimate, calibration)
 
 
-def with_outcomes(
-    inputs: CostModelInputs, outcomes: Iterable[Outcome], before: MemoryCalibration
-) -> MemoryCalibration:
+def with_outcomes(inputs: CostModelInputs, outcomes: Iterable[Outcome], before: MemoryCalibration) -> MemoryCalibration:
     """Return the calibration corrected by runs whose outcome is known, one row of the inputs per run.
 
     A run on one side of the limit cuts the normal distribution of its need off; the cut distribution is replaced by the

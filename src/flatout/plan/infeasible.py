@@ -58,9 +58,9 @@ def too_large(context: SearchContext, totals: Array, probabilities: Array, fixed
     usable = num_bytes(USABLE * spec.cluster.memory_bytes)
     nonetheless = f"; --risk {_next_risk(probability)} plans nonetheless" if probability < CERTAIN else ""
     return InputError(
-        f"`{spec.workload.name}` ({num_parameters(spec.workload):,} parameters) must run out of memory with a "
-        f"probability below {percent(context.risk)}, but the safest of {len(totals):,} layouts on {num_gpus} GPUs has "
-        f"{percent(probability)}: {expected} is expected, of {usable} usable per GPU",
+        f"a layout must run out of memory with a probability below {percent(context.risk)}, but the safest of "
+        f"{len(totals):,} layouts of `{spec.workload.name}` ({num_parameters(spec.workload):,} parameters) on "
+        f"{num_gpus} GPUs has {percent(probability)}: it is expected to need {expected} of the usable {usable} per GPU",
         hint=_hint_for_room(context, fixed) + nonetheless,
     )
 

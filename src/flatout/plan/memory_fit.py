@@ -3,8 +3,8 @@
 In: runs. Out: `MemoryConstants`. A run without a measured peak is evidence too: it fitted, or it ran out of memory. So
 the most probable constants maximize a censored likelihood: the density at a measured peak, the probability of being
 below the limit for a run that fitted, and of being above it for one that did not. Each source has an offset, which is
-fitted and discarded, and counts as at most a number of independent runs. Runs that do not say what they recompute are no
-evidence.
+fitted and discarded, and counts as at most a number of independent runs. Runs that do not say what they recompute are
+no evidence.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy as np
 from flatout.errors import InputError, OutputError
 from flatout.plan.calibrate import Array, Calibration, fit, predict_logs, update
 from flatout.plan.constants import NAMES
+from flatout.plan.fits import MemoryCalibration, Outcome, with_outcomes
 from flatout.plan.runs import MeasuredRun, as_inputs, read_runs
 from flatout.plan.shipped import StoredConstants
 
@@ -37,23 +38,29 @@ def fit_and_write(runs: list[MeasuredRun], path: Path, *, force: bool = False) -
     return fitted
 
 
-def timed_of_rows(path: Path) -> tuple[list[MeasuredRun], int]:
-    """Return the runs of a CSV that have a step time, and the number of rows. Raise InputError if none has one."""
+def runs_of_rows(path: Path) -> tuple[list[MeasuredRun], int]:
+    """Return the runs of a CSV, and the number of its rows. Raise InputError if no run has a step time."""
     runs, rows_read = read_runs(path)
-    timed = [run for run in runs if run.step_time_s is not None]
-    if not timed:
+    if all(run.step_time_s is None for run in runs):
         raise InputError(
             f"`{path}` must have runs with a step time, but of its {rows_read} rows none can be used",
             hint="docs/how-to/plan.md lists the columns; three runs with different layouts are enough",
         )
-    return timed, rows_read
+    return runs, rows_read
 
 
-def corrected_by(timed: list[MeasuredRun], constants: Calibration) -> Calibration:
-    """Return the constants corrected by runs that have a step time.
+def memory_corrected_by(runs: list[MeasuredRun], before: MemoryCalibration) -> MemoryCalibration:
+    """Return the memory model corrected by runs: by their peaks, and by whether they ran."""
+    outcomes = [Outcome(run.peak_memory_bytes, run.ran_out_of_memory) for run in runs]
+    return with_outcomes(as_inputs(runs), outcomes, before)
+
+
+def corrected_by(runs: list[MeasuredRun], constants: Calibration) -> Calibration:
+    """Return the constants corrected by the runs that have a step time.
 
     Raise InputError if a step time is too far from its prediction for any run of this kind.
     """
+    timed = [run for run in runs if run.step_time_s is not None]
     inputs, seconds = as_inputs(timed), _seconds(timed)
     predicted = np.exp(predict_logs(inputs, constants)[0])
     ratios = seconds / predicted

@@ -72,7 +72,8 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
         search_s=search_s,
         layouts=tuple(layouts),
         neighbours=tuple(
-            msgspec.structs.replace(neighbour, why=why_worse(neighbour, layouts[0], context.risk)) for neighbour in around
+            msgspec.structs.replace(neighbour, why=why_worse(neighbour, layouts[0], context.risk))
+            for neighbour in around
         ),
         worth_measuring=_different(layouts),
         pareto=tuple(_planned(context, columns, _front(times, totals, order))),

@@ -78,7 +78,11 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
     slowest = np.where(has_pipeline, np.maximum(largest_stage, last_stage), all_stages)
     even = all_stages / inputs.pp
     num_micro = inputs.num_micro
-    fill = (all_stages - slowest) / inputs.vpp * (1.0 - inputs.zero_bubble * _zero_bubble_share(inputs, layer))
+    # In 1F1B, the stage before a shorter last one waits for it twice, and less: after its first forward and at the end.
+    waits = np.maximum(last_stage - slowest / 3.0, 0.0) + np.maximum(last_stage - slowest * 2.0 / 3.0, 0.0)
+    is_plain = (inputs.vpp == 1) & (inputs.gpipe == 0) & (inputs.zero_bubble == 0) & (num_micro > 1)
+    saved = np.where(is_plain & (last_stage < slowest), last_stage - waits, 0.0)
+    fill = (all_stages - slowest - saved) / inputs.vpp * (1.0 - inputs.zero_bubble * _zero_bubble_share(inputs, layer))
     imbalance = num_micro * (slowest - even)
     bubble = np.where(has_pipeline, fill, 0.0)
     sends = _sends_s(inputs, constants, tokens)

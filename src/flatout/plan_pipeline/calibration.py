@@ -12,7 +12,7 @@ from flatout.plan.constants import from_logs
 from flatout.plan.fixed_parameters import only
 from flatout.plan.inputs import FIELDS, RECOMPUTE, SCHEDULES, CostModelInputs
 from flatout.plan.layouts import Columns, all_layouts
-from flatout.plan.run_calibration import corrected_by, timed_of_rows
+from flatout.plan.run_calibration import corrected_by, memory_corrected_by, runs_of_rows
 from flatout.plan.runs import MeasuredRun, usual_software
 from flatout.plan.search_context import SearchContext
 from flatout.profile import is_recording, read_recording
@@ -30,19 +30,28 @@ def calibrated(
     """
     if path.is_dir():
         run = _recorded_run(context, path, fixed)
-        return replace(context, calibration=corrected_by([run], context.calibration))
+        return _corrected(context, [run])
     if is_ceilings(path):
         constants = from_logs(context.calibration.logs)
         cluster, matmul_share = with_ceilings(context.spec.cluster, context.matmul_share, path, constants)
         return replace(context, spec=replace(context.spec, cluster=cluster), matmul_share=matmul_share)
-    runs, num_rows = timed_of_rows(path)
+    runs, num_rows = runs_of_rows(path)
     if len(runs) < num_rows:
         note(
             f"note: of {num_rows} rows in `{path}`, {num_rows - len(runs)} are not used: a needed column is empty, "
-            "the GPU is unknown, the layout does not divide, or there is no step time"
+            "the GPU is unknown, the layout does not divide, or there is neither a step time nor a peak"
         )
     # The plan is for the software that the runs were measured with.
-    return replace(context, calibration=corrected_by(runs, context.calibration), software=usual_software(runs))
+    return replace(_corrected(context, runs), software=usual_software(runs))
+
+
+def _corrected(context: SearchContext, runs: list[MeasuredRun]) -> SearchContext:
+    """Return the context with time and memory corrected by the runs."""
+    return replace(
+        context,
+        calibration=corrected_by(runs, context.calibration),
+        memory=memory_corrected_by(runs, context.memory),
+    )
 
 
 def _recorded_run(context: SearchContext, path: Path, fixed: Sequence[str]) -> MeasuredRun:

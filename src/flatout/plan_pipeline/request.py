@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flatout.errors import UsageError
 from flatout.plan.clusters import cluster as read_cluster
+from flatout.plan.fits import SAFE
 from flatout.plan.inputs import PRECISIONS
 from flatout.plan.layouts import TrainingSpec
 from flatout.plan.model_names import executed_file, workload
@@ -29,6 +30,7 @@ class PlanRequest:
     precision: str = "bf16"
     fixed: tuple[str, ...] = ()
     calibrate: Path | None = None
+    risk: float = SAFE  # probability of running out of memory below which layouts are offered
 
 
 def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
@@ -57,6 +59,7 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         matmul_share=matmul_share,
         software=Software(),
         calibration=shipped(),
+        risk=request.risk,
     )
     if request.calibrate is None:
         return context

@@ -42,7 +42,8 @@ def page_content(
             f"{_billions(plan.num_parameters)} parameters",
             f"{units.number(plan.global_batch)} sequences of {units.number(plan.seq)} tokens per step",
             plan.precision,
-            f"{units.number(plan.num_layouts)} valid layouts, {units.number(plan.num_fitting)} fit",
+            f"{units.number(plan.num_layouts)} valid layouts, {units.number(plan.num_fitting)} fit at a risk below "
+            f"{units.percent(plan.risk)}",
         ],
         "headline": f"{plan.workload} on {plan.cluster}: {units.seconds(best.step_time_s)} per step",
         "answers": _answers(plan, best, details),
@@ -51,7 +52,7 @@ def page_content(
         "goal": _goal(plan),
         "step": _bar(best.parts_s, step_part, units.seconds),
         "pipeline": _pipeline(best, details),
-        "memory": _memory(details),
+        "memory": _memory(details, plan.risk),
         "front": _front(details),
         "layouts": [_layout_row(position, planned) for position, planned in enumerate(plan.layouts, 1)],
         "neighbours": [
@@ -164,14 +165,14 @@ def _with_ticks(chart: PipelineChart) -> dict[str, object]:
     }
 
 
-def _memory(details: PlanDetails) -> dict[str, object]:
+def _memory(details: PlanDetails, risk: float) -> dict[str, object]:
     """Return bars on the scale of the GPU's memory, or of the largest stage if that is more."""
     stages = details.stages[:MOST_STAGES]
     largest_bytes = max(sum(stage.parts_bytes.values()) for stage in stages)
     scale = max(details.gpu_memory_bytes, largest_bytes) * 1.04
     used = [name for name in stages[0].parts_bytes if any(stage.parts_bytes[name] > 0 for stage in stages)]
     return {
-        "rows": [_stage(stage, scale, len(stages)) for stage in stages],
+        "rows": [_stage(stage, scale, len(stages), risk) for stage in stages],
         "limit": f"{details.gpu_memory_bytes / scale * 100:.2f}",
         "gpu": details.gpu,
         "gpu_memory": units.num_bytes(details.gpu_memory_bytes),
@@ -190,7 +191,7 @@ def _memory(details: PlanDetails) -> dict[str, object]:
     }
 
 
-def _stage(stage: StageMemory, scale: float, num_stages: int) -> dict[str, object]:
+def _stage(stage: StageMemory, scale: float, num_stages: int, risk: float) -> dict[str, object]:
     total = sum(stage.parts_bytes.values())
     segments = []
     for name, value in stage.parts_bytes.items():
@@ -204,7 +205,7 @@ def _stage(stage: StageMemory, scale: float, num_stages: int) -> dict[str, objec
         "layers": f"{stage.num_layers} layers",
         "whole": units.num_bytes(total),
         "out": units.percent(stage.out_of_memory_probability),
-        "is_risky": stage.out_of_memory_probability >= 0.1,
+        "is_risky": stage.out_of_memory_probability >= risk,
         "width": f"{total / scale * 100:.2f}",
         "segments": segments,
         "spoken": ", ".join(segment["title"] for segment in segments),

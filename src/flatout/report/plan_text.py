@@ -50,7 +50,8 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
         style.bold(f"{plan.workload} ({number(plan.num_parameters)} parameters) on {plan.cluster}"),
         *style.wrapped(
             f"{number(plan.global_batch)} sequences of {number(plan.seq)} tokens per step, {plan.precision}: "
-            f"{number(plan.num_layouts)} valid layouts in {seconds(plan.search_s)}, {number(plan.num_fitting)} fit"
+            f"{number(plan.num_layouts)} valid layouts in {seconds(plan.search_s)}, {number(plan.num_fitting)} fit "
+            f"at a risk below {percent(plan.risk)}"
         ),
         "",
     ]
@@ -59,7 +60,7 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
     lines += text_table(header, rows, style=style, flexible=[6])
     lines += style.wrapped(
         "Layout: degrees, Z for ZeRO (/ its group), micro-batch x accumulation, recomputation. OOM: probability of "
-        "running out of memory."
+        f"running out of memory, which --risk keeps below {percent(plan.risk)}."
     )
     lines += ["", style.bold("Step time of the best layout")]
     lines += _parts(best, style)
@@ -134,6 +135,7 @@ def evaluation_text(evaluation: PlanEvaluation, *, style: TextStyle) -> str:
             "-" if accuracy.bias is None else f"{accuracy.bias:+.1%}",
             _share(accuracy.coverage_90),
             _share(accuracy.memory_mape),
+            _share(accuracy.called_unsafe),
             _called_safe(accuracy),
         ]
         for accuracy in evaluation.sources
@@ -147,15 +149,20 @@ def evaluation_text(evaluation: PlanEvaluation, *, style: TextStyle) -> str:
             _share(evaluation.mape_calibrated_random),
             "",
             _share(evaluation.coverage_90),
-            "",
+            _share(evaluation.memory_mape),
+            _share(evaluation.called_unsafe),
             "",
         ]
     )
     lines += text_table(
-        ["source", "rows", "error", "calibrated", "random", "bias", "in interval", "memory", "OOM as safe"],
+        ["source", "rows", "error", "calibrated", "random", "bias", "in interval", "memory", "unsafe", "OOM as safe"],
         rows,
         style=style,
         flexible=[0],
+    )
+    lines += style.wrapped(
+        "unsafe: share of the rows that ran which the default risk calls unsafe, whatever is recomputed if the row "
+        "does not say"
     )
     if evaluation.groups:
         lines += ["", "How much slower the best of the top k predicted layouts is than the best measured layout:"]
@@ -166,10 +173,12 @@ def evaluation_text(evaluation: PlanEvaluation, *, style: TextStyle) -> str:
                 percent(group.regret_top1),
                 percent(group.regret_top3),
                 percent(group.regret_top5),
+                _share(group.regret_top1_gated),
+                _share(group.regret_top3_gated),
             ]
             for group in evaluation.groups
         ]
-        header = ["group", "layouts", "k = 1", "k = 3", "k = 5"]
+        header = ["group", "layouts", "k = 1", "k = 3", "k = 5", "safe, k = 1", "safe, k = 3"]
         lines += text_table(header, regrets, style=style, flexible=[0])
     return "\n".join(lines)
 
