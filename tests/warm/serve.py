@@ -22,6 +22,7 @@ import re
 import socket
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def import_all() -> None:
         if not _is_for_others(module.name):
             importlib.import_module(module.name)
     sys.modules["flatout.cli"].parser()  # once, for every command that will be forked
+    _take_nothing_apart_at_the_end()
+
+
+def _take_nothing_apart_at_the_end() -> None:
+    """At the end of a process, torch takes the lists of its operators apart, which takes half of a short fork's time.
+
+    A fork ends with all of its memory (see `become`).
+    """
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 def _look_up_callers_without_their_source() -> None:
