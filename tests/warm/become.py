@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -41,6 +41,7 @@ class Kept:
     path: list[str]
     torch: dict[str, ModuleType]
     flatout: dict[str, ModuleType]
+    inside: dict[str, ModuleType]  # Flatout's modules in the processes of a job
 
 
 class _TorchIsThere:
@@ -63,6 +64,38 @@ class _TorchIsThere:
     def exec_module(self, module: ModuleType) -> None:
         for name, each in self._modules.items():
             sys.modules.setdefault(name, each)
+
+
+# What modules note at their import, which in a fork is not the server's.
+OF_ITS_IMPORT: dict[str, tuple[str, Callable[[], float]]] = {
+    "flatout.inside.phases.stop": ("_IMPORTED_S", time.monotonic),
+    "flatout.inside.recording.attempt": ("_IMPORTED_NS", time.time_ns),
+}
+
+
+class _InsideIsThere:
+    """Finds Flatout's modules of a job's processes where the job would find the same files."""
+
+    def __init__(self, modules: dict[str, ModuleType]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> object:
+        module = self._modules.get(name)
+        if module is None or path is None or module.__spec__ is None:
+            return None
+        folders = module.__spec__.submodule_search_locations
+        folder = os.path.dirname(folders[0] if folders else str(module.__file__))
+        if list(path) != [folder]:
+            return None
+        return importlib.util.spec_from_file_location(
+            name, module.__file__, loader=self, submodule_search_locations=folders
+        )
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it has run."""
 
 
 class Process:
@@ -152,6 +185,10 @@ class Process:
         is_module_of_flatout = words[0] == "-m" and words[1].partition(".")[0] == "flatout"
         if is_module_of_flatout or words[0].endswith("/bin/flatout"):
             sys.modules.update(self._kept.flatout)
+        else:
+            for name, (variable, value) in OF_ITS_IMPORT.items():
+                setattr(self._kept.inside[name], variable, value())
+            sys.meta_path.insert(0, _InsideIsThere(self._kept.inside))  # type: ignore[arg-type]
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__builtins__ = __builtins__  # type: ignore[attr-defined]
         for name in ("tests.warm.become", "tests.warm.ask", "tests.warm.node", "tests.warm", "tests", "sitecustomize"):

@@ -77,6 +77,23 @@ def _look_up_callers_without_their_source() -> None:
     rendezvous.inspect = quick  # type: ignore[attr-defined]
 
 
+def _import_inside(package: str) -> dict[str, types.ModuleType]:
+    """Import what Flatout imports in a job's processes, and take it away again: in a fork it is found by `become`.
+
+    No module of it does more at its import than to define what it has, except `become.OF_ITS_IMPORT`.
+    """
+    stand_in = sys.modules["flatout"] = types.ModuleType("flatout")  # as in a job, see `startup/sitecustomize.py`
+    stand_in.__path__ = [package]
+    for module in pkgutil.walk_packages([os.path.join(package, "inside")], "flatout.inside."):
+        if not module.name.startswith("flatout.inside.startup"):
+            importlib.import_module(module.name)
+    modules = _modules("flatout")
+    del modules["flatout"]
+    noted = {name: key for name, module in modules.items() for key in vars(module) if key.startswith("_IMPORTED")}
+    assert noted == {name: variable for name, (variable, _) in become.OF_ITS_IMPORT.items()}
+    return modules
+
+
 def _is_for_others(name: str) -> bool:
     """Whether a module belongs to the job's side, or imports torch and so must be imported together with it."""
     if name.startswith(("flatout.inside", "flatout.__main__")):
@@ -171,7 +188,9 @@ def _use_huge_pages() -> None:
 def serve_all(connection: socket.socket, path: list[str]) -> become.Process:
     """Serve until all is done; returns in the forked processes."""
     import_all()
-    kept = become.Kept(path=path, torch=_modules("torch", "functorch"), flatout=_modules("flatout"))
+    flatout = _modules("flatout")
+    inside = _import_inside(flatout["flatout"].__path__[0])
+    kept = become.Kept(path=path, torch=_modules("torch", "functorch"), flatout=flatout, inside=inside)
     sys.path[:] = path
     gc.collect()
     gc.freeze()  # a fork need not look through these objects again and again
