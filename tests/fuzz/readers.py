@@ -470,6 +470,14 @@ READERS: tuple[Reader, ...] = (
         ("flatout submit --plan",),
     ),
     Reader(
+        "submit --kube-nodes",
+        lambda: [_file(OWN / f"kubernetes_nodes.{kind}") for kind in ("json", "toml")],
+        _command(
+            "submit", "--dry-run", "--to", "kubernetes", "--gpus", "2", "--kube-nodes", "{}", "--", "python", "x.py"
+        ),
+        ("flatout submit --kube-nodes",),
+    ),
+    Reader(
         "submit --spot-trace",
         lambda: _files("spot"),
         _command(

@@ -133,7 +133,7 @@ def test_a_manifest_for_kubernetes_is_written_and_not_applied(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     found = submit(
         monkeypatch, capfd, "--nodes", "2", "--gpus", "8", "--time", "1h", "--name", "llm", "--queue", "team-a",
-        "--image", "registry/train:1", "--", "torchrun", "--nproc-per-node", "8", "train.py", *WORDS,
+        "--image", "registry/train:1", "--memory", "1Ti", "--", "torchrun", "--nproc-per-node", "8", "train.py", *WORDS,
     )  # fmt: skip
     (file,) = found["files"]
     assert found["job"] is None
@@ -144,7 +144,7 @@ def test_a_manifest_for_kubernetes_is_written_and_not_applied(
     assert (job["parallelism"], job["activeDeadlineSeconds"]) == (2, 3600)
     (container,) = job["template"]["spec"]["containers"]
     assert container["image"] == "registry/train:1"
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert container["resources"]["limits"] == {"memory": "1024Gi", "nvidia.com/gpu": 8}
     assert "--master-addr=llm-workers-0-0.llm" in container["command"]
     assert container["command"][-4:] == ["two  blanks", "it's", "$HOME", "$$(NAME)"]  # Kubernetes takes one $ away
     assert found["notes"] == []

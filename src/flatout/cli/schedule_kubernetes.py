@@ -30,7 +30,8 @@ def kubernetes(
     Example: flatout schedule kubernetes teams.toml --out manifests
     """
     from flatout.emit.write import write
-    from flatout.schedule.live.kueue import manifests, read_teams
+    from flatout.schedule.live.kueue import manifests
+    from flatout.schedule.live.teams import read_teams
 
     for number, manifest in enumerate(manifests(read_teams(teams))):
         if out is not None:

@@ -87,6 +87,44 @@ def submit(
     queue: Annotated[
         str | None, typer.Option(metavar="NAME", help="Kubernetes: Kueue LocalQueue to submit to.")
     ] = None,
+    kube_nodes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=given_path,
+            help="Kubernetes: output of `kubectl get nodes -o json`, or a TOML of what nodes can allocate; sets the"
+            " requests.",
+        ),
+    ] = None,
+    cpus: Annotated[
+        float | None,
+        amount(metavar="N", positive=True, help="Kubernetes: CPUs per node. [default: by --kube-nodes]"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Kubernetes: memory per node, e.g. 512Gi. [default: by --kube-nodes]"),
+    ] = None,
+    shm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Kubernetes: size of /dev/shm, a part of the memory. [default: half of the memory]"
+        ),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RESOURCE[=N]", help="Kubernetes: network devices per node, e.g. rdma/hca=8. Repeatable."),
+    ] = None,
+    gpu_memory: Annotated[
+        float | None, amount(metavar="GB", positive=True, help="Kubernetes: least memory of each GPU, e.g. 80.")
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="Kubernetes: level of Kueue's topology that must hold the job, `preferred:LABEL` or `none`."
+            " [default: the host, for one node]",
+        ),
+    ] = None,
     spot_trace: Annotated[
         Path | None,
         typer.Option(
@@ -103,7 +141,11 @@ def submit(
         amount(metavar="N", positive=True, help="For --spot-trace: hours that the job takes without interruptions."),
     ] = None,
     gpu_type: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For --spot-trace: GPU type whose prices to use, e.g. h100.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="GPU type, e.g. h100: for --spot-trace its prices; on Kubernetes, the nodes that have it.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -155,6 +197,16 @@ def submit(
             sbatch_options=sbatch_options,
             image=image,
             queue=queue,
+            pods=submission.PodOptions(
+                nodes=kube_nodes,
+                cpus=cpus,
+                memory=memory,
+                shm=shm,
+                network=tuple(network or ()),
+                gpu_type=gpu_type,
+                gpu_memory_gb=gpu_memory,
+                topology=topology,
+            ),
             out=out,
         )
     )

@@ -1,8 +1,8 @@
-"""Write a JobSet (jobset.x-k8s.io/v1alpha2) that runs the user's command, one pod per host.
+"""Write a job for Kubernetes that runs the user's command, one pod per host: a JobSet, or an MPIJob for mpirun.
 
-On several hosts, torchrun's agents meet in the first pod, by its name in the JobSet. The user supplies the image and
-the number of GPUs: the image is a placeholder. A command that needs patches expects flatout and `tuned.toml` in the
-image's working folder.
+On several hosts, the pods meet in the first one, by its name in the JobSet. The user supplies the image and the number
+of GPUs: the image is a placeholder. A command that needs patches expects flatout and `tuned.toml` in the image's
+working folder.
 
 A job that is kept alive is restarted by `flatout run` inside its pod, within its budget. Kubernetes restarts it only if
 the pod cannot continue: its machine is at fault, which `flatout run` reports by a separate exit code, or the pod was
@@ -18,24 +18,15 @@ import msgspec
 from flatout.change.launchers import with_launch_words
 from flatout.emit.command import CONFIG, config_note, named_head, tuned_command, unplaced, without_srun
 from flatout.emit.heading import commented
-from flatout.emit.rendezvous import (
-    PORT,
-    is_static,
-    needs_rendezvous,
-    num_nodes,
-    with_own_rendezvous,
-    with_rendezvous,
-    with_variables,
-)
-from flatout.emit.yaml_text import Value, yaml_text
+from flatout.emit.job_set import CONTAINER, IMAGE, PodJob, escaped, host_name, pod_objects
+from flatout.emit.pod_launch import INDEX
+from flatout.emit.rendezvous import is_static, needs_rendezvous, num_nodes, with_own_rendezvous, with_variables
+from flatout.emit.yaml_text import Value
 from flatout.inside.protocol import Variable
+from flatout.records.pods import PodNeeds
 from flatout.records.tuning import Emitted, Tuning
 
-_NODE_RANK = "--node-rank=$(JOB_COMPLETION_INDEX)"
-IMAGE = "REPLACE-WITH-YOUR-IMAGE"
-
-
-NAME, PODS = "flatout-tuned", "workers"
+NAME = "flatout-tuned"
 MACHINE_CODE = 75  # EX_TEMPFAIL of sysexits.h
 _JOB_LABEL = "batch.kubernetes.io/controller-uid"  # the same for all pods of a Job, including replacements
 
@@ -45,12 +36,12 @@ def emit(
     *,
     name: str = NAME,
     image: str = IMAGE,
-    gpus: int | None = None,
+    needs: PodNeeds | None = None,
     limit_s: int | None = None,
     labels: Mapping[str, str] | None = None,
     keeps_rendezvous: bool = False,
 ) -> Emitted:
-    """Return the JobSet. `gpus` are per host and replace those of the tuning; `labels` are added, e.g. for Kueue.
+    """Return the manifest. `needs` replace those of the tuning; `labels` are added, e.g. for Kueue.
 
     With `keeps_rendezvous`, torchrun's agents meet where the command says, else in the first pod.
     """
@@ -58,32 +49,26 @@ def emit(
     num_restarts = _num_restarts(tuning.keep)
     if num_restarts:
         tuning = msgspec.structs.replace(tuning, keep=(*tuning.keep, f"--machine-code={MACHINE_CODE}"))
-    words = _command(tuning, name, keeps_rendezvous=keeps_rendezvous)
-    container: dict[str, Value] = {"name": "train", "image": image, "command": words}
-    container |= _environment(tuning, is_restarted=bool(num_restarts))
-    container |= _resources(tuning, gpus)
-    metadata: dict[str, Value] = {"name": name}
-    if labels:
-        metadata["labels"] = dict(labels)
-    text = yaml_text(
-        {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": metadata,
-            "spec": {
-                "network": {"enableDNSHostnames": True},
-                "replicatedJobs": [
-                    {
-                        "name": PODS,
-                        "replicas": 1,
-                        "template": {"spec": _job(container, num_nodes(tuning), num_restarts, limit_s)},
-                    }
-                ],
-            },
-        }
+    keeps_rendezvous = keeps_rendezvous and needs_rendezvous(tuning)
+    words = escaped(tuned_command(tuning))
+    if keeps_rendezvous:
+        words = _with_own_rendezvous(words, num_nodes(tuning))
+    job = PodJob(
+        name=name,
+        image=image,
+        words=words,
+        num_nodes=num_nodes(tuning),
+        needs=needs or PodNeeds(num_gpus=tuned_gpus(tuning)),
+        labels=labels or {},
+        variables=_variables(tuning, is_restarted=bool(num_restarts)),
+        keeps_rendezvous=keeps_rendezvous,
+        backoff_limit=num_restarts,
+        pod_failure_policy=_POLICY if num_restarts else None,
+        limit_s=limit_s,
     )
+    written = pod_objects(job)
     notes = [f"set `image`: {IMAGE} is a placeholder"] if image == IMAGE else []
-    notes += [*notes_on_srun, *unplaced(tuning), *named_head(words)]
+    notes += [*notes_on_srun, *unplaced(tuning), *named_head(words), *written.notes]
     if num_restarts and "--ledger" not in tuning.keep:
         notes.append(
             "a pod that replaces another starts from scratch without --ledger, a folder on a volume that outlives pods"
@@ -93,40 +78,30 @@ def emit(
         f"the image must have flatout, and {CONFIG} in its working folder",
         with_flatout="the image must have flatout",
     )
-    return Emitted(path="jobset.yaml", text=commented(tuning, has_command=True) + text, notes=tuple(notes))
+    text = commented(tuning, has_command=True) + written.text
+    return Emitted(path=f"{written.kind.lower()}.yaml", text=text, notes=tuple(notes))
 
 
-def _environment(tuning: Tuning, *, is_restarted: bool) -> dict[str, Value]:
-    """Return the `env` of the container, if it needs one."""
+def first_pod(name: str) -> str:
+    """Return the first pod's name in the JobSet's network."""
+    return host_name(name, 0)
+
+
+def _variables(tuning: Tuning, *, is_restarted: bool) -> tuple[Value, ...]:
+    """Return the entries of the container's `env`."""
     if is_restarted:
-        job = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}}
-        return {"env": [{"name": Variable.JOB, **job}]}
+        return ({"name": Variable.JOB, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}},)
     if tuning.changes.environment and not tuning.needs_run:
         variables = sorted(tuning.changes.environment.items())
-        return {"env": [{"name": name, "value": value} for name, value in variables]}
-    return {}
+        return tuple({"name": name, "value": value} for name, value in variables)
+    return ()
 
 
-def _resources(tuning: Tuning, gpus: int | None) -> dict[str, Value]:
-    """Return the GPUs of the container: those requested, else those of the tuning if they were NVIDIA's."""
-    if gpus is None and tuning.machine.get("device", "").upper().startswith("NVIDIA"):
-        gpus = _integer(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
-    return {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
-
-
-def _job(container: dict[str, Value], num_hosts: int, num_restarts: int, limit_s: int | None) -> dict[str, Value]:
-    job: dict[str, Value] = {
-        "parallelism": num_hosts,
-        "completions": num_hosts,
-        "completionMode": "Indexed",
-        "backoffLimit": num_restarts,
-    }
-    if num_restarts:
-        job["podFailurePolicy"] = _POLICY
-    if limit_s is not None:
-        job["activeDeadlineSeconds"] = limit_s
-    job["template"] = {"spec": {"restartPolicy": "Never", "containers": [container]}}
-    return job
+def tuned_gpus(tuning: Tuning) -> int:
+    """Return the GPUs per host that the job had when it was tuned, if they were NVIDIA's; else 0."""
+    if not tuning.machine.get("device", "").upper().startswith("NVIDIA"):
+        return 0
+    return _integer(tuning.machine.get("ranks_per_host") or tuning.machine.get("num_ranks"), 0)
 
 
 # The first rule that fits counts. An end that fits no rule would count as the machine's fault.
@@ -135,7 +110,7 @@ _POLICY: dict[str, Value] = {
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "FailJob",
-            "onExitCodes": {"containerName": "train", "operator": "NotIn", "values": [MACHINE_CODE]},
+            "onExitCodes": {"containerName": CONTAINER, "operator": "NotIn", "values": [MACHINE_CODE]},
         },
     ]
 }
@@ -147,26 +122,10 @@ def _num_restarts(keep: Sequence[str]) -> int:
     return _integer(values[-1], 0) if values else 0
 
 
-def first_pod(name: str) -> str:
-    """Return the first pod's name in the JobSet's network."""
-    return f"{name}-{PODS}-0-0.{name}"
-
-
-def _command(tuning: Tuning, name: str, *, keeps_rendezvous: bool) -> list[str]:
-    """Return the command. Kubernetes expands `$(NAME)`, so this is escaped in the user's arguments but not in ours."""
-    words = tuple(word.replace("$(", "$$(") for word in tuned_command(tuning))
-    if not needs_rendezvous(tuning):
-        return list(words)
-    if keeps_rendezvous:
-        words = with_variables(with_own_rendezvous(words, num_nodes(tuning)))
-        return list(with_launch_words(words, "torchrun", (_NODE_RANK,)) if is_static(words) else words)
-    in_first_pod = (
-        f"--nnodes={num_nodes(tuning)}",
-        _NODE_RANK,
-        f"--master-addr={first_pod(name)}",
-        f"--master-port={PORT}",
-    )
-    return list(with_rendezvous(words, in_first_pod))
+def _with_own_rendezvous(words: tuple[str, ...], num_nodes: int) -> tuple[str, ...]:
+    """Return the command with the user's own rendezvous, and each agent's rank where the agents do not find it out."""
+    words = with_variables(with_own_rendezvous(words, num_nodes))
+    return with_launch_words(words, "torchrun", (f"--node-rank={INDEX}",)) if is_static(words) else words
 
 
 def _integer(text: str | None, default: int) -> int:

@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 Value = str | int | float | bool | None | Sequence["Value"] | Mapping[str, "Value"]
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_SURROGATES = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 _KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
@@ -49,4 +50,10 @@ def _sequence(value: Sequence[Value], indent: str) -> Iterator[str]:
 def _scalar(value: Value) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _KEYWORDS:
         return value
-    return json.dumps(value)
+    return _SURROGATES.sub(_code_point, json.dumps(value))
+
+
+def _code_point(pair: re.Match[str]) -> str:
+    """Return the escape of one character. JSON writes two of UTF-16 beyond U+FFFF, which YAML refuses."""
+    high, low = int(pair[2], 16), int(pair[3], 16)
+    return f"{pair[1]}\\U{0x10000 + (high - 0xD800) * 0x400 + low - 0xDC00:08x}"

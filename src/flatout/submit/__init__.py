@@ -10,13 +10,14 @@ from __future__ import annotations
 from flatout.records.submission import Submitted
 from flatout.submit.find import found_schedulers
 from flatout.submit.job import JobRequest, Prepared
-from flatout.submit.options import KeepOptions, SubmitOptions
+from flatout.submit.options import KeepOptions, PodOptions, SubmitOptions
 from flatout.submit.queue import prepare, submit, submitted
 from flatout.submit.request import job_request
 
 __all__ = [
     "JobRequest",
     "KeepOptions",
+    "PodOptions",
     "Prepared",
     "SubmitOptions",
     "Submitted",

@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.records.submission import Scheduler
 from flatout.records.tuning import Tuning
+from flatout.submit.options import PodOptions
 from flatout.submit.plan_file import Planned
 
 
@@ -31,6 +32,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     image: str | None = None
     queue: str | None = None  # Kueue's LocalQueue
     planned: Planned | None = None
+    pods: PodOptions = PodOptions()  # for Kubernetes
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Write a request as a JobSet for Kubernetes, without applying it: the user must choose the image."""
+"""Write a request as a JobSet or MPIJob for Kubernetes, without applying it: the user must choose the image."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ import msgspec
 
 from flatout.emit import kubernetes
 from flatout.emit.command import CONFIG
+from flatout.emit.job_set import IMAGE, name_problem
 from flatout.emit.masked import masked_note, masked_tuning
-from flatout.emit.rendezvous import own_rendezvous
+from flatout.emit.rendezvous import num_nodes, own_rendezvous
 from flatout.errors import UsageError
+from flatout.read.kubernetes_nodes import read_kubernetes_nodes
+from flatout.records.pods import PodNeeds
+from flatout.records.tuning import Tuning
 from flatout.submit.job import JobRequest, Prepared
-from flatout.submit.unsupported import unsupported_notes
+from flatout.submit.pod_needs import pod_needs
+from flatout.submit.unsupported import POD_OPTIONS, unsupported_notes
 
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def prepare(request: JobRequest) -> Prepared:
-    """Prepare the manifest. Raises UsageError for a rendezvous that no pod could find."""
+    """Prepare the manifest. Raises UsageError for what no node could serve, and a rendezvous that no pod could find."""
     # The tuning's path on this machine is meaningless in the image.
     # The manifest is a file for the user, so its secrets are masked: Kubernetes has a separate place for them.
     tuning = msgspec.structs.replace(masked_tuning(request.tuning), config=CONFIG, keep=_keep_in_a_pod(request))
+    needs, notes_on_needs = _needs(request, tuning)
     manifest = kubernetes.emit(
         tuning,
         name=request.name,
-        image=request.image or kubernetes.IMAGE,
-        gpus=request.gpus_per_node,
+        image=request.image or IMAGE,
+        needs=needs,
         limit_s=round(request.time_s) if request.time_s is not None else None,
         labels={_QUEUE_LABEL: request.queue} if request.queue is not None else None,
         keeps_rendezvous=_keeps_rendezvous(request),
@@ -40,9 +46,25 @@ def prepare(request: JobRequest) -> Prepared:
         files={file: manifest.text},
         output=None,
         exit_code_file=None,
-        notes=(*manifest.notes, *masked_note(request.tuning), *_notes(request)),
+        notes=(*manifest.notes, *notes_on_needs, *masked_note(request.tuning), *_notes(request)),
         submit=lambda: None,
         next_command=lambda _: apply,
+    )
+
+
+def _needs(request: JobRequest, tuning: Tuning) -> tuple[PodNeeds, list[str]]:
+    """Return what each pod needs, and notes. Raises UsageError if no node could serve it, or no pod be named so."""
+    num_pods = num_nodes(tuning)
+    if problem := name_problem(request.name, num_pods):
+        raise UsageError(problem, hint="pass a shorter --name")
+    nodes = request.pods.nodes
+    num_gpus = request.gpus_per_node
+    return pod_needs(
+        request.pods,
+        read_kubernetes_nodes(nodes) if nodes is not None else None,
+        num_nodes=num_pods,
+        num_gpus=num_gpus if num_gpus is not None else kubernetes.tuned_gpus(tuning),
+        is_queued=request.queue is not None,
     )
 
 
@@ -86,9 +108,12 @@ def _keep_in_a_pod(request: JobRequest) -> tuple[str, ...]:
 
 
 def _notes(request: JobRequest) -> list[str]:
-    notes = unsupported_notes(request, "a JobSet has", supported=("--time",))
+    notes = unsupported_notes(request, "a JobSet has", supported=("--time", *POD_OPTIONS))
     own = own_rendezvous(request.tuning)
     first_pod = kubernetes.first_pod(request.name)
     if own is not None and not own.is_store and not own.host.startswith(first_pod):
-        notes.append(f"torchrun's rendezvous is `{own.word}`: the service must lead to the first pod")
+        notes.append(
+            f"torchrun's rendezvous is `{own.word}`: the service must lead to the first pod, and be headless"
+            " (clusterIP: None) for the agent there to find out that it hosts the rendezvous"
+        )
     return notes

@@ -34,6 +34,20 @@ class KeepOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """What each pod asks of its node on Kubernetes, as typed."""
+
+    nodes: Path | None = None  # what the nodes can allocate
+    cpus: float | None = None
+    memory: str | None = None
+    shm: str | None = None  # size of /dev/shm
+    network: tuple[str, ...] = ()  # resources, e.g. rdma/hca=8
+    gpu_type: str | None = None
+    gpu_memory_gb: float | None = None  # at least
+    topology: str | None = None  # node label, `preferred:LABEL` or `none`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
     """The options of one submission. None: not requested, or not yet determined."""
 
@@ -53,4 +67,5 @@ class SubmitOptions:
     sbatch_options: str | None = None
     image: str | None = None
     queue: str | None = None
+    pods: PodOptions = field(default_factory=PodOptions)
     out: Path | None = None

@@ -19,6 +19,7 @@ from flatout.submit.options import SubmitOptions
 from flatout.submit.plan_file import read_planned
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
+_QUEUE = re.compile(r"(?!.{64})[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _SBATCH_OPTIONS_OF_OURS = ("--output", "-o", "--wrap", "--array", "-a", "--parsable")
 
 
@@ -50,8 +51,9 @@ def job_request(options: SubmitOptions) -> JobRequest:
         qos=options.qos,
         options=_sbatch_options(options.sbatch_options),
         image=options.image,
-        queue=options.queue,
+        queue=_checked_queue(options.queue),
         planned=planned,
+        pods=options.pods,
     )
 
 
@@ -79,6 +81,15 @@ def _checked_name(name: str) -> str:
             f"`--name` must begin with a letter and have at most 52 lower-case letters, digits and `-`, but is `{name}`"
         )
     return name
+
+
+def _checked_queue(queue: str | None) -> str | None:
+    if queue is not None and _QUEUE.fullmatch(queue) is None:
+        raise UsageError(
+            "`--queue` must be the name of a LocalQueue, at most 63 lower-case letters, digits, `-` and `.`,"
+            f" but is `{queue}`"
+        )
+    return queue
 
 
 def _new_folder(out: Path | None, now: str) -> Path:

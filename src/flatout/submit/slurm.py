@@ -17,6 +17,7 @@ from flatout.errors import InputError, UsageError
 from flatout.launch.slurm import job_number, run_sbatch
 from flatout.report.command import command_line
 from flatout.submit.job import JobRequest, Prepared
+from flatout.submit.unsupported import pod_option_notes
 
 _CHOOSES_NODES = ("--nodelist", "-w", "--nodefile", "-F")
 _SAVE_EXIT_CODE = """\
@@ -108,6 +109,7 @@ def _slurm_duration(value_s: float) -> str:
 
 
 def _notes(request: JobRequest) -> list[str]:
+    notes = pod_option_notes(request, "for sbatch, pass --sbatch-options: Flatout has")
     if request.deadline_s is not None and request.time_s is None:
-        return ["Slurm judges a --deadline by the time limit: without --time, by the partition's"]
-    return []
+        notes.append("Slurm judges a --deadline by the time limit: without --time, by the partition's")
+    return notes

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flatout.submit.job import JobRequest
+from flatout.submit.options import PodOptions
+
+POD_OPTIONS = ("--kube-nodes", "--cpus", "--memory", "--shm", "--network", "--gpu-memory", "--topology")
 
 
 def unsupported_notes(request: JobRequest, whose: str, *, supported: Collection[str] = ()) -> list[str]:
@@ -17,9 +20,21 @@ def unsupported_notes(request: JobRequest, whose: str, *, supported: Collection[
         "--qos": request.qos,
         "--resume": request.can_resume or None,
         "--sbatch-options": request.options or None,
+        **_pod_options(request.pods),
     }
     return [
         f"{whose} no setting for {name}"
         for name, value in options.items()
         if value is not None and name not in supported
     ]
+
+
+def pod_option_notes(request: JobRequest, whose: str) -> list[str]:
+    """Return a note for each option that is set and that only pods have."""
+    options = _pod_options(request.pods)
+    return [f"{whose} no setting for {name}" for name, value in options.items() if value is not None]
+
+
+def _pod_options(pods: PodOptions) -> dict[str, object]:
+    values = (pods.nodes, pods.cpus, pods.memory, pods.shm, pods.network or None, pods.gpu_memory_gb, pods.topology)
+    return dict(zip(POD_OPTIONS, values, strict=True))

@@ -1,14 +1,19 @@
-"""What the API servers of Kueue, JobSet and Kubeflow Trainer take, re-typed from the projects' definitions of 2026-08.
+"""What the API servers of Kueue, JobSet, Kubeflow Trainer and the MPI operator take, re-typed from their definitions.
 
-As OpenAPI 3 writes it, and no more of it than is needed for what Flatout writes: a field that is not listed is refused.
-The rules between fields are in `RULES`.
+As JSON schemas, and no more of them than is needed for what Flatout writes: a field that is not listed is refused, as
+by `kubectl apply --validate=strict`. The rules between fields are in `RULES`. `benchmarks/kubernetes_schemas.py` holds
+the manifests against the projects' own files: Kueue 0.20 (2026-08-22), JobSet 0.13 (2026-08-18), Trainer 2.3
+(2026-08-21), MPI operator 0.8 (2026-07-02).
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import jsonschema
 
 Schema = dict[str, Any]
 _DNS = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -19,7 +24,12 @@ _QUANTITY = r"^[0-9]+(\.[0-9]*)?([KMGTPE]i|[numkMGTPE])?$"
 
 
 def obj(required: str = "", **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": required.split()}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
 
 
 def arr(items: Schema, most: int = 10**6, least: int = 0) -> Schema:
@@ -34,7 +44,7 @@ TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "integer"}
 FLAG: Schema = {"type": "boolean"}
 NAME: Schema = {"type": "string", "pattern": _DNS, "maxLength": 253}
-QUANTITY: Schema = {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY}
+QUANTITY: Schema = {"type": ["integer", "string"], "pattern": _QUANTITY}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 METADATA = obj("name", name=NAME, namespace=NAME, labels=TEXTS, annotations=TEXTS)
 TOLERATION = obj("", key=TEXT, operator=one_of("Exists", "Equal"), value=TEXT, effect=TEXT)
@@ -52,11 +62,52 @@ GROUPS = arr(
     ),
     16,
 )
-CONTAINER = obj("name", name=TEXT, image=TEXT, command=arr(TEXT), args=arr(TEXT), resources=RESOURCES)
+FIELD = obj("fieldRef", fieldRef=obj("fieldPath", fieldPath=TEXT))
+VARIABLES = arr(obj("name", name=TEXT, value=TEXT, valueFrom=FIELD))
+CONTAINER = obj(
+    "name",
+    name=TEXT,
+    image=TEXT,
+    command=arr(TEXT),
+    args=arr(TEXT),
+    env=VARIABLES,
+    resources=RESOURCES,
+    securityContext=obj("", capabilities=obj("", add=arr(TEXT), drop=arr(TEXT))),
+    volumeMounts=arr(obj("name mountPath", name=TEXT, mountPath=TEXT, readOnly=FLAG)),
+)
+VOLUME = obj(
+    "name",
+    name=TEXT,
+    emptyDir=obj("", medium=TEXT, sizeLimit=QUANTITY),
+    configMap=obj("", name=TEXT),
+)
+EXPRESSION = obj(
+    "key operator",
+    key=TEXT,
+    operator=one_of("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"),
+    values=arr(TEXT),
+)
+TERMS = obj("nodeSelectorTerms", nodeSelectorTerms=arr(obj("", matchExpressions=arr(EXPRESSION)), least=1))
+AFFINITY = obj("", nodeAffinity=obj("", requiredDuringSchedulingIgnoredDuringExecution=TERMS))
 POD = obj(
-    "spec",
+    "",
     metadata=obj("", labels=TEXTS, annotations=TEXTS),
-    spec=obj("containers", restartPolicy=one_of("Never", "OnFailure"), containers=arr(CONTAINER, least=1)),
+    spec=obj(
+        "containers",
+        restartPolicy=one_of("Never", "OnFailure"),
+        nodeSelector=TEXTS,
+        affinity=AFFINITY,
+        tolerations=arr(TOLERATION),
+        containers=arr(CONTAINER, least=1),
+        volumes=arr(VOLUME),
+    ),
+)
+EXIT_CODES = obj("operator values", containerName=TEXT, operator=one_of("In", "NotIn"), values=arr(NUMBER, 255, 1))
+FAILURE_RULE = obj(
+    "action",
+    action=one_of("FailJob", "FailIndex", "Ignore", "Count"),
+    onExitCodes=EXIT_CODES,
+    onPodConditions=arr(obj("type", type=TEXT, status=TEXT), 20),
 )
 BATCH_JOB = obj(
     "",
@@ -67,6 +118,8 @@ BATCH_JOB = obj(
         completions=NUMBER,
         completionMode=one_of("Indexed", "NonIndexed"),
         backoffLimit=NUMBER,
+        activeDeadlineSeconds=NUMBER,
+        podFailurePolicy=obj("rules", rules=arr(FAILURE_RULE, 20)),
         template=POD,
     ),
 )
@@ -77,6 +130,7 @@ JOBSET_SPEC = obj(
     failurePolicy=obj("", maxRestarts=NUMBER, restartStrategy=one_of("Recreate", "BlockingRecreate", "InPlaceRestart")),
     replicatedJobs=arr(obj("name template", name=TEXT, replicas=NUMBER, groupName=TEXT, template=BATCH_JOB)),
 )
+REPLICAS = obj("", replicas=NUMBER, restartPolicy=one_of("Never", "OnFailure"), template=POD)
 SPECS: dict[tuple[str, str], Schema] = {
     ("kueue.x-k8s.io/v1beta2", "Topology"): obj("levels", levels=arr(obj("nodeLabel", nodeLabel=TEXT), 16, 1)),
     ("kueue.x-k8s.io/v1beta2", "ResourceFlavor"): obj(
@@ -116,6 +170,7 @@ SPECS: dict[tuple[str, str], Schema] = {
             image=TEXT,
             command=arr(TEXT, 128),
             args=arr(TEXT, 128),
+            env=VARIABLES,
             numNodes=NUMBER,
             numProcPerNode=NUMBER,
             resourcesPerNode=RESOURCES,
@@ -126,8 +181,45 @@ SPECS: dict[tuple[str, str], Schema] = {
         mlPolicy=obj("", numNodes=NUMBER, torch=obj()),
         template=obj("", metadata=obj("", labels=TEXTS), spec=JOBSET_SPEC),
     ),
+    ("kubeflow.org/v2beta1", "MPIJob"): obj(
+        "mpiReplicaSpecs",
+        slotsPerWorker=NUMBER,
+        mpiImplementation=one_of("OpenMPI", "Intel", "MPICH"),
+        sshAuthMountPath=TEXT,
+        runLauncherAsWorker=FLAG,
+        launcherCreationPolicy=one_of("AtStartup", "WaitForWorkersReady"),
+        runPolicy=obj(
+            "",
+            cleanPodPolicy=one_of("None", "Running", "All"),
+            backoffLimit=NUMBER,
+            activeDeadlineSeconds=NUMBER,
+            suspend=FLAG,
+        ),
+        mpiReplicaSpecs=obj("Launcher", Launcher=REPLICAS, Worker=REPLICAS),
+    ),
 }
-NAMESPACED = {"LocalQueue", "JobSet", "TrainJob"}
+
+
+def _in_v1beta1(kind: str) -> Schema:
+    """Return the older version of a kind: the cohort and the choices of flavors had other names."""
+    spec = copy.deepcopy(SPECS["kueue.x-k8s.io/v1beta2", kind])
+    properties = spec["properties"]
+    if kind == "ClusterQueue":
+        properties["cohort"] = properties.pop("cohortName")
+        choices = properties["flavorFungibility"]["properties"]
+        choices["whenCanBorrow"] = one_of("Borrow", "TryNextFlavor")
+        choices["whenCanPreempt"] = one_of("Preempt", "TryNextFlavor")
+    if kind == "Cohort":
+        properties["parent"] = properties.pop("parentName")
+    return spec
+
+
+SPECS |= {
+    ("kueue.x-k8s.io/v1beta1", kind): _in_v1beta1(kind)
+    for version, kind in list(SPECS)
+    if version == "kueue.x-k8s.io/v1beta2"
+}
+NAMESPACED = {"LocalQueue", "JobSet", "TrainJob", "MPIJob", "ConfigMap"}
 
 
 def _covers_all(spec: dict[str, Any]) -> bool:
@@ -142,7 +234,9 @@ def _covers_all(spec: dict[str, Any]) -> bool:
 RULES: dict[str, dict[str, Callable[[dict[str, Any]], bool]]] = {
     "ClusterQueue": {
         "flavors have the covered resources, in their order": _covers_all,
-        "a borrowing limit needs a cohort": lambda spec: "cohortName" in spec or "borrowingLimit" not in str(spec),
+        "a borrowing limit needs a cohort": lambda spec: (
+            "cohortName" in spec or "cohort" in spec or "borrowingLimit" not in str(spec)
+        ),
     },
     "Cohort": {"flavors have the covered resources, in their order": _covers_all},
     "ResourceFlavor": {
@@ -162,12 +256,53 @@ RULES: dict[str, dict[str, Callable[[dict[str, Any]], bool]]] = {
 }
 
 
-def problems(manifest: dict[str, Any], specs: dict[tuple[str, str], Schema] = SPECS) -> list[str]:
-    """What an API server would refuse of one object."""
+def _pods(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the pod specs within an object."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for each in value.values():
+            yield from _pods(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _pods(each)
+
+
+def _pod_problems(pod: dict[str, Any]) -> Iterator[str]:
+    """What the server itself refuses of a pod beyond its schema."""
+    volumes = [volume["name"] for volume in pod.get("volumes", [])]
+    if len(set(volumes)) < len(volumes):
+        yield "pod: two volumes have one name"
+    for container in pod["containers"]:
+        yield from (
+            f"pod: no volume {each['name']}"
+            for each in container.get("volumeMounts", [])
+            if each["name"] not in volumes
+        )
+        resources = container.get("resources", {})
+        requests, limits = resources.get("requests", {}), resources.get("limits", {})
+        for name, number in requests.items():
+            if "/" in name and limits.get(name) != number:
+                yield f"pod: {name} must be requested as it is limited"
+        for variable in container.get("env", []):
+            if ("value" in variable) == ("valueFrom" in variable):
+                yield f"pod: {variable['name']} must have a value or a source"
+
+
+def problems(
+    manifest: dict[str, Any], specs: dict[tuple[str, str], Schema] = SPECS, *, has_namespace: bool = True
+) -> list[str]:
+    """What an API server would refuse of one object. `has_namespace`: namespaced objects name theirs."""
     kind = manifest["kind"]
     found = list(_against(manifest["metadata"], METADATA, "metadata"))
-    if (kind in NAMESPACED) != ("namespace" in manifest["metadata"]):
+    if (kind in NAMESPACED and has_namespace) != ("namespace" in manifest["metadata"]):
         found.append("metadata: a namespace is for namespaced kinds")
+    if kind == "ConfigMap":
+        rest = {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind", "metadata")}
+        return [*found, *_against(rest, obj("data", data=TEXTS), kind)]
+    found.extend(problem for pod in _pods(manifest.get("spec")) for problem in _pod_problems(pod))
+    if kind in ("JobSet", "TrainJob"):
+        found.extend(_name_problems(manifest))
     if kind == "WorkloadPriorityClass":
         rest = {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind", "metadata")}
         return [*found, *_against(rest, obj("value", value=NUMBER, description=TEXT), kind)]
@@ -177,34 +312,16 @@ def problems(manifest: dict[str, Any], specs: dict[tuple[str, str], Schema] = SP
     return [*found, *(rule for rule, holds in RULES.get(kind, {}).items() if not holds(manifest["spec"]))]
 
 
+def _name_problems(manifest: dict[str, Any]) -> Iterator[str]:
+    """What JobSet's webhook says of the longest name of a pod: NAME-JOB-0-INDEX and five random characters."""
+    for job in manifest["spec"].get("replicatedJobs", []):
+        last = job.get("template", {}).get("spec", {}).get("completions", 1) - 1
+        longest = f"{manifest['metadata']['name']}-{job['name']}-{job['replicas'] - 1}-{last}-abcde"
+        if len(longest) > 63:
+            yield f"metadata: the pod name {longest} has more than 63 characters"
+
+
 def _against(value: Any, schema: Schema, at: str) -> Iterator[str]:
-    if schema.get("x-kubernetes-int-or-string"):
-        if not isinstance(value, int | str) or not re.match(schema.get("pattern", ""), str(value)):
-            yield f"{at}: {value!r} is no quantity"
-        return
-    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
-    wanted = types[schema["type"]]
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        yield f"{at}: {value!r} is no {schema['type']}"
-    elif wanted is dict:
-        properties, more = schema.get("properties", {}), schema.get("additionalProperties")
-        yield from (f"{at}: no {name}" for name in schema.get("required", ()) if name not in value)
-        for name, each in value.items():
-            if name in properties:
-                yield from _against(each, properties[name], f"{at}.{name}")
-            elif more:
-                yield from _against(each, more, f"{at}.{name}")
-            elif not schema.get("x-kubernetes-preserve-unknown-fields"):
-                yield f"{at}: unknown field {name}"
-    elif wanted is list:
-        if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", 10**6):
-            yield f"{at}: {len(value)} items"
-        for number, each in enumerate(value):
-            yield from _against(each, schema["items"], f"{at}[{number}]")
-    elif wanted is str:
-        if "enum" in schema and value not in schema["enum"]:
-            yield f"{at}: {value!r} is none of {schema['enum']}"
-        if "pattern" in schema and not re.match(schema["pattern"], value):
-            yield f"{at}: {value!r} is not as it must be"
-        if len(value) > schema.get("maxLength", 10**6):
-            yield f"{at}: {value!r} is too long"
+    for error in jsonschema.Draft7Validator(schema).iter_errors(value):
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
+        yield f"{at}{path}: {error.message}"

@@ -13,7 +13,8 @@ import yaml
 from tests.schedule.live.kube_schemas import problems
 
 from flatout.errors import InputError
-from flatout.schedule.live.kueue import manifests, read_teams
+from flatout.schedule.live.kueue import manifests
+from flatout.schedule.live.teams import read_teams
 
 TEAMS = """
 [cluster]
