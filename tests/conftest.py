@@ -9,7 +9,7 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,19 +17,18 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.warm.fixture", "tests.slurm", "tests.nodes", "tests.shared_data"]
 
-# How long each file of tests took (`benchmarks/suite_durations.py`): the longest are begun first, so that no core is
-# left waiting for one at the end. A file that is not there counts as one of the middle.
+# How long each file of tests took (`benchmarks/suite_durations.py`). A file that is missing counts as a usual one.
 DURATIONS: dict[str, float] = json.loads(Path(__file__).with_name("durations.json").read_text())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Return the number of workers for `-n auto`: one more than the cores, because tests that start jobs mostly wait
-    for them.
+    """Return the number of workers for `-n auto`: two more than the cores, because tests that start jobs mostly wait
+    for them: three such tests and one that computes keep two cores busy.
     """
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
-    return len(os.sched_getaffinity(0)) + 1
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(wrapper=True)
@@ -47,12 +46,43 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files so that the cores are as busy at the beginning as at the end.
+
+    The longest files are begun first, so that no core is left waiting for one at the end. Files whose tests mostly wait
+    for processes are spread over the whole run, among those that compute.
+    """
+    waiting = {_file(item) for item in items if _STARTS_PROCESSES.intersection(_fixtures(item))}
+    computing = {_file(item) for item in items} - waiting
+    places = {file: place for place, file in enumerate(_spread(waiting, computing))}
+    items.sort(key=lambda item: places[_file(item)])
+
+
+_STARTS_PROCESSES = {"warm", "cold", "slurm", "slurm_lab", "ray_cluster"}
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+def _spread(*kinds: set[str]) -> Iterator[str]:
+    """Yield the files, of each kind the longest first, so that all kinds are used up at the same rate."""
     usual_s = statistics.median(DURATIONS.values())
 
-    def shortness(item: pytest.Item) -> float:
-        return -DURATIONS.get(item.nodeid.split("::")[0], usual_s)
+    def duration_s(file: str) -> float:
+        return DURATIONS.get(file, usual_s)
 
-    items.sort(key=shortness)
+    places: dict[str, tuple[float, float]] = {}
+    for files in kinds:
+        total_s = sum(map(duration_s, files)) or 1.0
+        begun_s = 0.0
+        for file in sorted(files, key=lambda file: (-duration_s(file), file)):
+            places[file] = begun_s / total_s, -duration_s(file)
+            begun_s += duration_s(file)
+    yield from sorted(places, key=lambda file: (places[file], file))
 
 
 @pytest.fixture(scope="module", autouse=True)
