@@ -6,6 +6,7 @@ other hosts. Nothing on a machine is changed, and nothing is printed except a pr
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -122,10 +123,10 @@ def _read_bundles(bundles: Sequence[Path]) -> tuple[list[Snapshot], dict[str, st
 
 def _bundle_files(bundles: Sequence[Path]) -> list[Path]:
     """Return the files, including those in folders, each once."""
-    files: dict[Path, Path] = {}
+    files: dict[str, Path] = {}
     for bundle in bundles:
         for path in sorted(bundle.glob("*.json")) if bundle.is_dir() else [bundle]:
-            files[path.resolve()] = path
+            files[os.path.realpath(path)] = path  # `Path.resolve` raises for a link to itself
     return list(files.values())
 
 

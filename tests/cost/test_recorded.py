@@ -97,6 +97,20 @@ def test_how_a_recording_ended_is_its_state(tmp_path: Path) -> None:
         recorded_attempt(msgspec.structs.replace(recording, runs=(unended,)))
 
 
+@pytest.mark.parametrize(
+    ("end_unix_s", "is_read"), [(253_402_300_799.0, True), (253_402_300_801.0, False), (1e19, False), (-1.0, False)]
+)
+def test_a_recording_ends_between_the_years_1970_and_9999(tmp_path: Path, end_unix_s: float, is_read: bool) -> None:
+    recording = read_recording(unpacked("nanogpt_ddp_2xh200", tmp_path))
+    (run,) = recording.runs
+    damaged = msgspec.structs.replace(recording, runs=(msgspec.structs.replace(run, end_unix_s=end_unix_s),))
+    if is_read:
+        assert recorded_attempt(damaged)[0].end_s == end_unix_s
+        return
+    with pytest.raises(InputError, match="must start and end between the years 1970 and 9999"):
+        recorded_attempt(damaged)
+
+
 def test_with_a_gpu_that_nobody_saw_the_use_is_not_known(tmp_path: Path) -> None:
     recording = read_recording(unpacked("nanogpt_ddp_2xh200", tmp_path))
     hosts = tuple(msgspec.structs.replace(host, gpus=host.gpus[:1]) for host in recording.hosts)

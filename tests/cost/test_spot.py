@@ -286,6 +286,9 @@ def test_public_events_and_samples_are_read(public: Path) -> None:
         ("hello\n", "line 1: must look like"),
         ("2026-01-01, 00:00:00, x\n", "line 1: must look like"),
         ("0,add,a\n", "must cover some time"),
+        ('{"metadata": {"gap_seconds": 1e21}, "data": [0, 1]}', r"at most 3,153,600,000 s \(a hundred years\)"),
+        ('{"metadata": {"gap_seconds": 1576800000.5}, "data": [0, 1]}', "a hundred years"),
+        ("0,add,a\n3153600000001,remove,a\n", "a hundred years"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -294,3 +297,9 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str, mess
     with pytest.raises(InputError, match=message) as caught:
         read_spot_trace(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_trace_of_a_hundred_years_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text('{"metadata": {"gap_seconds": 1576800000}, "data": [0, 1]}')
+    assert read_spot_trace(path).end_s == 100 * 365 * 86_400

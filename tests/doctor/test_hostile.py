@@ -91,6 +91,7 @@ def test_a_link_that_leaves_a_folder_is_not_followed(tmp_path: Path) -> None:
     (host / "meminfo").write_text("MemTotal: 1 kB\n")
     (host / "inside").symlink_to("meminfo")
     (host / "outside").symlink_to(tmp_path / "secret")
+    (host / "itself").symlink_to("itself")
     snapshot = read_inputs([tmp_path / "host"])
     assert set(snapshot.files) == {"/proc/meminfo", "/proc/inside"}
     assert snapshot.problems == {"/proc/outside": "it is a link that leaves the folder"}

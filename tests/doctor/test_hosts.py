@@ -119,6 +119,17 @@ def test_a_bundle_that_is_cut_off_is_told_and_the_others_are_compared(tmp_path: 
     assert "at least 2 hosts, but got 1" in twice.stderr
 
 
+def test_a_link_to_itself_among_the_bundles_is_told(tmp_path: Path) -> None:
+    bundle = json.loads(doctor("--capture", "-").stdout)
+    for name in ("a", "b"):
+        bundle["snapshot"]["host"] = name
+        (tmp_path / f"{name}.json").write_text(json.dumps(bundle))
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    done = doctor("--hosts", "--json", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["not_captured"]) == [str(tmp_path / "loop.json")]
+
+
 def test_too_few_answers_are_one_line(fake_ssh: Path) -> None:
     done = doctor("--hosts", "--via", "ssh", "a,away", path=fake_ssh)
     assert done.returncode == 2

@@ -136,6 +136,14 @@ def test_a_text_longer_than_the_ring_leaves_its_end(tmp_path: Path) -> None:
     assert stderr_tail(file.read_bytes()) == "the end\n"
 
 
+@pytest.mark.parametrize("length", [0, 3, 8, 9, 40])
+def test_a_ring_that_was_cut_has_at_most_its_text(tmp_path: Path, length: int) -> None:
+    tail = StderrTail(tmp_path)
+    tail.add("x" * 10_000 + "\nthe end\n")
+    (file,) = tmp_path.glob("stderr-*")
+    assert "the end" not in stderr_tail(file.read_bytes()[:length])
+
+
 def test_what_is_added_to_a_file_of_standard_error_is_read_back(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+") as file:
         print("before", file=file, flush=True)

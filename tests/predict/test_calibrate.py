@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 from tests.predict.jobs import change, reducing_job, situation
 
@@ -165,6 +166,15 @@ def test_a_family_never_seen_is_not_corrected() -> None:
 def test_lines_of_older_versions_have_no_interval_and_count() -> None:
     old = PredictionRecord(family="nccl", change="c", predicted=2.0, measured=1.5, machine="m", date="d")
     assert calibrate([old], ()).of("nccl", "c", (2.0, 1.8, 2.2)).speedup < 2.0
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.5, 0.0), (1.5, -1.0), (0.0, 2.5), (2.5, 1.5)])
+def test_an_interval_that_is_none_counts_as_a_missing_one(low: float, high: float) -> None:
+    """As in a damaged line: a logarithm of it does not exist."""
+    plain = PredictionRecord(family="nccl", change="c", predicted=2.0, measured=1.5, machine="m", date="d")
+    damaged = structs.replace(plain, low=low, high=high)
+    asked = ("nccl", "c", (2.0, 1.8, 2.2))
+    assert calibrate([damaged], ()).of(*asked) == calibrate([plain], ()).of(*asked)
 
 
 @pytest.mark.parametrize("num", [12, 20, 60])

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("warm")
         ("srun -N 2 python train.py", "srun"),
         ("python3.12 train.py torchrun", "python"),
         ("./train", None),
+        ("torchrun", "torchrun"),
+        ("", None),
     ],
 )
 def test_the_launcher_is_known_by_its_word_before_the_script(command: str, expected: str | None) -> None:

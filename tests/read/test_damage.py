@@ -7,10 +7,12 @@ import json
 import pickle
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.read.conftest import source_of
 from tests.read.samples import (
@@ -25,7 +27,7 @@ from tests.read.samples import (
 )
 
 from flatout.errors import InputError
-from flatout.read import event_text, read_trace
+from flatout.read import event_text, lenient, read_trace
 from flatout.read.table import NO_NAME
 from flatout.records.events import NULL, EventTable, Kind
 
@@ -311,6 +313,17 @@ def test_an_event_of_many_megabytes(read: Read) -> None:
     events[3] = {**events[3], "args": {**events[3]["args"], "Call stack": "x" * (3 << 20)}}
     table = read(small_trace(events))
     assert table.num_events == sum(e["ph"] == "X" for e in events) and not table.quality
+
+
+def test_a_text_of_many_megabytes_in_broken_json_takes_little_more_memory() -> None:
+    """A pattern that can go back notes each character: hundreds of megabytes for these four."""
+    text = b'{"ph": "X", "ts": 1, "dur": 2, "name": "' + b"x\\n" * (4 << 20 >> 1) + b'", "args": {"a" 1}}'
+    process = psutil.Process()
+    before_bytes = process.memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")
+    assert len(lenient.objects(text, Counter())) == 1
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    assert (int(peak.split()[1]) << 10) - before_bytes < 128 << 20
 
 
 def test_a_file_without_the_end_of_an_event_is_not_read_into_memory(

@@ -209,3 +209,24 @@ def test_a_duration_of_more_than_ten_years_is_refused_with_its_field(
         load(plain)
     with pytest.raises(InputError, match=r"b.csv: the duration must be at most 315,360,000 s"):
         load(other)
+
+
+@pytest.mark.parametrize(("duration_s", "is_read"), [("0.001", True), ("0.0009", False), ("1e-320", False)])
+def test_a_duration_of_less_than_a_millisecond_is_refused(tmp_path: Path, duration_s: str, is_read: bool) -> None:
+    """The waiting of such a job is no finite multiple of its duration."""
+    path = written(tmp_path, f"submit_s,num_gpus,duration_s\n0,8,60\n5,8,{duration_s}\n")
+    if is_read:
+        assert [job.duration_s for job in load(path).jobs] == [60, 0.001]
+        return
+    with pytest.raises(InputError, match=r"the duration must be at least 0.001 s"):
+        load(path)
+
+
+@pytest.mark.parametrize(("rate", "is_read"), [("70.0", True), ("9.9e8", True), ("1e9", False), ("1e400", False)])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_throughput_that_is_no_rate_was_not_measured(tmp_path: Path, rate: str, sign: str, is_read: bool) -> None:
+    path = written(tmp_path, "LM\tpython\t--steps\t1\t7000000\t11.5\t2\n", "jobs.trace")
+    written(tmp_path, f'{{"v100": {{"(\'LM\', 2)": {{"null": {sign}{rate}}}}}}}', "throughputs.json")
+    assert len(load(path).jobs) == (is_read and not sign)
+    written(tmp_path, '{"v100": {"(\'LM\', 2)": {"null": NaN}}}', "throughputs.json")
+    assert not load(path).jobs

@@ -54,6 +54,21 @@ def test_a_gradient_below_a_ten_thousandth_of_all_is_faint_and_not_compared_betw
     assert norms.rank_spread == pytest.approx(0.0 if is_faint else 1 - 0.5 / math.sqrt(1.75))
 
 
+@pytest.mark.parametrize(
+    ("num_parameters", "sharded", "num_norms"), [(2, [], 1), (2, [], 3), (1, [1], 1), (1, [-1], 1), (0, [0], 0)]
+)
+def test_a_file_whose_numbers_do_not_agree_is_as_one_that_was_cut(
+    tmp_path: Path, num_parameters: int, sharded: list[int], num_norms: int
+) -> None:
+    """The norms of a step are those of each parameter, and a place of a sharded one is among them."""
+    gradients(tmp_path, [[1.0] * max(num_parameters, 1)] * 2)
+    optimizer = {"num_parameters": num_parameters, "sharded": sharded, "unclipped": [None, None]}
+    steps = [[1.0] * num_parameters, [1.0] * num_norms]
+    content = {"rank": 1, "optimizers": [{**optimizer, "steps": steps}]}
+    (tmp_path / File.GRADIENTS.of(1)).write_text(json.dumps(content))
+    assert read_gradients(tmp_path, 2) == ()
+
+
 def test_ranks_are_compared_where_there_are_two(tmp_path: Path) -> None:
     assert gradients(tmp_path, [[4.0]]).rank_spread is None
     assert gradients(tmp_path, [[4.0]], [[3.0]]).rank_spread == 0.25

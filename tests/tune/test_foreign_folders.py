@@ -109,6 +109,13 @@ def test_nothing_is_appended_to_a_foreign_journal(tmp_path: Path, kind: str) -> 
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("first", [b"\xff\xfe{\n", b'{"kind": "\xff"}\n', b"[" * 5000 + b"\n", b"9" * 5000 + b"\n"])
+def test_a_line_of_any_bytes_is_no_heading(tmp_path: Path, first: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(first)
+    assert not is_journal(path)
+
+
 @pytest.mark.parametrize("cut", [0, 1, 16, 17, 40, len(HEADING) - 1])
 def test_a_heading_that_was_cut_short_is_ours(tmp_path: Path, cut: int) -> None:
     """As by a full disk, or a crash of the machine before the first trial."""

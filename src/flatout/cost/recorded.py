@@ -12,6 +12,7 @@ from flatout.records.recording import GpuUse, HostRecording, HostUse, RankRecord
 
 _SLURM = re.compile(r"slurm-(\d+)\.")
 _ASKED_TO_END = {2, 15}  # SIGINT, SIGTERM
+_LATEST_UNIX_S = 253_402_300_799.0  # the end of the year 9999, the last that a date can have
 
 
 def recorded_attempt(recording: Recording, *, team: str | None = None) -> tuple[JobAttempt, Usage]:
@@ -50,6 +51,13 @@ def _times(recording: Recording) -> tuple[float, float]:
         raise InputError(
             f"`{recording.path}` does not say when its command ended, so its cost is unknown",
             hint="the command still runs, or was killed with its parent: pass the output of sacct for its job",
+        )
+    impossible_s = [time_s for time_s in (*starts, *ends) if not 0 <= time_s <= _LATEST_UNIX_S]
+    if impossible_s:
+        raise InputError(
+            f"`{recording.path}`: its command must start and end between the years 1970 and 9999, but a time is"
+            f" {impossible_s[0]:g} s since 1970",
+            hint="the file host-*.json of the recording is damaged: copy it again",
         )
     return min(starts), max(ends)
 

@@ -316,7 +316,7 @@ def _folder(folder: Path) -> Snapshot:
     files: dict[str, str] = {}
     links: dict[str, str] = {}
     problems: dict[str, str] = {}
-    inside = folder.resolve()
+    inside = os.path.realpath(folder)
     for parent, folders, names in os.walk(folder):
         base = f"{root}/{Path(parent).relative_to(folder)}".replace("/.", "")
         for name in folders:
@@ -325,7 +325,7 @@ def _folder(folder: Path) -> Snapshot:
                 links[f"{base}/{name}"] = os.path.normpath(os.path.join(base, path.readlink()))
         for name in names:
             path = Path(parent, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
                 problems[_usual_path(f"{base}/{name}")] = "it is a link that leaves the folder"
                 continue
             if not path.is_file() or path.stat().st_size > _MAX_BYTES_OF_A_SYSFS_FILE:

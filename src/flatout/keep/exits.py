@@ -221,7 +221,7 @@ def stderr_tail(data: bytes) -> str:
     """Return the text in a file that `inside/failure/stderr_tail.py` writes, without an incomplete first line."""
     num_written = int.from_bytes(data[:STDERR_COUNT_BYTES], "little")
     ring = data[STDERR_COUNT_BYTES:STDERR_BYTES]
-    if num_written <= len(ring):
+    if num_written <= len(ring) or not ring:  # without a ring, the file was cut
         return ring[:num_written].decode(errors="replace")
     begin = num_written % len(ring)
     whole = (ring[begin:] + ring[:begin]).decode(errors="replace")

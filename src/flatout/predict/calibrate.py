@@ -146,7 +146,7 @@ def _score(outcome: PredictionRecord) -> _Score:
 
 def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple[float, float]:
     """Return the upper and lower half widths of the interval, as logarithms."""
-    if low is None or high is None or low <= 0:
+    if low is None or high is None or not 0 < low <= high:
         usual = MIN_HALF_WIDTH + DEFAULT_EFFECT * abs(math.log(speedup))
         return usual, usual
     return max(math.log(high / speedup), MIN_HALF_WIDTH), max(math.log(speedup / low), MIN_HALF_WIDTH)

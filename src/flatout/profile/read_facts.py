@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def launcher(command: Iterable[str]) -> str | None:
     """Return the program that starts the ranks: the first known launcher before the script, else `python` or None."""
     words = list(command)
     is_python = False
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         name = word.rpartition("/")[2]
         if name in _LAUNCHERS:
             return _LAUNCHERS[name]

@@ -28,8 +28,11 @@ _CONTROL = bytes(code for code in range(32) if code not in _SPACES)
 # A control character is at most white space outside strings, and not allowed inside strings.
 _CONTROL_TO_SPACE = bytes(max(code, 32) for code in range(256))
 _NO_NUMBER = re.compile(rb"([:\[,]\s*)[+-]?(?:inf(?:inity)?|nan)(?=\s*[,}\]])", re.IGNORECASE)
-_BAD_ESCAPE = re.compile(rb'(\\\\|\\["/bfnrtu])|\\')
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+# The last of an odd number of backslashes, before a character that none escapes.
+_BAD_ESCAPE = re.compile(rb'(?<!\\)((?:\\\\)*+)\\(?!["\\/bfnrtu])')
+# Possessive, because Python's engine would note each character of a text to return to it: 170 bytes for one.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_TEXT = re.compile(_STRING)
 _TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
 _MAX_JOINED = 16  # pieces into which a list of objects inside one event may have been cut
 
@@ -37,7 +40,9 @@ _ARGUMENT_OF_KEY = dict(zip(Arguments.__struct_encode_fields__, Arguments.__stru
 _FIELD = re.compile(
     rb'"('
     + b"|".join(re.escape(key.encode()) for key in ("ph", "cat", "pid", "tid", "ts", "dur", *_ARGUMENT_OF_KEY))
-    + rb')"\s*:\s*("(?:[^"\\]|\\.)*"|-?[0-9][-+.0-9eE]*)'
+    + rb')"\s*:\s*('
+    + _STRING
+    + rb"|-?[0-9][-+.0-9eE]*)"
 )
 # A name with quotes in it: it ends at the quote before another key of an event, or before the event's end.
 _NAME = re.compile(rb'"name"\s*:\s*"(.*?)"\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:|\}\s*$)', re.DOTALL)
@@ -119,7 +124,7 @@ def _joined(text: bytes, start: int, ends: list[int]) -> tuple[Any, int]:
 
 def _mended(piece: bytes) -> Any:
     """Decode the piece after repairing invalid escapes and commas before a closing bracket."""
-    return _whole(_TRAILING_COMMA.sub(rb"\1", _BAD_ESCAPE.sub(lambda match: match[1] or rb"\\", piece)))
+    return _whole(_TRAILING_COMMA.sub(rb"\1", _BAD_ESCAPE.sub(rb"\1\\\\", piece)))
 
 
 def _is_open(piece: bytes) -> bool:

@@ -17,6 +17,7 @@ from flatout.errors import InputError
 from flatout.input_files import decode_json, read_text
 from flatout.records.spot import SpotTrace
 
+_LONGEST_S = 100 * 365 * 86_400.0
 _HINT = "docs/how-to/cost.md lists the formats"
 
 
@@ -48,6 +49,11 @@ def read_spot_trace(path: Path) -> SpotTrace:
         end_s = steps[-1][0]
     if end_s <= 0 or any(count < 0 for _, count in steps):
         raise InputError(f"`{path}` must cover some time with counts of 0 or more, and does not", hint=_HINT)
+    if end_s > _LONGEST_S:
+        raise InputError(
+            f"`{path}` must cover at most {_LONGEST_S:,.0f} s (a hundred years), but covers {end_s:,.3g} s",
+            hint="a gap is in seconds, and the time of an event in milliseconds",
+        )
     kept = [step for place, step in enumerate(steps) if place == 0 or step[1] != steps[place - 1][1]]
     return SpotTrace(
         path=str(path), times_s=tuple(time for time, _ in kept), counts=tuple(count for _, count in kept), end_s=end_s

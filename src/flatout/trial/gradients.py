@@ -74,10 +74,21 @@ def _read_ranks(folder: Path, num_ranks: int) -> list[_Rank]:
     for file in sorted(folder.glob(File.GRADIENTS.glob)):
         try:
             # Infinite norms and NaN are written as strings, which `strict` would refuse.
-            ranks.append(decode_json(read_bytes(file), _Rank, strict=False))
+            rank = decode_json(read_bytes(file), _Rank, strict=False)
         except (OSError, msgspec.DecodeError):
             continue  # truncated when its process ended
+        if all(map(_is_consistent, rank.optimizers)):
+            ranks.append(rank)
     return ranks if len(ranks) == num_ranks else []
+
+
+def _is_consistent(optimizer: _Optimizer) -> bool:
+    """Whether each step has a norm of each parameter, as the recorder writes it; a damaged file may not."""
+    count = optimizer.num_parameters
+    if count is None:
+        return True
+    num_norms = {len(norms) for norms in (*optimizer.steps, *optimizer.unclipped) if norms is not None}
+    return num_norms <= {count} and all(0 <= place < count for place in optimizer.sharded)
 
 
 def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:

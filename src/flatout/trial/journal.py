@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError, OutputError
-from flatout.input_files import BadLine, open_file, read_bytes
+from flatout.input_files import BadLine, decode_json, open_file, read_bytes
 from flatout.records.trial import TrialResult
 from flatout.secrets import masked_command, masked_text, open_private
 
@@ -53,7 +53,7 @@ _WORDS = {
 _HEADING_START = b'{"type":"heading"'
 _MAX_HEADING_BYTES = 1 << 20
 # Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as strings.
-_LINE = msgspec.json.Decoder(Heading | JournaledTrial | Profile, strict=False)
+_LINE = Heading | JournaledTrial | Profile
 
 
 def _is_conclusive(result: TrialResult) -> bool:
@@ -92,7 +92,7 @@ def is_journal(path: Path) -> bool:
     if not first.endswith(b"\n"):
         return _HEADING_START.startswith(start) or start == _HEADING_START
     try:
-        return isinstance(_LINE.decode(first), Heading)
+        return isinstance(decode_json(first, _LINE, strict=False), Heading)
     except msgspec.DecodeError:
         return start == _HEADING_START  # truncated by a crash
 
@@ -184,8 +184,8 @@ class Journal:
 
     def _decoded(self, raw: bytes, number: int) -> Heading | JournaledTrial | Profile | None:
         try:
-            line: Heading | JournaledTrial | Profile = _LINE.decode(raw)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            line = decode_json(raw, _LINE, strict=False)
+        except msgspec.DecodeError as error:
             self.damaged.append(BadLine(file=self.path.name, number=number, problem=str(error)))
             return None
         return _masked(line) if isinstance(line, Heading) else line

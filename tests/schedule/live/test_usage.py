@@ -69,7 +69,18 @@ def test_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["x", "[]", '{"unix_s": 1}', '{"unix_s": 1, "busy": 2, "job": 1}', '{"unix_s": 1, "busy": 0}', '{"busy": NaN}'],
+    [
+        "x",
+        "[]",
+        '{"unix_s": 1}',
+        '{"unix_s": 1, "busy": 0, "node": "a", "gpu": [0]}',
+        '{"unix_s": 1, "busy": 0, "job": {}}',
+        '{"unix_s": 1, "busy": -0.1, "job": 1}',
+        '{"unix_s": 1, "busy": 1.1, "job": 1}',
+        '{"unix_s": 1, "busy": 2, "job": 1}',
+        '{"unix_s": 1, "busy": 0}',
+        '{"busy": NaN}',
+    ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "usage.jsonl"

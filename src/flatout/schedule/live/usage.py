@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -31,6 +31,14 @@ METRICS: Mapping[str, float] = {
 _TIMEOUT_S = 10.0
 _MAX_ANSWER_BYTES = 256 << 20
 _MIN_SAMPLES = 3
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    unix_s: float
+    busy: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    job: str | int | None = None
+    node: str | int | None = None
+    gpu: int | None = None
 
 
 def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sample]:
@@ -93,22 +101,20 @@ def _from_file(path: Path) -> Iterator[Sample]:
         if not line.strip():
             continue
         try:
-            value = decode_json(line)
-            busy, unix_s = float(value["busy"]), float(value["unix_s"])
-            job, node, gpu = value.get("job"), value.get("node"), value.get("gpu")
-            if (job is None) == (node is None) or not 0 <= busy <= 1:
-                raise ValueError("wrong")
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+            sample = decode_json(line, _Line, strict=False)
+            if (sample.job is None) == (sample.node is None):
+                raise ValueError("it must be of a job or of a node")
+        except (msgspec.DecodeError, ValueError):
             raise InputError(
                 f"{path}:{number}: a line must be an object with unix_s, busy from 0 to 1, and job or node,"
                 f" but is {line[:60]!r}"
             ) from None
         yield Sample(
-            unix_s=unix_s,
-            busy_share=busy,
-            job=None if job is None else str(job),
-            node=None if node is None else str(node),
-            gpu=None if gpu is None else int(gpu),
+            unix_s=sample.unix_s,
+            busy_share=sample.busy,
+            job=None if sample.job is None else str(sample.job),
+            node=None if sample.node is None else str(sample.node),
+            gpu=sample.gpu,
         )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.schedule.jobs import JobHistory
 from flatout.schedule.load import acme, gavel, helios, openb, philly, plain
-from flatout.schedule.load.rows import LONGEST_JOB_S, header
+from flatout.schedule.load.rows import LONGEST_JOB_S, SHORTEST_JOB_S, header
 
 # In order of preference: the first format whose columns are all present is used.
 FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[Path], JobHistory]], ...] = (
@@ -28,7 +28,7 @@ _MOST_UNREADABLE = 5  # number of reasons that are reported
 
 
 def load(path: Path) -> JobHistory:
-    """Read a history in any of the known formats. Raise InputError, with the field, if a job is impossibly long."""
+    """Read a history in any of the known formats. Raise InputError, with the field, if a duration is impossible."""
     history = _load(path)
     longest = max(history.jobs, key=lambda job: job.duration_s, default=None)
     if longest is not None and longest.duration_s > LONGEST_JOB_S:
@@ -37,6 +37,13 @@ def load(path: Path) -> JobHistory:
             f"{path}: the duration{name} must be at most {LONGEST_JOB_S:,.0f} s (ten years), but is "
             f"{longest.duration_s:,.0f} s",
             hint="durations are in seconds, not in milliseconds",
+        )
+    shortest = min(history.jobs, key=lambda job: job.duration_s, default=None)
+    if shortest is not None and shortest.duration_s < SHORTEST_JOB_S:
+        name = f" of job {shortest.name[:60]}" if shortest.name else ""
+        raise InputError(
+            f"{path}: the duration{name} must be at least {SHORTEST_JOB_S:g} s, but is {shortest.duration_s:.3g} s",
+            hint="durations are in seconds; leave the cell empty if the job did not run",
         )
     return history
 

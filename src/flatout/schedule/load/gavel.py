@@ -21,6 +21,7 @@ from flatout.schedule.jobs import ClusterJob, JobHistory, by_submission
 from flatout.schedule.load.rows import Skipped, number, whole
 
 _COLUMNS = {7: (4, 5, 6), 10: (5, 9, 6)}  # number of columns -> columns of steps, arrival, GPUs
+_FASTEST_STEPS_PER_S = 1e9
 
 
 def load(path: Path, throughputs: Path | None = None) -> JobHistory:
@@ -86,9 +87,11 @@ def _read_throughputs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _steps_per_s(measured: dict[str, Any], job_type: str, num_gpus: int) -> float:
-    """Return the steps per second of a job type alone on its GPUs; 0 if it was not measured."""
+    """Return the steps per second of a job type alone on its GPUs; 0 if it was not measured, or the number is none."""
     rates = measured.get(f"('{job_type}', {num_gpus})")
     if not isinstance(rates, dict):
         return 0.0
     rate = rates.get("null")
-    return float(rate) if isinstance(rate, int | float) else 0.0
+    if not isinstance(rate, int | float) or not 0 < rate < _FASTEST_STEPS_PER_S:
+        return 0.0
+    return float(rate)

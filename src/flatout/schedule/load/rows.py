@@ -20,6 +20,7 @@ from flatout.input_files import open_file
 
 LARGEST = 1e11
 LONGEST_JOB_S = 10 * 365 * 86_400.0
+SHORTEST_JOB_S = 0.001  # waiting is compared with the duration, and the ratio must be a number
 _LONGEST_SHOWN = 60
 
 
