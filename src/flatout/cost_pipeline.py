@@ -20,7 +20,8 @@ from flatout.cost.chargeback import Tariff, chargeback
 from flatout.cost.power_cap import cap_advice
 from flatout.cost.recorded import recorded_attempt
 from flatout.cost.spot import SpotJob, availability, spot_advice, youngs_interval_s
-from flatout.errors import UsageError
+from flatout.errors import InputError, UsageError
+from flatout.input_files import MAX_BYTES
 from flatout.profile.read_recording import is_recording, read_recording
 from flatout.read.power_curve import read_power_curve
 from flatout.read.sacct import merged, parse_sacct, read_sacct
@@ -171,13 +172,23 @@ def _read_attempts(
             recorded.append(Attempts(path=str(path), attempts=(attempt,), num_rows=1))
             usages[usage.job] = usage
         elif path == STANDARD_INPUT:
-            files.append(parse_sacct(sys.stdin.buffer.read(), name="standard input", project=project))
+            files.append(parse_sacct(_standard_input(), name="standard input", project=project))
         else:
             files.append(read_sacct(path, project=project, progress=progress))
     accounted_jobs = {attempt.job for file in files for attempt in file.attempts}
     files += [file for file in recorded if file.attempts[0].job not in accounted_jobs]
     attempts = files[0] if len(files) == 1 else merged(files)
     return attempts, usages
+
+
+def _standard_input() -> bytes:
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise InputError(
+            f"standard input has more than {MAX_BYTES >> 20} MiB, or no end",
+            hint="write the output of sacct to a file, and pass the file",
+        )
+    return data
 
 
 def _terms(text: str) -> Terms:

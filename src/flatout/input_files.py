@@ -3,9 +3,9 @@
 In: a path, or the text of one. Out: bytes, lines, decoded JSON or TOML. What is refused is an OSError, a
 `msgspec.DecodeError` or a `tomllib.TOMLDecodeError`, whose text says why; the calling reader names its file, and
 what to pass instead. A pipe or a device is refused before it is read: to open one can wait forever, and to read one can
-fill the memory.
+fill the memory. Only `read_end` takes a pipe, which it neither waits for nor keeps as a whole.
 
-Every reader of such files uses this module (`tests/test_reading.py`), and the fuzzer (`tests/fuzz`) knows each of them.
+Every reader of such files uses this module, and the fuzzer (`tests/fuzz`) knows each of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import IO, Any, TypeVar, overload
 import msgspec
 
 MAX_BYTES = 1 << 30
+MAX_STREAM_BYTES = 1 << 30  # of a pipe, of which only the end is kept
+_CHUNK_BYTES = 1 << 20
 # The longest lines are those of a journal, with the losses of all steps of a trial.
 MAX_LINE_BYTES = 16 << 20
 # A line of a log. Regular expressions that search in one take a time that can grow with the square of its length.
@@ -75,6 +77,35 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"it has more than {max_bytes >> 20} MiB", str(path))
     return data
+
+
+def read_end(path: Path, *, max_bytes: int) -> bytes:
+    """Return the last `max_bytes` of a regular file or of a pipe that the user names, such as `<(ssh node1 cat log)`.
+
+    A pipe that nobody writes to is empty. Raise OSError for any other kind of file.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        with open_file(path) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - max_bytes, 0))
+            return file.read(max_bytes)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)  # without a writer, only opening a pipe waits
+    with os.fdopen(descriptor, "rb") as pipe:
+        return read_end_of_stream(pipe, max_bytes=max_bytes)
+
+
+def read_end_of_stream(stream: IO[bytes], *, max_bytes: int) -> bytes:
+    """Return the last `max_bytes` of a pipe or of standard input. Raise OSError after `MAX_STREAM_BYTES`."""
+    end = bytearray()
+    num_read = 0
+    while chunk := stream.read(_CHUNK_BYTES):
+        num_read += len(chunk)
+        if num_read > MAX_STREAM_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MAX_STREAM_BYTES >> 30} GiB, or no end")
+        end += chunk
+        if len(end) > 2 * max_bytes:
+            del end[:-max_bytes]
+    return bytes(end[-max_bytes:])
 
 
 def read_text(path: Path, *, encoding: str = "utf-8", errors: str = "strict") -> str:

@@ -198,6 +198,20 @@ def test_an_error_is_explained_from_a_file_and_from_standard_input(tmp_path: Pat
     assert (answer["phase"], answer["exception"], answer["words"]) == ("start", "KeyError", None)
 
 
+def test_an_error_is_explained_from_a_pipe_which_is_not_waited_for(tmp_path: Path) -> None:
+    """As bash passes it for `flatout explain --error <(ssh node1 cat log)`."""
+    reading, writing = os.pipe()
+    os.write(writing, b"some line\n" * 10 + b"KeyError: 'peccary'\n")
+    os.close(writing)
+    explaining = [sys.executable, "-m", "flatout", "explain", "--json", "--error", f"/dev/fd/{reading}"]
+    done = subprocess.run(explaining, capture_output=True, text=True, pass_fds=(reading,), timeout=60, check=True)
+    os.close(reading)
+    assert json.loads(done.stdout)["exception"] == "KeyError"
+    os.mkfifo(tmp_path / "nobody-writes")
+    refused = flatout_command("explain", "--error", str(tmp_path / "nobody-writes"))
+    assert refused.stderr.startswith(f"error: {tmp_path}/nobody-writes has no text\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import sys
@@ -188,6 +189,30 @@ def test_only_files_are_read(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "link", max_bytes=8) == b"a" * 8
     with pytest.raises(OSError, match="more than 0 MiB"):
         read_bytes(tmp_path / "file", max_bytes=7)
+
+
+@pytest.mark.parametrize(("length", "is_read"), [(100, True), (101, False)])
+def test_the_end_of_a_stream_is_kept_and_a_stream_without_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch, length: int, is_read: bool
+) -> None:
+    monkeypatch.setattr(input_files, "MAX_STREAM_BYTES", 100)
+    monkeypatch.setattr(input_files, "_CHUNK_BYTES", 7)
+    data = bytes(range(length))
+    if is_read:
+        assert input_files.read_end_of_stream(io.BytesIO(data), max_bytes=9) == data[-9:]
+        return
+    with pytest.raises(OSError, match="or no end"):
+        input_files.read_end_of_stream(io.BytesIO(data), max_bytes=9)
+
+
+def test_the_end_of_a_file_and_of_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    os.mkfifo(tmp_path / "pipe")
+    assert input_files.read_end(tmp_path / "file", max_bytes=3) == b"789"
+    assert input_files.read_end(tmp_path / "pipe", max_bytes=3) == b""
+    for path in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="and only files are read"):
+            input_files.read_end(path, max_bytes=3)
 
 
 def test_a_line_of_a_log_and_a_number_in_it_are_cut() -> None:

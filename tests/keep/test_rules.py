@@ -216,6 +216,13 @@ def test_host_names_are_masked_and_words_that_contain_them_are_not() -> None:
     assert words[2] == words[3] != words[0]
 
 
+def test_a_host_list_of_many_numbers_is_read_and_one_without_bound_is_not_expanded() -> None:
+    clean = redactor({"SLURM_JOB_NODELIST": "rack[1-2]-gpu[01-03]"})
+    assert clean("rack2-gpu03 rack1-gpu01").split() == ["host-7", "host-2"]
+    for pattern in ("gpu[0-999999999]", "gpu[1-3", "gpu[x]", "gpu[1-" + "9" * 5000 + "]"):
+        assert redactor({"SLURM_JOB_NODELIST": pattern})("gpu7") == "gpu7"
+
+
 @pytest.mark.parametrize(
     ("command", "elastic"),
     [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from flatout.records.change import ChangeSet, Patch
@@ -32,6 +33,14 @@ def test_a_patch_of_which_nobody_spoke_is_told(tmp_path: Path) -> None:
         "ddp: no training process reported it",
         "dataloader: no training process reported it",
     )
+
+
+def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "patches-1.jsonl").write_text(line("ddp", 1, True) + line("dataloader", 1, True))
+    (tmp_path / "patches-2.jsonl").mkdir()
+    os.mkfifo(tmp_path / "patches-3.jsonl")
+    (tmp_path / "patches-4.jsonl").symlink_to("missing")
+    assert unapplied(tmp_path, CHANGES) == ()
 
 
 def test_a_line_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:

@@ -77,18 +77,21 @@ def _explain_error(file: Path, phase: str | None, *, json: bool) -> None:
 
 def _text_of(file: Path) -> str:
     from flatout.errors import InputError
-    from flatout.input_files import open_file
+    from flatout.input_files import read_end, read_end_of_stream
 
-    if str(file) == "-":
-        return sys.stdin.buffer.read()[-_MOST_BYTES:].decode(errors="replace")
+    is_stdin = str(file) == "-"
     try:
-        with open_file(file) as stream:
-            stream.seek(max(file.stat().st_size - _MOST_BYTES, 0))
-            return stream.read(_MOST_BYTES).decode(errors="replace")
+        if is_stdin:
+            data = read_end_of_stream(sys.stdin.buffer, max_bytes=_MOST_BYTES)
+        else:
+            data = read_end(file, max_bytes=_MOST_BYTES)
     except OSError as error:
+        reason = error.strerror or str(error)
         raise InputError(
-            f"{file} cannot be read: {(error.strerror or str(error)).lower()}", hint="pass a file, or - for stdin"
+            f"{_named(file)} cannot be read: {reason[:1].lower()}{reason[1:]}",
+            hint="pass the last lines that the job wrote" if is_stdin else "pass a file, or - for stdin",
         ) from None
+    return data.decode(errors="replace")
 
 
 def _named(file: Path) -> str:

@@ -7,14 +7,18 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 
+from flatout.errors import UsageError
+from flatout.launch.hosts import host_names
+
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[str], str]:
     """Return a function that replaces the names of this host and of hosts named by Slurm or torchrun with numbers."""
     numbers: dict[str, str] = {}
+    num_hosts = 0
     for names in _hosts(environment):
-        label = f"host-{len(set(numbers.values())) + 1}"
-        for name in names:
-            numbers.setdefault(name, label)
+        new_names = [name for name in names if name not in numbers]
+        num_hosts += bool(new_names)
+        numbers |= dict.fromkeys(new_names, f"host-{num_hosts}")
     if not numbers:
         return str
     longest_first = sorted(numbers, key=len, reverse=True)
@@ -30,21 +34,14 @@ def _hosts(environment: Mapping[str, str]) -> list[list[str]]:
         environment.get("HOSTNAME", ""),
     ]
     hosts = [[*own, *(name.partition(".")[0] for name in own)]]
-    hosts += [[name] for name in _expanded(environment.get("SLURM_JOB_NODELIST", ""))]
+    hosts += [[name] for name in _hosts_of_slurm(environment.get("SLURM_JOB_NODELIST", ""))]
     hosts.append([environment.get("MASTER_ADDR", ""), environment.get("SLURM_SUBMIT_HOST", "")])
     return [kept for names in hosts if (kept := [name for name in names if name and name != "localhost"])]
 
 
-def _expanded(nodes: str) -> list[str]:
-    """Expand a host list: `gpu[01-03,7],login` -> each name; leading zeros are kept."""
-    found: list[str] = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", nodes):
-        match = re.fullmatch(r"([^\[]+)\[([^\]]*)\]", part)
-        if match is None:
-            found.append(part)
-            continue
-        for item in match[2].split(","):
-            first, _, last = item.partition("-")
-            if first.isdigit() and (last or first).isdigit():
-                found += [f"{match[1]}{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
-    return found
+def _hosts_of_slurm(nodes: str) -> list[str]:
+    """Return the names in a host list, `gpu[01-03,7],login`; none if it is not one of Slurm's, or names too many."""
+    try:
+        return host_names(nodes)
+    except UsageError:
+        return []

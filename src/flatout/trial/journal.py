@@ -53,7 +53,7 @@ _WORDS = {
 _HEADING_START = b'{"type":"heading"'
 _MAX_HEADING_BYTES = 1 << 20
 # Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as strings.
-_LINE = Heading | JournaledTrial | Profile
+_LINE: Any = Heading | JournaledTrial | Profile
 
 
 def _is_conclusive(result: TrialResult) -> bool:
@@ -184,7 +184,7 @@ class Journal:
 
     def _decoded(self, raw: bytes, number: int) -> Heading | JournaledTrial | Profile | None:
         try:
-            line = decode_json(raw, _LINE, strict=False)
+            line: Heading | JournaledTrial | Profile = decode_json(raw, _LINE, strict=False)
         except msgspec.DecodeError as error:
             self.damaged.append(BadLine(file=self.path.name, number=number, problem=str(error)))
             return None

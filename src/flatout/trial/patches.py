@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,16 +20,19 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+def _read(file: Path) -> Iterator[_Line]:
+    for raw in read_lines(file):
+        with suppress(msgspec.DecodeError):  # truncated by the end of its process
+            yield decode_json(raw, _Line)
+
+
 def unapplied(recording: Path, changes: ChangeSet) -> tuple[str, ...]:
     """Return one line per patch that did not take effect in any process, so that the trial measured something else."""
     last: dict[tuple[str, int], _Line] = {}
     for file in sorted(recording.glob(File.PATCHES.glob)):
-        for raw in read_lines(file):
-            try:
-                line = decode_json(raw, _Line)
-            except msgspec.DecodeError:
-                continue  # truncated by the end of its process
-            last[line.patch, line.pid] = line
+        with suppress(OSError):  # the recorder writes regular files only
+            for line in _read(file):
+                last[line.patch, line.pid] = line
     problems = []
     for patch in changes.patches:
         lines = [line for (name, _), line in last.items() if name == patch.name]
