@@ -62,7 +62,15 @@ from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 from flatout.records.machine import Xid
-from flatout.records.plan import GroupRegret, Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
+from flatout.records.plan import (
+    ExcludedLayouts,
+    GroupRegret,
+    Layout,
+    Plan,
+    PlanEvaluation,
+    PlannedLayout,
+    SourceAccuracy,
+)
 from flatout.records.power import CapAdvice, CapPoint, Ratio
 from flatout.records.recorded_time import RecordedTime, StepTimeline, TimelineLane
 from flatout.records.recording import DeviceFacts, GpuUse, HostRecording, HostUse, Measured
@@ -197,7 +205,9 @@ def tuning_json() -> str:
 
 def plan_json() -> str:
     """The contract `flatout/plan`."""
-    return _contract("flatout/plan", (Plan, PlannedLayout, Layout, GoalAnswer, Goal, GoalOption, GoalEstimate))
+    return _contract(
+        "flatout/plan", (Plan, PlannedLayout, Layout, ExcludedLayouts, GoalAnswer, Goal, GoalOption, GoalEstimate)
+    )
 
 
 def plan_evaluation_json() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.test_plan import PLAN, run
 
+from flatout.catalog.targets import target_named
 from flatout.emit.plan_targets import PLAN_TARGETS
 
 
@@ -21,7 +22,7 @@ def test_a_page_is_written_and_only_once(
     assert str(path) in said.err
     page = path.read_text()
     assert page.startswith("<!doctype html>")
-    assert "--calibrate</span> <span>RUNS.csv" in page
+    assert "--for</span> <span>" in page and "--emit</span> <span>" in page
     assert run(monkeypatch, *PLAN, "--html", str(path)) == 2
     assert "already exists" in capfd.readouterr().err
     assert run(monkeypatch, *PLAN, "--html", str(path), "--force") == 0
@@ -46,14 +47,76 @@ def test_the_next_command_keeps_what_was_asked_and_writes_nothing(
     assert last == f"next: flatout {' '.join(PLAN)} --fix tp=2 --calibrate RUNS.csv"
 
 
+@pytest.mark.parametrize("target", [*PLAN_TARGETS, "any"])
+def test_the_next_command_writes_the_settings_of_the_best_layout(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *PLAN, "--for", target, "--top", "1") == 0
+    last = capfd.readouterr().out.rstrip().splitlines()[-1]
+    assert run(monkeypatch, *PLAN, "--for", target, "--top", "1", "--json") == 0
+    best = json.loads(capfd.readouterr().out)["layouts"][0]
+    named = target if target != "any" else best["runs_on"][0]
+    assert last == f"next: flatout {' '.join(PLAN)} --top 1 --for {named} --emit {named}"
+    assert run(monkeypatch, *last.removeprefix("next: flatout ").split(), "--out", str(tmp_path)) == 0
+    said = capfd.readouterr()
+    assert "fastest layout that" not in said.err, "the settings are those of the layout that was shown"
+    assert any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", PLAN_TARGETS)
+def test_a_plan_for_a_framework_has_only_layouts_that_it_can_run(
+    target: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *PLAN, "--json", "--top", "50") == 0
+    everything = json.loads(capfd.readouterr().out)
+    assert run(monkeypatch, *PLAN, "--for", target, "--json", "--top", "50") == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["target"] == target
+    for kind in ("layouts", "neighbours", "pareto"):
+        assert all(target in each["runs_on"] for each in said[kind]), kind
+    able = [each["step_time_s"] for each in everything["layouts"] if target in each["runs_on"]]
+    assert said["layouts"][0]["step_time_s"] <= min(able, default=float("inf"))
+    num_excluded = sum(each["num_layouts"] for each in said["excluded"])
+    all_excluded = sum(each["num_layouts"] for each in everything["excluded"])
+    assert num_excluded + said["num_layouts"] == all_excluded + everything["num_layouts"]
+
+
+def test_any_marks_who_can_run_each_layout(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, *PLAN, "--json") == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["target"] == "any" and all(each["runs_on"] for each in said["layouts"])
+    assert run(monkeypatch, *PLAN) == 0
+    text = capfd.readouterr().out
+    assert "runs on" in text and "M megatron" in text
+    assert "layouts that no framework can run." in " ".join(text.split())
+    assert [line for line in text.splitlines()[:-1] if len(line) > 80] == []
+
+
+def test_a_schedule_that_nobody_has_is_planned_if_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fixed = ("--fix", "schedule=zero-bubble")
+    assert run(monkeypatch, *PLAN, *fixed) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "No framework is known to run these layouts: Megatron-LM has no zero-bubble schedule" in said
+    assert said.endswith("--fix schedule=zero-bubble --calibrate RUNS.csv")
+    assert run(monkeypatch, *PLAN, *fixed, "--for", "nemo") == 2
+    error = capfd.readouterr().err
+    assert "NeMo can run no layout of `llama3-8b` with schedule=zero-bubble on 16 GPUs: it has no zero-bubble" in error
+    assert "hint: remove --fix schedule=zero-bubble, or pass another --for: megatron, torchtitan" in error
+
+
 def test_every_target_is_written_and_nothing_is_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*PLAN, "--fix", "zero=1", "--emit", ",".join(PLAN_TARGETS), "--out", str(tmp_path)]
+    given = [*PLAN, "--emit", ",".join(PLAN_TARGETS), "--out", str(tmp_path)]
     assert run(monkeypatch, *given, "--json") == 0
     said = capfd.readouterr()
-    assert json.loads(said.out)["schema"] == "flatout/plan", "data alone on stdout"
-    assert "note: fsdp2: FSDP2 has no ZeRO-1" in said.err
+    plan = json.loads(said.out)
+    assert plan["schema"] == "flatout/plan", "data alone on stdout"
+    for target in PLAN_TARGETS:  # each gets a layout of its own if it cannot run the best one
+        has_own = f"{target}: " in said.err and f"fastest layout that {target_named(target).title} can run" in said.err
+        assert has_own or target in plan["layouts"][0]["runs_on"]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         *("megatron_plan.sh", "torchtitan_plan.sh", "deepspeed_plan.json", "deepspeed_plan.sh", "fsdp2_plan.py"),
@@ -128,6 +191,12 @@ def test_a_goal_as_text_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: 
         ((*PLAN, "--goal", "1B tokens", "--prices", "missing.toml"), "cannot be read"),
         ((*PLAN, "--emit", "jax"), "--emit must be one of megatron, torchtitan, deepspeed, fsdp2, nemo"),
         ((*PLAN, "--html", "."), "is a folder"),
+        (
+            (*PLAN, "--for", "jax"),
+            "`--for` must be one of megatron, torchtitan, deepspeed, fsdp2, nemo or any, but is `jax`",
+        ),
+        ((*PLAN, "--precision", "fp16", "--for", "torchtitan"), "torchtitan can run no layout"),
+        ((*PLAN, "--fix", "pp=2", "--emit", "fsdp2"), "FSDP2 can run no layout of `llama3-8b` with pp=2"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(

@@ -24,6 +24,7 @@ LAYOUTS = {
     "fsdp": (Layout(dp=2, zero=3, micro_batch=2, num_micro_batches=2), "fp32"),
     "fsdp, bf16": (Layout(dp=2, zero=3, micro_batch=2, num_micro_batches=2), "bf16"),
     "zero 1, replicated groups": (Layout(dp=2, zero=1, shard=1, micro_batch=2, num_micro_batches=2), "fp32"),
+    "zero 1, gathered once per step": (Layout(dp=2, zero=1, micro_batch=2, num_micro_batches=2), "fp32"),
     "ddp": (Layout(dp=2, zero=0, micro_batch=2, num_micro_batches=2), "fp32"),
     "tensor parallel, recomputed": (Layout(tp=2, dp=1, zero=3, micro_batch=2, recompute="full"), "fp32"),
 }
@@ -52,7 +53,7 @@ def test_the_file_trains_on_two_processes(name: str, tmp_path: Path) -> None:
 def test_sharding_changes_no_loss(tmp_path: Path) -> None:
     """Replicated and sharded ranks take the same steps."""
     replicated = losses(tmp_path, *LAYOUTS["ddp"])
-    for name in ("fsdp", "zero 1, replicated groups"):
+    for name in ("fsdp", "zero 1, replicated groups", "zero 1, gathered once per step"):
         assert losses(tmp_path, *LAYOUTS[name]) == pytest.approx(replicated, abs=2e-3), name
 
 

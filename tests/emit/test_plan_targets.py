@@ -1,4 +1,4 @@
-"""Emitted plans: every name is one that the target knows at the named version, and nothing is left out in silence.
+"""Emitted plans: every name is one that the target knows at the named version, and what cannot be run is refused.
 
 The names were typed from the targets' own sources, which stand beside each list. These scripts were also given
 to the parsers of those versions (Megatron-LM's `parse_args` and `validate_args`, torchtitan's `ConfigManager`,
@@ -18,59 +18,39 @@ import pytest
 from tests.emit.test_targets import bash_words
 
 from flatout.catalog import all_models
+from flatout.catalog.targets import facts_of_layout, runners, target_named
 from flatout.emit import plan_deepspeed, plan_fsdp2, plan_megatron, plan_nemo, plan_torchtitan
-from flatout.emit.plan_targets import PLAN_TARGETS
+from flatout.emit.plan_targets import PLAN_TARGETS, settings_for
 from flatout.emit.write import write
-from flatout.errors import OutputError
+from flatout.errors import InputError, OutputError
 from flatout.records.plan import Cluster, Layout
 from flatout.records.plan_details import PlannedJob
+
+DATA = Path(__file__).parents[1] / "data" / "frameworks"
 
 
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# github.com/NVIDIA/Megatron-LM, tag core_v0.15.0, megatron/training/arguments.py
-MEGATRON = words(
-    """
-add-qkv-bias bf16 ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy
-decoder-last-pipeline-num-layers disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size
-ffn-hidden-size fp16 fp4-format fp8-format global-batch-size group-query-attention hidden-size kv-channels kv-lora-rank
-lr
-max-position-embeddings micro-batch-size mock-data moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-router-topk
-moe-shared-expert-intermediate-size moe-token-dispatcher-type multi-latent-attention normalization num-attention-heads
-num-distributed-optimizer-instances
-num-experts num-layers num-query-groups num-virtual-stages-per-pipeline-rank overlap-grad-reduce overlap-param-gather
-pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim
-recompute-granularity recompute-method recompute-num-layers seq-length sequence-parallel swiglu
-tensor-model-parallel-size tokenizer-type train-iters untie-embeddings-and-output-weights use-distributed-optimizer
-optimizer-cpu-offload
-optimizer-offload-fraction use-precision-aware-optimizer use-megatron-fsdp v-head-dim vocab-size
-"""
-)
-# PyPI torchtitan 0.3.0, torchtitan/config/configs.py; a switch's `no_` is tyro's.
-TORCHTITAN = words(
-    """
-training.local_batch_size training.global_batch_size training.seq_len training.steps training.mixed_precision_param
-training.disable_cuda_graphs training.enable_cpu_offload
- parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
-parallelism.fsdp_reshard_after_forward parallelism.tensor_parallel_degree parallelism.no_enable_sequence_parallel
-parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_schedule
-parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_layers_per_stage
-parallelism.pipeline_parallel_first_stage_less_layers parallelism.pipeline_parallel_last_stage_less_layers
-parallelism.context_parallel_degree parallelism.expert_parallel_degree
-"""
-)
-# The same, torchtitan/models/*/config_registry.py, and torch 2.13's torch/distributed/pipelining/schedules.py
-TORCHTITAN_CONFIGS = words("llama3_8b llama3_70b llama3_405b qwen3_30b_a3b deepseek_v3_671b")
-SCHEDULES = words("1F1B GPipe Interleaved1F1B ZBVZeroBubble")
-# PyPI deepspeed 0.19.8, deepspeed/runtime: constants.py, config.py, zero/config.py, tensor_parallel/config.py,
-# activation_checkpointing/config.py, precision_config.py
+def names_of(framework: str) -> frozenset[str]:
+    """Return the framework's own names; a file's first lines say where and when they were read."""
+    lines = (DATA / f"{framework}.txt").read_text().splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
+
+
+MEGATRON = names_of("megatron")
+TORCHTITAN = names_of("torchtitan")
+# torch 2.13, torch/distributed/pipelining/schedules.py
+SCHEDULES = words("1F1B GPipe Interleaved1F1B")
+# DeepSpeed 0.19.8, main at edaa72212672 (2026-08-22), deepspeed/runtime: constants.py, config.py, zero/config.py,
+# tensor_parallel/config.py, activation_checkpointing/config.py, precision_config.py; module_inject/auto_ep_config.py
 DEEPSPEED = words(
     """
 train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps steps_per_print zero_optimization
 zero_optimization.stage zero_optimization.overlap_comm zero_optimization.contiguous_gradients
-zero_optimization.reduce_scatter zero_optimization.offload_optimizer zero_optimization.zero_hpz_partition_size
+zero_optimization.reduce_scatter zero_optimization.offload_optimizer zero_optimization.mics_shard_size
+expert_parallel expert_parallel.enabled expert_parallel.autoep_size
  bf16 bf16.enabled fp16 fp16.enabled tensor_parallel tensor_parallel.autotp_size
 pipeline
 pipeline.stages pipeline.partition pipeline.activation_checkpoint_interval sequence_parallel_size
@@ -180,7 +160,7 @@ JOBS = {
         batch=256,
     ),
     "uneven gpipe": planned(
-        "gpt3-13b", Layout(tp=2, pp=16, dp=2, num_micro_batches=32, schedule="gpipe"), 64, batch=64, seq=2048
+        "llama3.1-405b", Layout(tp=8, pp=8, dp=4, num_micro_batches=16, schedule="gpipe"), 256, batch=64
     ),
     "experts, fp4": planned(
         "qwen3-235b-a22b",
@@ -189,15 +169,40 @@ JOBS = {
         batch=256,
         precision="fp4",
     ),
+    "1f1b": planned("llama2-7b", Layout(pp=4, dp=8, zero=1, num_micro_batches=8, recompute="full"), 32, batch=64),
+    "gpipe": planned(
+        "llama3-8b", Layout(pp=4, cp=2, dp=8, zero=3, num_micro_batches=8, schedule="gpipe"), 64, batch=64
+    ),
+    "tensor parallel alone": planned(
+        "llama3-8b", Layout(tp=4, dp=4, zero=2, micro_batch=4, recompute="full"), 16, batch=16
+    ),
+    "Ulysses": planned("llama3-8b", Layout(cp=8, dp=2, zero=3, num_micro_batches=4), 16, batch=8, seq=65536),
+    "groups of zero 3": planned("llama3-8b", Layout(dp=32, zero=3, shard=8, micro_batch=2), 32, batch=64),
+    "experts, zero 3": planned("qwen3-30b-a3b", Layout(ep=8, dp=16, zero=3, num_micro_batches=2), 16, batch=32),
+    "optimizer on the host": planned("llama3-8b", Layout(dp=8, zero=1, offload=True, num_micro_batches=2), 8, batch=16),
+    "one replica on the host": planned("llama3-8b", Layout(tp=8, offload=True, num_micro_batches=2), 8, batch=2),
     "not causal, fp32": planned(
         "bert-large", Layout(dp=8, zero=1, micro_batch=8), 8, batch=64, seq=512, precision="fp32"
     ),
 }
 
 
-@pytest.fixture(params=JOBS)
-def job(request: pytest.FixtureRequest) -> PlannedJob:
-    return JOBS[request.param]
+def can_run(target: str, job: PlannedJob) -> bool:
+    return target in runners(job.layout, job.workload, job.precision)
+
+
+def each_job_of(target: str) -> pytest.MarkDecorator:
+    """Run a test with each of the jobs that the target can run; that the others are refused is tested separately."""
+    names = [name for name, job in JOBS.items() if can_run(target, job)]
+    assert len(names) >= 4, "enough to test the names of"
+    return pytest.mark.parametrize("job", [JOBS[name] for name in names], ids=names)
+
+
+EACH_TARGET_AND_JOB = pytest.mark.parametrize(
+    ("target", "job"),
+    [(target, job) for target in PLAN_TARGETS for job in JOBS.values() if can_run(target, job)],
+    ids=[f"{target}, {name}" for target in PLAN_TARGETS for name, job in JOBS.items() if can_run(target, job)],
+)
 
 
 def arguments(script: str, launcher: str = "torchrun") -> list[str]:
@@ -206,6 +211,7 @@ def arguments(script: str, launcher: str = "torchrun") -> list[str]:
     return bash_words(given + script, launcher)
 
 
+@each_job_of("megatron")
 def test_megatron_knows_every_argument_and_gets_the_plan(job: PlannedJob) -> None:
     (emitted,) = plan_megatron.emit(job)
     given = arguments(emitted.text)
@@ -223,7 +229,7 @@ def test_megatron_knows_every_argument_and_gets_the_plan(job: PlannedJob) -> Non
     assert int(values.get("num-virtual-stages-per-pipeline-rank", 1)) == layout.vpp
     assert int(values["micro-batch-size"]) == layout.micro_batch
     assert int(values["global-batch-size"]) == layout.micro_batch * layout.num_micro_batches * layout.dp
-    assert ("use-distributed-optimizer" in names) == (layout.zero >= 1)
+    assert ("use-distributed-optimizer" in names) == (layout.zero >= 1 or layout.offload)
     assert ("use-megatron-fsdp" in names) == (layout.zero >= 2)
     assert ("sequence-parallel" in names) == layout.sequence_parallel
     assert values.get("recompute-granularity", "none") == layout.recompute
@@ -240,15 +246,23 @@ def test_megatron_is_given_the_shape_of_experts_and_latent_attention() -> None:
     assert "--decoder-last-pipeline-num-layers=5" in given
 
 
+@each_job_of("torchtitan")
 def test_torchtitan_knows_every_option_and_gets_the_plan(job: PlannedJob) -> None:
     (emitted,) = plan_torchtitan.emit(job)
     given = arguments(emitted.text)
     given = given[given.index("torchtitan.train") + 1 :]
-    assert given[given.index("--config") + 1] in TORCHTITAN_CONFIGS
-    assert given[-1] == f"activation-checkpoint:{job.layout.recompute}"
+    module, config = given[given.index("--module") + 1], given[given.index("--config") + 1]
+    assert f"{module}/{config}" in TORCHTITAN
+    assert given[-1] == f"activation-checkpoint:{job.layout.recompute}" and given[-1] in TORCHTITAN
     found = plan_torchtitan.settings(job)
     assert sorted(set(found) - TORCHTITAN) == []
     assert {word.removeprefix("--") for word in given if word.startswith("--")} == {*found, "module", "config"}
+    tokens = int(found["training.num_tokens_per_microbatch_per_dp_rank"])
+    assert tokens == job.layout.micro_batch * job.seq
+    per_step = tokens * int(found.get("parallelism.num_pp_microbatches", 1)) * job.layout.dp
+    accumulations, rest = divmod(int(found["training.num_tokens_per_train_step"]), per_step)
+    assert rest == 0
+    assert accumulations == (1 if job.layout.pp > 1 else job.layout.num_micro_batches)
     p = {name.removeprefix("parallelism."): value for name, value in found.items()}
     degrees = (
         "tensor_parallel",
@@ -265,9 +279,10 @@ def test_torchtitan_knows_every_option_and_gets_the_plan(job: PlannedJob) -> Non
     if job.layout.pp > 1:
         stages = -(-job.workload.num_layers // int(p["pipeline_parallel_layers_per_stage"]))
         per_rank = 1 if p["pipeline_parallel_schedule"] in ("1F1B", "GPipe") else max(2, job.layout.vpp)
-        assert stages <= per_rank * job.layout.pp
+        assert stages == per_rank * job.layout.pp
 
 
+@each_job_of("deepspeed")
 def test_deepspeed_knows_every_key_and_gets_the_plan(job: PlannedJob) -> None:
     configuration, launch = plan_deepspeed.emit(job)
     found = json.loads(configuration.text)
@@ -276,11 +291,12 @@ def test_deepspeed_knows_every_key_and_gets_the_plan(job: PlannedJob) -> None:
     layout = job.layout
     per_step = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * layout.dp
     assert found["train_batch_size"] == job.global_batch == per_step
-    assert found["zero_optimization"]["stage"] == layout.zero
+    assert found["zero_optimization"]["stage"] == max(layout.zero, int(layout.offload))
     given = arguments(launch.text, "deepspeed")
     assert given[-3:] == ["--deepspeed", "--deepspeed_config", "deepspeed_plan.json"]
 
 
+@each_job_of("nemo")
 def test_nemo_knows_every_attribute_and_gets_the_plan(job: PlannedJob) -> None:
     (emitted,) = plan_nemo.emit(job)
     tree = ast.parse(emitted.text)
@@ -300,32 +316,40 @@ def test_nemo_knows_every_attribute_and_gets_the_plan(job: PlannedJob) -> None:
 def test_recipes_and_configs_are_ones_that_exist() -> None:
     assert set(plan_nemo.RECIPES.values()) <= NEMO_RECIPES
     assert set(plan_nemo.RECIPES) <= set(all_models())
-    assert {config for _, config in plan_torchtitan.MODELS.values()} <= TORCHTITAN_CONFIGS
+    assert {f"{module}/{config}" for module, config in plan_torchtitan.MODELS.values()} <= TORCHTITAN
     assert set(plan_torchtitan.MODELS) <= set(all_models())
 
 
-@pytest.mark.parametrize("target", PLAN_TARGETS)
-def test_what_cannot_be_expressed_is_in_a_file_and_in_the_notes(target: str, job: PlannedJob) -> None:
-    emitted = PLAN_TARGETS[target](job)
+@EACH_TARGET_AND_JOB
+def test_what_the_user_must_do_is_in_a_file_and_in_the_notes(target: str, job: PlannedJob) -> None:
+    emitted = settings_for(target, job)
     notes = [note for each in emitted for note in each.notes]
     text = " ".join(each.text for each in emitted)
     for note in notes:
-        assert f"# NOT EXPRESSED: {note}" in text
+        assert f"# UP TO YOU: {note}" in text
     said = " ".join(notes)
     layout = job.layout
-    if layout.schedule == "zero-bubble":
-        assert "zero-bubble" in said or (target == "fsdp2" and "pipeline" in said)
-    if target == "deepspeed" and layout.vpp > 1:
-        assert "interleaved" in said
-    if target == "fsdp2":
+    if target == "deepspeed":
         assert ("pipeline stages" in said) == (layout.pp > 1)
-        assert ("context parallelism" in said) == (layout.cp > 1)
-        assert ("expert parallelism" in said) == (layout.ep > 1)
-    if target in ("torchtitan", "fsdp2") and layout.zero == 1:
-        assert "ZeRO-1" in said
+        assert ("MiCS_Init" in said) == (layout.shard > 0)
+    if target in ("torchtitan", "fsdp2", "deepspeed"):
+        assert ("bf16" in said) == (job.precision in ("fp8", "fp4"))
 
 
 @pytest.mark.parametrize("target", PLAN_TARGETS)
+def test_a_layout_that_the_target_cannot_run_is_refused_with_its_limit(target: str) -> None:
+    refused = [job for job in JOBS.values() if not can_run(target, job)]
+    assert refused
+    for job in refused:
+        limit = target_named(target).broken_limit(facts_of_layout(job.layout, job.workload, job.precision))
+        assert limit is not None
+        with pytest.raises(InputError) as caught:
+            settings_for(target, job)
+        assert limit.why in str(caught.value)
+        assert caught.value.hint == f"plan for it: flatout plan --for {target}"
+
+
+@EACH_TARGET_AND_JOB
 def test_scripts_and_programs_can_be_read(target: str, job: PlannedJob) -> None:
     for each in PLAN_TARGETS[target](job):
         assert each.text.endswith("\n")
@@ -364,20 +388,26 @@ def test_several_nodes_need_a_first_one() -> None:
     assert "--nnodes=64" in arguments(emitted.text)
 
 
+@each_job_of("fsdp2")
 def test_an_accumulation_of_fsdp2_fills_the_batch(job: PlannedJob) -> None:
     (emitted,) = plan_fsdp2.emit(job)
     numbers = {name: int(value) for name, value in re.findall(r"^(ZERO) = (\d)", emitted.text, re.MULTILINE)}
     dp, tp = map(int, re.search(r"^DP, TP = (\d+), (\d+)$", emitted.text, re.MULTILINE).groups())  # type: ignore[union-attr]
     assert dp * tp == job.cluster.num_gpus
     assert numbers["ZERO"] == job.layout.zero
+    micro, num_micro, _ = map(
+        int,
+        re.search(r"^MICRO_BATCH, NUM_MICRO_BATCHES, SEQ = (\d+), (\d+), (\d+)$", emitted.text, re.MULTILINE).groups(),  # type: ignore[union-attr]
+    )
+    assert micro * num_micro * dp == job.global_batch
 
 
-def test_every_line_of_a_heading_is_a_comment(job: PlannedJob) -> None:
-    for target in PLAN_TARGETS:
-        for each in PLAN_TARGETS[target](job):
-            if each.path.endswith(".json"):
-                continue
-            lines = each.text.splitlines()
-            first = 1 if lines[0].startswith("#!") else 0
-            assert lines[first].startswith("# Written by flatout")
-            assert "Predicted, not measured" in each.text
+@EACH_TARGET_AND_JOB
+def test_every_line_of_a_heading_is_a_comment(target: str, job: PlannedJob) -> None:
+    for each in PLAN_TARGETS[target](job):
+        if each.path.endswith(".json"):
+            continue
+        lines = each.text.splitlines()
+        first = 1 if lines[0].startswith("#!") else 0
+        assert lines[first].startswith("# Written by flatout")
+        assert "Predicted, not measured" in each.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from flatout.cli.help import Command, Group
 from flatout.cli.next_command import repeated
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.values import amount, whole_number
+
+if TYPE_CHECKING:
+    from flatout.records.plan import Plan
 
 _WRITES = ("--html", "--emit", "--out", "--calibrate")  # options with a value that are omitted from the next command
 _EVALUATE = "flatout plan evaluate RUNS.csv"
@@ -58,6 +61,14 @@ def plan(
             help="Consider only layouts with this value: tp=8, pp=4, zero=1, recompute=none, ... Repeatable.",
         ),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="FRAMEWORK",
+            help="Consider only layouts that megatron, torchtitan, deepspeed, fsdp2 or nemo can run, or any of these.",
+        ),
+    ] = "any",
     calibrate: Annotated[
         Path | None,
         typer.Option(
@@ -134,12 +145,13 @@ def plan(
         fixed=tuple(fix or ()),
         calibrate=calibrate,
         risk=risk / 100,
+        target=target,
     )
     context = pipeline.search_context(request, _note)
     result = search(context, num_layouts=top, fixed=request.fixed)
     result = pipeline.with_goal(result, context, goal_request, request.fixed)
-    next_command = [*repeated(sys.argv[1:], without=_WRITES), "--calibrate", "RUNS.csv"]
-    files.write(result, context, command=typed_command(), next_command=next_command, note=_note)
+    next_command = _next_command(result, has_emitted=bool(emit))
+    files.write(result, context, command=typed_command(), next_command=next_command, fixed=request.fixed, note=_note)
     if json:
         print_json("flatout/plan", result)
         return
@@ -190,6 +202,16 @@ def _check_no_options(ctx: typer.Context) -> None:
         source = ctx.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":
             raise UsageError(f"`{parameter.opts[0]}` precedes `evaluate`, whose options must follow it", hint=_EVALUATE)
+
+
+def _next_command(result: Plan, *, has_emitted: bool) -> list[str]:
+    """Return the command that writes the best layout's settings or, after that, corrects the plan by measurements."""
+    runs_on = result.layouts[0].runs_on
+    if has_emitted or not runs_on:
+        return [*repeated(sys.argv[1:], without=_WRITES), "--calibrate", "RUNS.csv"]
+    target = result.target if result.target in runs_on else runs_on[0]
+    words = repeated(sys.argv[1:], without=("--html", "--emit", "--out", "--for"))
+    return [*words, "--for", target, "--emit", target]
 
 
 def _note(line: str) -> None:

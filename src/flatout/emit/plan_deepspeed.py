@@ -1,5 +1,5 @@
-"""Write a DeepSpeed configuration and its launch line. Key names: DeepSpeed 0.19.8, `deepspeed/runtime/config.py` and
-the files that read its sections.
+"""Write a DeepSpeed configuration and its launch line. Key names: DeepSpeed 0.19.8 (main of 2026-08-22),
+`docs/_pages/config-json.md`, `deepspeed/runtime/config.py` and the files that read its sections.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def settings(job: PlannedJob) -> dict[str, object]:
         }
     elif layout.tp > 1:
         configuration["tensor_parallel"] = {"autotp_size": layout.tp}
+    if layout.ep > 1:
+        configuration["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep}
     if layout.cp > 1:
         configuration["sequence_parallel_size"] = layout.cp
     if layout.recompute == "full":
@@ -63,15 +65,16 @@ def settings(job: PlannedJob) -> dict[str, object]:
 
 def _zero(layout: Layout) -> dict[str, object]:
     zero: dict[str, object] = {
-        "stage": layout.zero,
+        # Only ZeRO's optimizer is offloaded; a single replica has one with a single shard.
+        "stage": max(layout.zero, 1) if layout.offload else layout.zero,
         "overlap_comm": True,
         "contiguous_gradients": True,
         "reduce_scatter": True,
     }
-    if layout.offload and layout.zero:
+    if layout.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if layout.shard and layout.zero >= 3:
-        zero["zero_hpz_partition_size"] = layout.shard
+    if layout.shard:
+        zero["mics_shard_size"] = layout.shard
     return zero
 
 
@@ -81,27 +84,15 @@ def _checkpoint_interval(layout: Layout) -> int:
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """Return a note for each part of the plan that DeepSpeed has no key for, or that belongs in the script."""
+    """Return a note for each part of the plan that belongs in the user's script."""
     layout = job.layout
-    notes: dict[str, bool] = {}
-    if layout.pp > 1:
-        notes |= _pipeline_notes(layout)
-    else:
-        notes["AutoTP has no sequence parallelism: norms are computed, and activations kept, on every rank"] = (
-            layout.sequence_parallel
-        )
-    copies = "a second copy of the weights is sharded (zero_hpz_partition_size)" if layout.zero >= 3 else "all shard"
-    notes |= {
-        f"context parallelism {layout.cp} becomes Ulysses' all-to-all: {layout.cp} must divide a rank's heads, "
-        "and the script must shard the sequence (UlyssesSPAttentionHF)": layout.cp > 1,
-        "expert parallelism is up to the model: build its MoE layers with "
-        f"deepspeed.moe.layer.MoE(ep_size={layout.ep})": layout.ep > 1,
-        f"groups of {layout.shard} ranks that shard all states need MiCS, which the script must set up: {copies}": (
-            bool(layout.shard and layout.zero)
-        ),
-        "DeepSpeed offloads only with ZeRO: the optimizer stays on the GPU": layout.offload and not layout.zero,
-        "selective recomputation is up to the model: DeepSpeed only checkpoints whole layers": (
-            layout.recompute == "selective"
+    notes = {
+        f"pipeline stages are up to the script: wrap the model as PipelineModule(layers=..., num_stages={layout.pp}, "
+        f"activation_checkpoint_interval={_checkpoint_interval(layout)})": layout.pp > 1,
+        f"context parallelism {layout.cp} becomes Ulysses' all-to-all: the script must shard the sequence "
+        "(UlyssesSPAttentionHF); the predicted time is that of a ring": layout.cp > 1,
+        f"groups of {layout.shard} ranks that shard need deepspeed.zero.MiCS_Init around the model's creation": (
+            layout.shard > 0
         ),
         "full recomputation is up to the model: call its gradient_checkpointing_enable()": (
             layout.recompute == "full" and layout.pp == 1
@@ -109,21 +100,3 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
         f"{job.precision} needs Transformer Engine in the model: this trains in bf16": job.precision in ("fp8", "fp4"),
     }
     return tuple(note for note, applies in notes.items() if applies)
-
-
-def _pipeline_notes(layout: Layout) -> dict[str, bool]:
-    """Return the notes on a layout with pipeline stages, and whether each applies."""
-    return {
-        f"pipeline stages are up to the script: wrap the model as PipelineModule(layers=..., num_stages={layout.pp}, "
-        f"activation_checkpoint_interval={_checkpoint_interval(layout)})": True,
-        f"DeepSpeed's pipeline cannot be combined with ZeRO-{layout.zero}: use --fix zero=1": layout.zero >= 2,
-        f"DeepSpeed has no interleaved schedule: {layout.vpp} chunks per stage become one, with more bubble": (
-            layout.vpp > 1
-        ),
-        "DeepSpeed has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted": (
-            layout.schedule == "zero-bubble"
-        ),
-        "DeepSpeed has no GPipe schedule: this runs 1F1B": layout.schedule == "gpipe",
-        f"AutoTP cannot be combined with a pipeline: TP {layout.tp} must come from the model itself (an mpu)": layout.tp
-        > 1,
-    }

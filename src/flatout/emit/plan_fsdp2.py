@@ -26,13 +26,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 DP, TP = @@DP@@, @@TP@@
 SHARD = @@SHARD@@  # DP ranks that shard the states; groups of this size are replicas of each other (HSDP)
-OFFLOADS = @@OFFLOADS@@  # parameters, gradients and the optimizer are in the host's memory
 ZERO = @@ZERO@@  # 0: replicated (DDP); 1, 2: parameters stay gathered after forward; 3: they are freed meanwhile
 MICRO_BATCH, NUM_MICRO_BATCHES, SEQ = @@MICRO@@, @@NUM_MICRO@@, @@SEQ@@
 RECOMPUTES = @@RECOMPUTES@@
@@ -68,7 +67,6 @@ def parallelize(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> nn
         "mesh": mesh["replicate", "shard"] if SHARD < DP else mesh["shard"],
         "mp_policy": policy,
         "reshard_after_forward": ZERO == 3,
-        "offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if OFFLOADS else OffloadPolicy(),
     }
     for layer in layers:
         fully_shard(layer, **options)
@@ -79,10 +77,12 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torch
     """Make one optimizer step over the micro-batches, each (sequences, tokens + 1)."""
     total = torch.zeros((), device=batches[0].device)
     for number, batch in enumerate(batches):
+        is_last = number == len(batches) - 1
         if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = number == len(batches) - 1
-        elif ZERO < 2:  # ZeRO-3 reduces each micro-batch: it has no memory for unsharded gradients
-            model.set_requires_gradient_sync(number == len(batches) - 1)
+            model.require_backward_grad_sync = is_last
+        elif ZERO < 2:  # gradients are summed unsharded, and parameters are gathered once per step
+            model.set_requires_gradient_sync(is_last)
+            model.set_reshard_after_backward(is_last)
         with torch.autocast(batch.device.type, DTYPE, enabled=DTYPE != torch.float32):
             logits = model(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten()) / len(batches)
@@ -169,17 +169,14 @@ if __name__ == "__main__":
 def emit(job: PlannedJob) -> tuple[Emitted, ...]:
     layout = job.layout
     notes = unexpressed(job)
-    replicas = layout.dp * layout.pp * layout.cp
-    is_sharded_in_groups = layout.shard and replicas % layout.shard == 0
     values = {
         "LAUNCH": " ".join(torchrun_words(job)).replace('"', ""),
-        "DP": replicas,
+        "DP": layout.dp,
         "TP": layout.tp,
-        "SHARD": layout.shard if is_sharded_in_groups else replicas,
-        "OFFLOADS": layout.offload,
+        "SHARD": layout.shard or layout.dp,
         "ZERO": layout.zero,
         "MICRO": layout.micro_batch,
-        "NUM_MICRO": max(1, job.global_batch // (layout.micro_batch * replicas)),
+        "NUM_MICRO": layout.num_micro_batches,
         "SEQ": job.seq,
         "RECOMPUTES": layout.recompute == "full",
         "DTYPE": {"fp32": "float32", "fp16": "float16"}.get(job.precision, "bfloat16"),
@@ -191,25 +188,8 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """Return a note for each part of the plan that FSDP2 cannot express."""
-    layout = job.layout
+    """Return a note for each part of the plan that belongs in the user's script."""
     notes = {
-        f"{layout.pp} pipeline stages need torch.distributed.pipelining and a split model: here their ranks become "
-        "replicas; for FSDP2, plan with --fix pp=1": layout.pp > 1,
-        f"context parallelism {layout.cp} needs torch.distributed.tensor.experimental.context_parallel around your "
-        "attention: here its ranks become replicas; plan with --fix cp=1": layout.cp > 1,
-        f"expert parallelism {layout.ep} is up to the model: here experts are sharded like everything else": layout.ep
-        > 1,
-        "sequence parallelism needs a plan for your norms (SequenceParallel): norms run on every rank here": (
-            layout.sequence_parallel
-        ),
-        "FSDP2 has no ZeRO-1: gradients are sharded, too, once per step (ZeRO-2)": layout.zero == 1,
-        "DDP cannot be combined with tensor parallelism: this shards as ZeRO-2 does": layout.zero == 0
-        and layout.tp > 1,
-        "FSDP2 cannot offload the optimizer alone: parameters and gradients are offloaded with it": layout.offload,
-        "selective recomputation depends on the model's operators: nothing is recomputed here": (
-            layout.recompute == "selective"
-        ),
         f"{job.precision} needs torchao: this trains in bf16": job.precision in ("fp8", "fp4"),
         "fp16 needs a loss scaler (torch.amp.GradScaler), which is not in this file": job.precision == "fp16",
         "the tiny model does not measure speed: put your model into main()": num_nodes(job) > 1,

@@ -1,4 +1,4 @@
-"""Write the heading of every emitted plan: the layout, its predictions, and parts that the target cannot express."""
+"""Write the heading of every emitted plan: the layout, its predictions, and what is left for the user to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def heading(job: PlannedJob, target: str, notes: Iterable[str] = ()) -> list[str
         f"Predicted, not measured: {seconds(job.step_time_s)} per step ({seconds(low)} to {seconds(high)}), "
         f"{num_bytes(job.memory_bytes)} per GPU, out of memory with a probability of "
         f"{percent(job.out_of_memory_probability)}",
-        *(f"NOT EXPRESSED: {note}" for note in notes),
+        *(f"UP TO YOU: {note}" for note in notes),
     ]
     return [one_comment_line(line) for line in lines]
 
@@ -68,12 +68,15 @@ def script(
     *,
     runs_on_each_node: bool = True,
     after_arguments: tuple[str, ...] = (),
+    remark: str = "",
 ) -> str:
     """Return a launch script. `groups` are the lines of its one command, quoted; the script's own arguments follow.
 
-    `after_arguments` come last. A script that does not run on each node needs no `HEAD_NODE`.
+    `after_arguments` come last. A script that does not run on each node needs no `HEAD_NODE`. `remark` is a comment.
     """
     lines = ["#!/usr/bin/env bash", commented(job, target, notes).rstrip("\n"), "set -euo pipefail"]
+    if remark:
+        lines.append(f"# {one_comment_line(remark)}")
     if num_nodes(job) > 1 and runs_on_each_node:
         lines.append(': "${HEAD_NODE:?set HEAD_NODE to the first machine, and start this on each of them}"')
     lines += [f"export {name}={value}" for name, value in environment.items()]

@@ -1,4 +1,5 @@
-"""Write a launch script for Megatron-LM's `pretrain_gpt.py`. Names: core_v0.15.0, `megatron/training/arguments.py`.
+"""Write a launch script for Megatron-LM's `pretrain_gpt.py`. Names: main of 2026-08-22 (core 0.20),
+`megatron/training/arguments.py`.
 
 It uses mock data, to measure the layout. Arguments appended to it override its own: the last one counts.
 """
@@ -12,7 +13,7 @@ from flatout.records.plan import Layout, Workload
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
-TARGET = "Megatron-LM core_v0.15.0"
+TARGET = "Megatron-LM core 0.20 (main of 2026-08-22)"
 
 
 def emit(job: PlannedJob) -> tuple[Emitted, ...]:
@@ -30,25 +31,13 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """Return a note for each part of the plan that Megatron-LM has no argument for."""
-    layout, workload = job.layout, job.workload
+    """Return a note for each part of the job that Megatron-LM has no argument for."""
+    workload = job.workload
     is_language_model = workload.is_causal and not workload.patch_inputs
-    layers_before_last = workload.num_layers - _last_stage(job)
-    is_uneven = bool(workload.num_layers % (layout.pp * layout.vpp) and layers_before_last % max(layout.pp - 1, 1))
     notes = {
-        "Megatron-LM has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted": (
-            layout.schedule == "zero-bubble"
-        ),
-        "Megatron-LM has no GPipe schedule: this runs 1F1B, which holds fewer activations": (
-            layout.schedule == "gpipe" and layout.pp > 1
-        ),
-        "Megatron-LM offloads the distributed optimizer only: the optimizer stays on the GPU": (
-            layout.offload and not layout.zero
-        ),
         f"{workload.name} is not a causal language model: pretrain_gpt.py trains a GPT of the same size": (
             not is_language_model
         ),
-        f"{workload.num_layers} layers on {layout.pp} stages: pass --pipeline-model-parallel-layout": is_uneven,
     }
     return tuple(note for note, applies in notes.items() if applies)
 
@@ -92,11 +81,13 @@ _ZERO: dict[int, tuple[str, ...]] = {
 
 def _sharding(layout: Layout) -> list[str]:
     """Return the arguments for sharding over the data-parallel ranks, and for offloading."""
-    words = list(_ZERO[layout.zero])
+    # Only the distributed optimizer is offloaded; a single replica has one with a single shard.
+    zero = max(layout.zero, 1) if layout.offload else layout.zero
+    words = list(_ZERO[zero])
     replicas = layout.dp * layout.cp
     if layout.zero and 0 < layout.shard < replicas:
         words.append(f"--num-distributed-optimizer-instances={replicas // layout.shard}")
-    if layout.zero and layout.offload:
+    if layout.offload:
         words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction=1.0", "--use-precision-aware-optimizer"]
     return words
 

@@ -33,10 +33,11 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
     imported = "from nemo.collections.llm.recipes import YOUR_RECIPE as base  # name the recipe of your model here"
     if recipe := RECIPES.get(job.workload.name):
         imported = f"from nemo.collections.llm.recipes import {recipe} as base"
-    lines = ["import nemo_run as run", imported]
-    if job.precision in PRECISIONS:
-        lines.append(f"from nemo.collections.llm.recipes.precision.mixed_precision import {PRECISIONS[job.precision]}")
-    lines += [
+    precision = PRECISIONS[job.precision]
+    lines = [
+        "import nemo_run as run",
+        imported,
+        f"from nemo.collections.llm.recipes.precision.mixed_precision import {precision}",
         "",
         f"recipe = base.pretrain_recipe(name='flatout_plan', num_nodes={num_nodes(job)}, "
         f"num_gpus_per_node={gpus_per_node(job)})",
@@ -50,9 +51,8 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
         f"recipe.data.seq_length = {job.seq}",
         f"recipe.model.config.seq_length = {job.seq}",
         "recipe.trainer.max_steps = 20",
+        f"recipe.trainer.plugins = {precision}()",
     ]
-    if job.precision in PRECISIONS:
-        lines.append(f"recipe.trainer.plugins = {PRECISIONS[job.precision]}()")
     executor = f"run.LocalExecutor(ntasks_per_node={gpus_per_node(job)}, launcher='torchrun')"
     lines += ["", "if __name__ == '__main__':"]
     if num_nodes(job) > 1:
@@ -87,7 +87,8 @@ def strategy(job: PlannedJob) -> dict[str, object]:
 
 def ddp(job: PlannedJob) -> dict[str, object]:
     """Return the fields of Megatron's `DistributedDataParallelConfig`."""
-    zero = job.layout.zero
+    # Only the distributed optimizer is offloaded; a single replica has one with a single shard.
+    zero = max(job.layout.zero, 1) if job.layout.offload else job.layout.zero
     fields: dict[str, object] = {
         "use_distributed_optimizer": zero >= 1,
         "overlap_grad_reduce": True,
@@ -113,17 +114,10 @@ def model(job: PlannedJob) -> dict[str, object]:
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
-    """Return a note for each part of the plan that NeMo has no setting for."""
-    layout = job.layout
-    is_piped = layout.pp > 1
+    """Return a note for each part of the job that NeMo has no setting for."""
     notes = {
         f"NeMo 2.7.3 has no recipe for {job.workload.name}: name one of the same shape in the import": (
             job.workload.name not in RECIPES
         ),
-        "NeMo has no zero-bubble schedule: this runs 1F1B, whose bubble is longer than predicted": (
-            is_piped and layout.schedule == "zero-bubble"
-        ),
-        "NeMo has no GPipe schedule: this runs 1F1B": is_piped and layout.schedule == "gpipe",
-        f"NeMo's recipes have no {job.precision}: the recipe's own precision stays": job.precision not in PRECISIONS,
     }
     return tuple(note for note, applies in notes.items() if applies)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from flatout.catalog.targets import facts_of_layout, target_named
 from flatout.emit import plan_deepspeed, plan_fsdp2, plan_megatron, plan_nemo, plan_torchtitan
+from flatout.errors import InputError
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -15,3 +17,15 @@ PLAN_TARGETS: Mapping[str, Callable[[PlannedJob], tuple[Emitted, ...]]] = {
     "fsdp2": plan_fsdp2.emit,
     "nemo": plan_nemo.emit,
 }
+
+
+def settings_for(target: str, job: PlannedJob) -> tuple[Emitted, ...]:
+    """Return the target's files for the job. Raise InputError for a layout that the target cannot run."""
+    framework = target_named(target)
+    broken = framework.broken_limit(facts_of_layout(job.layout, job.workload, job.precision))
+    if broken is not None:
+        raise InputError(
+            f"{framework.title} cannot run this layout of `{job.workload.name}`: it {broken.why}",
+            hint=f"plan for it: flatout plan --for {target}",
+        )
+    return PLAN_TARGETS[target](job)

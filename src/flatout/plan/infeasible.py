@@ -12,6 +12,7 @@ from flatout.plan.counts import num_parameters
 from flatout.plan.fits import USABLE
 from flatout.plan.layouts import TrainingSpec, all_layouts, degrees
 from flatout.plan.search_context import Array, SearchContext, any_fits
+from flatout.plan.targets import runnable
 from flatout.units import num_bytes, percent
 
 MOST_DOUBLINGS = 11
@@ -74,7 +75,7 @@ def _hint_for_room(context: SearchContext, fixed: tuple[str, ...]) -> str:
     fitting = _fitting_num_gpus(context)
     if fixed:
         with_host = replace(context, spec=replace(context.spec, offloads=True))
-        if any_fits(with_host, all_layouts(with_host.spec)):
+        if _any_runnable_fits(with_host):
             num_gpus = context.spec.cluster.num_gpus
             return f"other layouts fit on {num_gpus} GPUs: remove --fix {' --fix '.join(fixed)}"
         if fitting:
@@ -96,6 +97,13 @@ def _fitting_num_gpus(context: SearchContext) -> int | None:
             continue  # its parameters, at a byte each, are more than the memory of all: no layout need be tried
         cluster = msgspec.structs.replace(spec.cluster, num_gpus=num_gpus)
         larger = replace(context, spec=replace(spec, cluster=cluster, offloads=True))
-        if any_fits(larger, all_layouts(larger.spec)):
+        if _any_runnable_fits(larger):
             return num_gpus
     return None
+
+
+def _any_runnable_fits(context: SearchContext) -> bool:
+    """Whether a layout that the plan's target can run fits into memory."""
+    spec = context.spec
+    columns, _ = runnable(spec, all_layouts(spec), target=context.target, precision=context.precision)
+    return any_fits(context, columns)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from flatout.catalog.targets import runners
 from flatout.plan.calibrate import Z_90, predict_logs
 from flatout.plan.constants import from_logs
 from flatout.plan.counts import num_parameters, training_flops_per_token
@@ -28,7 +29,8 @@ from flatout.plan.search_context import (
     evaluate_layouts,
 )
 from flatout.plan.step_time import step_time
-from flatout.records.plan import Layout, Plan, PlannedLayout
+from flatout.plan.targets import none_runnable, runnable
+from flatout.records.plan import ExcludedLayouts, Layout, Plan, PlannedLayout
 
 MOST_IN_FRONT = 20
 SMALLER = 0.995  # each layout of the front needs at least 0.5 % less memory than the previous layout
@@ -43,14 +45,16 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
     began = time.perf_counter()
     if any(text.partition("=")[0] == "offload" for text in fixed):
         context = _with_host_memory(context)
-    columns = _valid_layouts(context, fixed)
+    columns, excluded = _runnable_layouts(context, fixed)
+    if not len(columns["tp"]):
+        raise none_runnable(context.spec, context.target, excluded, fixed)
     times, totals, probabilities = evaluate_layouts(context, columns)
     is_safe = probabilities < context.risk
     search_s = time.perf_counter() - began
     if not is_safe.any():
         # Host memory is slow, so it is used only if nothing fits without it.
         with_host = _with_host_memory(context)
-        if not context.spec.offloads and any_fits(with_host, only(with_host.spec, all_layouts(with_host.spec), fixed)):
+        if not context.spec.offloads and any_fits(with_host, _runnable_layouts(with_host, fixed)[0]):
             return plan(with_host, num_layouts=num_layouts, fixed=fixed)
         raise too_large(context, totals, probabilities, fixed)
     safe = np.flatnonzero(is_safe)
@@ -80,12 +84,20 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
         sensitivity=sensitivity(context, columns, best),
         risk=context.risk,
         calibrated_with=context.calibration.num_runs if context.calibration.kinds else 0,
+        target=context.target,
+        excluded=excluded,
     )
 
 
 def _with_host_memory(context: SearchContext) -> SearchContext:
     """Return the context extended by layouts that keep the optimizer in host memory."""
     return replace(context, spec=replace(context.spec, offloads=True))
+
+
+def _runnable_layouts(context: SearchContext, fixed: tuple[str, ...]) -> tuple[Columns, tuple[ExcludedLayouts, ...]]:
+    """Return the valid layouts with the fixed parameters that the target can run, and why others are excluded."""
+    columns = _valid_layouts(context, fixed)
+    return runnable(context.spec, columns, target=context.target, precision=context.precision)
 
 
 def _valid_layouts(context: SearchContext, fixed: tuple[str, ...]) -> Columns:
@@ -162,9 +174,10 @@ def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[Plann
     planned = []
     for number, row in enumerate(rows):
         total_s = float(totals_s[number])
+        layout = layout_at(columns, int(row))
         planned.append(
             PlannedLayout(
-                layout=layout_at(columns, int(row)),
+                layout=layout,
                 step_time_s=total_s,
                 step_time_interval_s=(float(lows_s[number]), float(highs_s[number])),
                 tokens_per_s_per_gpu=tokens / total_s / num_gpus,
@@ -174,6 +187,7 @@ def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[Plann
                 out_of_memory_probability=float(probability[number]),
                 parts_s={name: _at(part, number) * factor for name, part in predicted.parts_s.items()},
                 memory_parts_bytes={name: _at(part, number) for name, part in held.parts.items()},
+                runs_on=runners(layout, spec.workload, context.precision),
             )
         )
     return planned

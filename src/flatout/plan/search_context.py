@@ -37,6 +37,7 @@ class SearchContext:
     calibration: Calibration
     memory: MemoryCalibration = field(default_factory=MemoryCalibration)
     risk: float = SAFE  # layouts are offered below this probability of running out of memory
+    target: str = ""  # the framework that must be able to run each layout, or `any`; empty: every valid layout counts
 
     def inputs(self, columns: Columns, rows: slice | Rows) -> CostModelInputs:
         """Return the cost model's inputs for some rows of the layouts."""

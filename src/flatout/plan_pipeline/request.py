@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.catalog.targets import targets
 from flatout.errors import UsageError
 from flatout.plan.clusters import cluster as read_cluster
 from flatout.plan.fits import SAFE
@@ -14,6 +15,7 @@ from flatout.plan.layouts import TrainingSpec
 from flatout.plan.model_names import executed_file, workload
 from flatout.plan.search_context import SearchContext
 from flatout.plan.shipped import shipped
+from flatout.plan.targets import ANY
 from flatout.plan_pipeline.calibration import calibrated
 from flatout.records.plan import Cluster, Software
 
@@ -31,6 +33,7 @@ class PlanRequest:
     fixed: tuple[str, ...] = ()
     calibrate: Path | None = None
     risk: float = SAFE  # probability of running out of memory below which layouts are offered
+    target: str = ANY
 
 
 def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
@@ -40,6 +43,7 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
 
     Raises UsageError for an unknown model, cluster or precision, and InputError for a file that cannot be used.
     """
+    _check_target(request.target)
     cluster, matmul_share = read_cluster(request.cluster)
     _check_precision(request.precision, cluster)
     if (file := executed_file(request.model)) is not None:
@@ -60,10 +64,20 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         software=Software(),
         calibration=shipped(),
         risk=request.risk,
+        target=request.target,
     )
     if request.calibrate is None:
         return context
     return calibrated(context, request.calibrate, request.fixed, note)
+
+
+def _check_target(target: str) -> None:
+    names = [each.name for each in targets()]
+    if target not in (*names, ANY):
+        raise UsageError(
+            f"`--for` must be one of {', '.join(names)} or {ANY}, but is `{target}`",
+            hint=f"--for {ANY} plans layouts that at least one of them can run",
+        )
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:

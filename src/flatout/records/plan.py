@@ -140,6 +140,15 @@ class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
     parts_s: dict[str, float]  # sums to step_time_s
     memory_parts_bytes: dict[str, float]  # sums to memory_bytes
     why: str = ""  # the parts in which it is slower than the winner
+    runs_on: tuple[str, ...] = ()  # the frameworks that can run it, by their names for --for
+
+
+class ExcludedLayouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Valid layouts that the target of a plan cannot run."""
+
+    framework: str
+    why: str  # the framework's limit, as the rest of a sentence that begins with its name
+    num_layouts: int
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +172,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     risk: float = 0.10  # layouts are offered below this probability of running out of memory
     calibrated_with: int  # measured runs; 0: the published accuracy applies
     goal: GoalAnswer | None = None  # with --goal
+    target: str = ""  # with --for: the framework that can run every layout, or `any`
+    excluded: tuple[ExcludedLayouts, ...] = ()  # why the target cannot run other valid layouts
 
 
 class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):

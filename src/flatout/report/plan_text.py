@@ -12,6 +12,9 @@ from flatout.units import num_bytes, number, percent, seconds
 
 # The text omits parts below this share of the step; the JSON has all of them.
 SMALLEST_PART = 0.005
+_MOST_REASONS = 3
+# The frameworks in the column that says which can run a layout.
+_SHORT_NAMES = {"megatron": "M", "torchtitan": "T", "deepspeed": "D", "fsdp2": "F", "nemo": "N"}
 
 
 def layout_text(layout: Layout) -> str:
@@ -53,15 +56,21 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
             f"{number(plan.num_layouts)} valid layouts in {seconds(plan.search_s)}, {number(plan.num_fitting)} fit "
             f"at a risk below {percent(plan.risk)}"
         ),
+        *(style.wrapped(excluded_note(plan)) if plan.excluded else []),
         "",
     ]
     rows = [_row(position, layout) for position, layout in enumerate(plan.layouts, 1)]
     header = ["#", "step", "90 % interval", "MFU", "memory", "OOM", "layout"]
-    lines += text_table(header, rows, style=style, flexible=[6])
-    lines += style.wrapped(
+    legend = (
         "Layout: degrees, Z for ZeRO (/ its group), micro-batch x accumulation, recomputation. OOM: probability of "
         f"running out of memory, which --risk keeps below {percent(plan.risk)}."
     )
+    if plan.target == "any":
+        header.append("runs on")
+        rows = [[*row, runs_on_text(layout)] for row, layout in zip(rows, plan.layouts, strict=True)]
+        legend += f" Runs on: {', '.join(f'{short} {name}' for name, short in _SHORT_NAMES.items())}."
+    lines += text_table(header, rows, style=style, flexible=[6])
+    lines += style.wrapped(legend)
     lines += ["", style.bold("Step time of the best layout")]
     lines += _parts(best, style)
     lines += ["", style.bold("Memory of the best layout, on the rank that uses the most")]
@@ -83,6 +92,26 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
         lines += ["", *goal_text(plan.goal, style)]
     lines += ["", f"next: {next_command}"]
     return "\n".join(lines)
+
+
+def excluded_note(plan: Plan) -> str:
+    """Say how many valid layouts the plan's target cannot run, and why; the most frequent reasons, in one sentence."""
+    framework, counts = plan.excluded[0].framework, [reason.num_layouts for reason in plan.excluded]
+    reasons = [f"{reason.why} ({number(reason.num_layouts)})" for reason in plan.excluded[:_MOST_REASONS]]
+    num_others = sum(counts[_MOST_REASONS:])
+    if num_others:
+        reasons.append(f"has other limits ({number(num_others)})")
+    why = ", ".join(reasons)
+    if not plan.layouts[0].runs_on:
+        return f"No framework is known to run these layouts: {framework} {why}."
+    if plan.target == "any":
+        return f"Excluded: {number(sum(counts))} layouts that no framework can run. For example, {framework} {why}."
+    return f"Excluded: {number(sum(counts))} layouts that {framework} cannot run: it {why}."
+
+
+def runs_on_text(planned: PlannedLayout) -> str:
+    """Return the frameworks that can run the layout, abbreviated, or `none`."""
+    return " ".join(_SHORT_NAMES[name] for name in planned.runs_on) or "none"
 
 
 def calibration_note(plan: Plan) -> str:
