@@ -23,8 +23,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int
     gpu_type: str = "gpu"
     domain: str = ""  # rack, leaf switch or NVLink domain: a wide job is placed within one domain if possible
-    num_cpus: float | None = None  # None: unlimited
+    # None: unknown, assumed to be enough.
+    num_cpus: float | None = None
     memory_bytes: float | None = None
+    gpu_memory_bytes: float | None = None  # of each GPU
+    network_bits_per_s: float | None = None
 
 
 class GpuType(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +65,10 @@ def uniform(num_nodes: int, gpus_per_node: int, *, gpu_type: str = "gpu", facts:
 MOST_NODES = 100_000  # computing time for node masks grows with the square of the number of nodes
 _EXAMPLE = '[[nodes]]\ncount = 64\ngpus = 8\ntype = "H100"'
 _TABLES = {"nodes", "types", "quotas"}
-_NODE_KEYS = {"count", "gpus", "type", "domain", "nodes_per_domain", "cpus", "memory_gib"}
+_NODE_KEYS = {
+    *("count", "gpus", "type", "domain", "nodes_per_domain"),
+    *("cpus", "memory_gib", "gpu_memory_gib", "network_gbit_per_s"),
+}
 _TYPE_KEYS = {"busy_w", "idle_w", "dollars_per_hour"}
 
 
@@ -111,7 +117,8 @@ def _nodes(path: Path, table_number: int, table: dict[str, Any], num_before: int
         nodes_per_domain = _positive(path, f"{where}: nodes_per_domain", table["nodes_per_domain"])
     cpus = _amount(path, f"{where}: cpus", table.get("cpus"))
     memory_gib = _amount(path, f"{where}: memory_gib", table.get("memory_gib"))
-    memory_bytes = None if memory_gib is None else memory_gib * 2**30
+    gpu_memory_gib = _amount(path, f"{where}: gpu_memory_gib", table.get("gpu_memory_gib"))
+    network_gbit_per_s = _amount(path, f"{where}: network_gbit_per_s", table.get("network_gbit_per_s"))
     nodes = []
     for number in range(count):
         subdomain = f"{table_number}.{number // nodes_per_domain}" if nodes_per_domain else ""
@@ -121,10 +128,16 @@ def _nodes(path: Path, table_number: int, table: dict[str, Any], num_before: int
             gpu_type=str(table.get("type", "gpu")),
             domain=domain + subdomain,
             num_cpus=cpus,
-            memory_bytes=memory_bytes,
+            memory_bytes=_times(memory_gib, 2.0**30),
+            gpu_memory_bytes=_times(gpu_memory_gib, 2.0**30),
+            network_bits_per_s=_times(network_gbit_per_s, 1e9),
         )
         nodes.append(node)
     return nodes
+
+
+def _times(amount: float | None, unit: float) -> float | None:
+    return None if amount is None else amount * unit
 
 
 def _types(path: Path, content: dict[str, Any]) -> dict[str, GpuType]:

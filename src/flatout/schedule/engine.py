@@ -28,6 +28,7 @@ from flatout.schedule.cluster import Cluster
 from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.phases import idle_between, is_idle, phase_at
 from flatout.schedule.pool import WHOLE, Placement, Pool, nodes_of
+from flatout.schedule.requirements import NodeMatcher
 from flatout.schedule.result import Segment, SimulationResult
 
 FUTURE, WAITING, RUNNING, AWAY, DONE = range(5)  # AWAY: its GPUs were reclaimed while idle, and it has no work yet
@@ -135,33 +136,36 @@ class Simulation:
 
     def _shape_of_each_job(self) -> list[int]:
         """Return the index of each job's shape in `shapes`, which is filled in order of first appearance."""
+        matcher = NodeMatcher(self.cluster)
         numbers: dict[Shape, int] = {}
         number_of_request: dict[tuple[object, ...], int] = {}
         shape_of_job = []
         for job in self.jobs:
             team = job.team if self.policy.has_own_nodes else ""
-            request = (job.num_gpus, job.gpu_share, job.gpu_types, team)
+            needs = (job.gpu_types, job.gpu_memory_bytes, job.memory_bytes, job.num_cpus, job.network_bits_per_s)
+            request = (job.num_gpus, job.gpu_share, needs, team)
             number = number_of_request.get(request)
             if number is None:
-                shape = Shape(job.num_gpus, round(job.gpu_share * WHOLE), self._allowed(job), team)
+                allowed = self._allowed(job, matcher)
+                shape = Shape(job.num_gpus, round(job.gpu_share * WHOLE), allowed, team)
                 number = numbers.setdefault(shape, len(numbers))
                 number_of_request[request] = number
             shape_of_job.append(number)
         self.shapes = list(numbers)
         return shape_of_job
 
-    def _allowed(self, job: ClusterJob) -> int:
-        """Return the mask of nodes that a job may use: its team's nodes, or all nodes if those cannot hold it."""
-        mask = self.cluster.mask_of_types(job.gpu_types)
+    def _allowed(self, job: ClusterJob, matcher: NodeMatcher) -> int:
+        """Return the mask of nodes that meet the needs of a job: its team's nodes, or all if those cannot hold it."""
+        mask = matcher.mask(job)
         if self.policy.has_own_nodes:
             own = mask & self.policy.own_nodes(job.team, self.cluster)
             if self.pool.fits(job.num_gpus, own):
                 return own
         if not self.pool.fits(job.num_gpus, mask):
-            of_types = f" of type {' or '.join(job.gpu_types)}" if job.gpu_types else ""
+            name = f" {job.name[:60]}" if job.name else ""
             raise InputError(
-                "the cluster must be able to hold each job, but none of its nodes can hold a job of"
-                f" {job.num_gpus} GPUs{of_types}"
+                f"the cluster must be able to hold each job, but not job{name} of {job.num_gpus} GPUs:"
+                f" {matcher.why_not(job)}"
             )
         return mask
 

@@ -23,8 +23,11 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     gpu_share: float = 1.0  # share of one GPU, for MIG, MPS or shards; only with `num_gpus == 1`
     gpu_types: tuple[str, ...] = ()  # the GPU types that it can run on; empty: any
     type_speeds: tuple[tuple[str, float], ...] = ()  # speed on a type, relative to `duration_s`; 1 if not named
+    # What each of its nodes must have; 0: nothing stated.
     num_cpus: float = 0.0
     memory_bytes: float = 0.0
+    gpu_memory_bytes: float = 0.0  # on each GPU; a share of a GPU has that share of its memory
+    network_bits_per_s: float = 0.0
     priority: int = 0  # higher is more urgent
     limit_s: float | None = None  # the time limit that the user gave
     checkpoint_s: float | None = None  # interval between checkpoints

@@ -24,10 +24,10 @@ from flatout.schedule.measures import Columns, PolicySamples, measure, policy_sa
 from flatout.schedule.policies.fifo import Fifo
 from flatout.schedule.policies.names import POLICIES, make
 from flatout.schedule.pool import Pool
+from flatout.schedule.requirements import NodeMatcher
 from flatout.schedule.result import SimulationResult
 
 STARVED_AFTER_S = 14 * 86_400.0
-_TOO_LARGE = "requests more than the cluster has (GPUs of a type that it can use)"
 Progress = Callable[[int, int], None]  # jobs done, jobs in total
 
 
@@ -74,7 +74,11 @@ def replay(
         restart_s=assumed.restart_s,
         starved_after_s=starved_after_s,
         left_out=skipped,
-        assumptions=(*history.notes, *_assumption_texts(jobs, assumed, failures)),
+        assumptions=(
+            *history.notes,
+            *_assumption_texts(jobs, assumed, failures),
+            *NodeMatcher(cluster).assumptions(jobs),
+        ),
         policies=tuple(results),
         differences=differences(policies, submit_s, samples) if len(policies) > 1 else (),
     )
@@ -169,17 +173,19 @@ def timed_run(
 
 def runnable(history: JobHistory, cluster: Cluster) -> tuple[tuple[ClusterJob, ...], dict[str, int]]:
     """Return the jobs that fit on the empty cluster, and how many rows and jobs were skipped, by reason."""
-    pool = Pool(cluster.nodes)
-    fits: dict[tuple[int, tuple[str, ...]], bool] = {}
+    matcher, pool = NodeMatcher(cluster), Pool(cluster.nodes)
+    fits: dict[tuple[int, int], bool] = {}
     jobs, skipped = [], dict(history.skipped)
     for job in history.jobs:
-        request = (job.num_gpus, job.gpu_types)
+        mask = matcher.mask(job)
+        request = (job.num_gpus, mask)
         if request not in fits:
-            fits[request] = pool.fits(job.num_gpus, cluster.mask_of_types(job.gpu_types))
+            fits[request] = pool.fits(job.num_gpus, mask)
         if fits[request]:
             jobs.append(job)
         else:
-            skipped[_TOO_LARGE] = skipped.get(_TOO_LARGE, 0) + 1
+            reason = matcher.why_not(job)
+            skipped[reason] = skipped.get(reason, 0) + 1
     if not jobs:
         reasons = "; ".join(f"{count:,}: {reason}" for reason, count in skipped.items()) or "the file has no rows"
         raise InputError(

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from flatout.schedule.cluster import Cluster
 from flatout.schedule.jobs import ClusterJob
 from flatout.schedule.pool import Placement, Pool
+from flatout.schedule.requirements import states_needs
 from flatout.schedule.result import Segment, SimulationResult
 
 
@@ -22,7 +23,7 @@ def applies(jobs: Sequence[ClusterJob]) -> bool:
 
 
 def _is_rigid(job: ClusterJob) -> bool:
-    is_restricted = job.gpu_share != 1 or bool(job.gpu_types)
+    is_restricted = job.gpu_share != 1 or states_needs(job)
     is_elastic = bool(job.type_speeds) or job.min_gpus is not None
     return not (is_restricted or is_elastic or job.phases)
 

@@ -1,6 +1,7 @@
 """A plain CSV: submit_s, num_gpus and duration_s, and any of the columns below. An empty cell means unknown.
 
-submit_s can be a number or a time such as 2026-01-31 12:00:00; gpu_types are separated by spaces.
+submit_s can be a number or a time such as 2026-01-31 12:00:00; gpu_types are separated by spaces. gpu_memory_gib is per
+GPU; memory_gib, cpus and network_gbit_per_s are what each of the job's nodes must have.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ COLUMNS = ("submit_s", "num_gpus", "duration_s")
 OPTIONAL = (
     *("name", "user", "team", "gpu_share", "gpu_types", "priority", "limit_s", "checkpoint_s", "restart_s"),
     *("min_gpus", "max_gpus", "scaling", "utilization", "phases"),
+    *("gpu_memory_gib", "memory_gib", "cpus", "network_gbit_per_s"),
 )
 _MOST = 1e12
 
@@ -125,6 +127,10 @@ def _job(row: _Row) -> ClusterJob:
         max_gpus=max_gpus,
         scaling=0.9 if scaling is None else scaling,
         utilization=row.amount("utilization", 0, 1),
+        gpu_memory_bytes=(row.amount("gpu_memory_gib", 0) or 0.0) * 2**30,
+        memory_bytes=(row.amount("memory_gib", 0) or 0.0) * 2**30,
+        num_cpus=row.amount("cpus", 0) or 0.0,
+        network_bits_per_s=(row.amount("network_gbit_per_s", 0) or 0.0) * 1e9,
         phases=row.phases(duration_s),
     )
 

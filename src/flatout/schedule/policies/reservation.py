@@ -189,7 +189,7 @@ class _FutureNodes:
         node = self._best_fit(1, self._usable)
         self.free[node] -= 1
         on_node = [(other, slot) for other, slot in self._emptied if other == node]
-        if on_node:  # a small share can stay on it beside the job
+        if on_node:  # a small share can stay on it next to the job
             self.milli_free[min(on_node)] = WHOLE - self._milli
 
     def _whole_nodes(self) -> list[tuple[int, int]] | None:
