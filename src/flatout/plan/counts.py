@@ -1,12 +1,15 @@
-"""Count a workload's parameters and floating-point operations, term by term.
+"""Count a workload's parameters and floating-point operations, layer by layer.
 
 Parameters follow the published model definitions exactly (tests compare them with the published numbers). Operations:
 2 for each multiply-add of a matrix multiplication, forward; a training step has three times as many (the gradients of
-inputs and of weights), without recomputation. Same terms as Megatron-LM's `num_floating_point_operations`.
+inputs and of weights), without recomputation. Same terms as Megatron-LM's `num_floating_point_operations`. Attention
+counts the tokens that a layer's window leaves; a recurrence costs the same for each token of any sequence.
 """
 
 from __future__ import annotations
 
+from flatout.plan.models.uniform import layer_kinds
+from flatout.records.layers import LayerKind
 from flatout.records.plan import Workload
 
 
@@ -20,132 +23,71 @@ def value_dim(workload: Workload) -> int:
     return workload.value_dim or workload.head_dim
 
 
-def qkv_parameters(workload: Workload) -> int:
-    """Return the weights of the projections into queries, keys and values.
-
-    Latent attention: DeepSeek-V2, arXiv 2405.04434, 2.1.
-    """
-    w = workload
-    if not w.kv_rank:
-        return w.hidden * (w.num_heads + 2 * w.num_kv_heads) * w.head_dim
-    queries = w.num_heads * query_key_dim(w)
-    into_queries = w.hidden * queries
-    if w.q_rank:
-        into_queries = w.hidden * w.q_rank + w.q_rank * queries
-    into_latent = w.hidden * (w.kv_rank + w.rope_dim)
-    from_latent = w.kv_rank * w.num_heads * (w.head_dim + value_dim(w))
-    return into_queries + into_latent + from_latent
-
-
-def out_width(workload: Workload) -> int:
-    """Return the number of elements in all heads' values, which are the input of the output projection."""
-    return workload.num_heads * value_dim(workload)
-
-
 def matrices_per_ffn(workload: Workload) -> int:
     """Return the number of matrices in one feed-forward network: up and down, and a gate if it has one."""
     return 3 if workload.is_gated else 2
 
 
-def attention_parameters(workload: Workload) -> int:
-    """Return the parameters of one layer's attention, with its biases and inner norms."""
-    w = workload
-    biases = 0
-    if w.has_bias or w.has_qkv_bias:
-        biases += (w.num_heads + 2 * w.num_kv_heads) * w.head_dim
-    if w.has_bias:
-        biases += w.hidden
-    norms = 2 * w.head_dim if w.has_qk_norm else 0
-    if w.kv_rank:
-        norms += w.q_rank + w.kv_rank
-    return qkv_parameters(w) + w.hidden * out_width(w) + biases + norms
-
-
-def dense_ffn_parameters(workload: Workload) -> int:
-    """Return the parameters of one dense layer's feed-forward network."""
-    w = workload
-    biases = w.ffn + w.hidden if w.has_bias else 0
-    return matrices_per_ffn(w) * w.hidden * w.ffn + biases
-
-
-def expert_parameters(workload: Workload) -> int:
-    """Return the parameters of all routed experts of one layer, without the router."""
-    w = workload
-    return w.num_experts * matrices_per_ffn(w) * w.hidden * w.expert_ffn
-
-
-def shared_parameters(workload: Workload) -> int:
-    """Return the parameters of a layer of experts that every token uses: the router and the shared experts."""
-    w = workload
-    return w.hidden * w.num_experts + matrices_per_ffn(w) * w.hidden * w.shared_ffn
-
-
 def norm_parameters(workload: Workload) -> int:
-    """Return the parameters of one norm."""
+    """Return the parameters of one norm of a workload that is given by its widths."""
     return workload.hidden * (2 if workload.has_bias else 1)
 
 
-def embedding_parameters(workload: Workload) -> int:
-    """Return the parameters before the first layer: tokens or patches, positions and segments."""
+def table_parameters(workload: Workload) -> int:
+    """Return the parameters of the vocabulary's tables: the embedding, and the logits unless they are tied to it."""
     w = workload
-    parameters = (w.vocab + w.max_positions) * w.hidden
-    if w.patch_inputs:  # with its bias and the class token
-        parameters += (w.patch_inputs + 2) * w.hidden
-    if w.num_token_types:
-        parameters += w.num_token_types * w.hidden + norm_parameters(w)
-    return parameters
+    return w.vocab * (w.table_width or w.hidden) * (1 if w.is_tied else 2)
 
 
-def head_parameters(workload: Workload) -> int:
-    """Return the parameters after the last layer: its norm and the untied logits, or a ViT's classes.
-
-    BERT has neither.
-    """
+def outside_parameters(workload: Workload) -> int:
+    """Return the parameters of what is in no layer and no table of the vocabulary: norms, positions and towers."""
     w = workload
-    final_norm = 0 if w.num_token_types else norm_parameters(w)
-    if w.num_classes:
-        return final_norm + w.hidden * w.num_classes + w.num_classes
-    return final_norm + (0 if w.is_tied else w.vocab * w.hidden)
+    if w.layers:
+        return w.outside_parameters + sum(tower.parameters for tower in w.towers)
+    positions = w.max_positions * w.hidden
+    patches = (w.patch_inputs + 2) * w.hidden if w.patch_inputs else 0  # with its bias and the class token
+    token_types = w.num_token_types * w.hidden
+    classes = w.hidden * w.num_classes + w.num_classes
+    return positions + patches + token_types + classes + norm_parameters(w)  # BERT's norm comes after the embedding
 
 
 def num_parameters(workload: Workload) -> int:
     """Return the number of all parameters."""
-    w = workload
-    num_dense = w.num_layers - w.num_moe_layers
-    return (
-        w.num_layers * (attention_parameters(w) + 2 * norm_parameters(w))
-        + num_dense * dense_ffn_parameters(w)
-        + w.num_moe_layers * (expert_parameters(w) + shared_parameters(w))
-        + embedding_parameters(w)
-        + head_parameters(w)
-    )
+    in_layers = sum(kind.num_stored * kind.parameters for kind in layer_kinds(workload))
+    return in_layers + table_parameters(workload) + outside_parameters(workload)
 
 
 def num_active_parameters(workload: Workload) -> int:
     """Return the number of parameters that one token uses, with `experts_per_token` of the routed experts."""
-    w = workload
-    if not w.num_experts:
-        return num_parameters(w)
-    idle = expert_parameters(w) * (w.num_experts - w.experts_per_token) // w.num_experts
-    return num_parameters(w) - w.num_moe_layers * idle
+    idle = sum(kind.num_stored * matrix.idle_parameters for kind in layer_kinds(workload) for matrix in kind.matrices)
+    return num_parameters(workload) - idle
+
+
+def mean_attended(kind: LayerKind, seq: int, *, is_causal: bool) -> float:
+    """Return the tokens that a token of a sequence attends to in one layer, as a mean over the sequence."""
+    if kind.fixed_attended:
+        return float(kind.fixed_attended)
+    window = min(kind.window or seq, seq)
+    if not is_causal:
+        return float(window)
+    if kind.mixing == "chunk":
+        num_chunks, rest = divmod(seq, window)
+        return (num_chunks * window**2 + rest**2) / (2.0 * seq)
+    # The first `window` tokens attend to half of it in the mean, and the others to all of it.
+    return window - window**2 / (2.0 * seq)
 
 
 def training_flops_per_token(workload: Workload, seq: int, *, is_causal: bool | None = None) -> float:
     """Return the operations of forward and backward for one token in a sequence of `seq`, without recomputation.
 
-    `is_causal=False` counts the masked half of attention too, as Narayanan et al. (arXiv 2104.04473, eq. 3) do.
+    `is_causal=False` counts the masked half of attention too, as Narayanan et al. (arXiv 2104.04473, eq. 3) do. Towers
+    are not counted: how many images a sequence has is not known.
     """
     w = workload
     if is_causal is None:
         is_causal = w.is_causal
-    unmasked = 0.5 if is_causal else 1.0
-    scores = seq * w.num_heads * (query_key_dim(w) + value_dim(w)) * unmasked
-    num_dense = w.num_layers - w.num_moe_layers
-    ffn = num_dense * w.ffn + w.num_moe_layers * (w.experts_per_token * w.expert_ffn + w.shared_ffn)
-    multiply_adds = (
-        w.num_layers * (qkv_parameters(w) + w.hidden * out_width(w) + scores)
-        + matrices_per_ffn(w) * w.hidden * ffn
-        + w.num_moe_layers * w.hidden * w.num_experts
-        + w.hidden * w.vocab
-    )
+    multiply_adds = float(w.hidden * w.vocab)
+    for kind in layer_kinds(w):
+        scores = kind.score_width * mean_attended(kind, seq, is_causal=is_causal)
+        multiply_adds += kind.num_layers * (kind.active_weights + scores + kind.recurrence)
     return 6.0 * multiply_adds

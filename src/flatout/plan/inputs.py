@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flatout.plan import counts
+from flatout.plan.layer_means import layer_means
 from flatout.plan.training import training_columns
 from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Software, Training, Workload
 
@@ -34,6 +35,8 @@ class CostModelInputs:
     qkv_width: Column  # columns of the QKV projection, or of all of latent attention's projections together
     out_width: Column
     score_width: Column  # mean of all heads' query and value elements
+    windowed: Column  # share of the scores that the layers' windows leave
+    recurrence: Column  # multiply-adds per token of recurrences, which do not depend on the sequence
     heads: Column
     head_dim: Column
     kv_width: Column  # elements of one token's keys and values
@@ -47,6 +50,8 @@ class CostModelInputs:
     expert_ffn: Column
     shared_ffn: Column
     moe_layers: Column
+    other_parameters: Column  # of one layer, in no matrix: norms, biases, convolutions
+    outside_parameters: Column  # of what is in no layer and no table of the vocabulary: positions, towers
     seq: Column
     attended: Column  # tokens that each token attends to: the sequence, or with packing, the document
     # what is trained, and by which optimizer
@@ -132,28 +137,33 @@ def workload_columns(
 
     `document`: tokens per document if several documents are packed into a sequence.
     """
-    query_key_and_value = counts.query_key_dim(workload) + counts.value_dim(workload)
+    means = layer_means(workload)
+    attended = min(document, seq) or seq
     return {
         "layers": workload.num_layers,
         "hidden": workload.hidden,
-        "qkv_width": counts.qkv_parameters(workload) / workload.hidden,
-        "out_width": counts.out_width(workload),
-        "score_width": workload.num_heads * query_key_and_value / 2,
+        "qkv_width": means.in_weights / workload.hidden,
+        "out_width": means.out_weights / workload.hidden,
+        "score_width": means.score_width / 2,
+        "windowed": means.windowed(attended),
+        "recurrence": means.recurrence,
         "heads": workload.num_heads,
         "head_dim": workload.head_dim,
-        "kv_width": workload.num_kv_heads * query_key_and_value,
-        "ffn": workload.ffn,
+        "kv_width": means.kv_width,
+        "ffn": means.dense_width,
         "ffn_matrices": counts.matrices_per_ffn(workload),
         "vocab": workload.vocab,
         "tied": workload.is_tied,
         "causal": workload.is_causal,
         "experts": workload.num_experts,
         "topk": workload.experts_per_token,
-        "expert_ffn": workload.expert_ffn,
-        "shared_ffn": workload.shared_ffn,
+        "expert_ffn": means.expert_width,
+        "shared_ffn": means.shared_width,
         "moe_layers": workload.num_moe_layers,
+        "other_parameters": means.other_parameters,
+        "outside_parameters": counts.outside_parameters(workload),
         "seq": seq,
-        "attended": min(document, seq) or seq,
+        "attended": attended,
         **training_columns(workload, training),
     }
 

@@ -43,20 +43,23 @@ def attention_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -
     Fused attention (Dao, arXiv 2307.08691) skips the masked half, and its backward has 2.5 times the operations of the
     forward. Unfused attention computes all scores, and its two multiplications, mask, softmax and dropout write and
     read them as fp16: 11 bytes per score (Korthikanti et al., arXiv 2205.05198, 4.1, count the same tensors), and about
-    twice as much in the backward.
+    twice as much in the backward. Only fused attention skips what a window leaves out.
     """
     operations = 4.0 * tokens * inputs.attended * inputs.score_width / inputs.tp
     rate = inputs.half_peak * constants.matmul
     small_heads = np.maximum(128.0 / inputs.head_dim, 1.0) ** (inputs.head_power * inputs.late_attention)
     unmasked = 1.0 - 0.5 * inputs.causal
-    fused = operations * small_heads * unmasked / (rate * _fused_share(inputs, constants))
+    fused_rate = rate * _fused_share(inputs, constants)
+    fused = operations * small_heads * unmasked * inputs.windowed / fused_rate
+    recurrence = 2.0 * tokens * inputs.recurrence / inputs.tp / fused_rate
     misaligned = np.where(np.asarray(inputs.head_dim) % 8 > 0, constants.alignment, 1.0)
     matmuls = operations / (rate * constants.scores) * misaligned
     per_score_byte = tokens * inputs.attended * inputs.heads / inputs.tp / inputs.memory_rate
     unfused_forward = matmuls + 11.0 * per_score_byte * constants.elementwise
     unfused_backward = 2.0 * matmuls + 19.0 * per_score_byte * constants.elementwise
     is_fused = inputs.fused > 0
-    return np.where(is_fused, fused, unfused_forward), np.where(is_fused, 2.5 * fused, unfused_backward)
+    forward = np.where(is_fused, fused, unfused_forward) + recurrence
+    return forward, np.where(is_fused, 2.5 * fused, unfused_backward) + 2.0 * recurrence
 
 
 def _fused_share(inputs: CostModelInputs, constants: Constants) -> Column:

@@ -36,12 +36,13 @@ def layer_parameters(inputs: CostModelInputs) -> Column:
     ffn = ffn_width * inputs.ffn_matrices / inputs.layers
     router = moe_share(inputs) * inputs.experts
     split = (inputs.qkv_width + inputs.out_width + ffn) / inputs.tp
-    return inputs.hidden * (split + router + 2.0)
+    return inputs.hidden * (split + router) + inputs.other_parameters
 
 
 def dense_parameters(inputs: CostModelInputs) -> Column:
-    """Return the rank's parameters without routed experts: its layers, and the embedding or the logits."""
-    return layers_of_largest_stage(inputs) * layer_parameters(inputs) + table_parameters(inputs)
+    """Return the rank's parameters without routed experts: its layers, its table of the vocabulary, and towers."""
+    in_layers = layers_of_largest_stage(inputs) * layer_parameters(inputs)
+    return in_layers + table_parameters(inputs) + inputs.outside_parameters
 
 
 def table_parameters(inputs: CostModelInputs) -> Column:

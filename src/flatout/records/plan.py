@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from flatout.records.goal import GoalAnswer
+from flatout.records.layers import LayerKind, Tower
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     value_dim: int = 0  # per head; 0: equal to head_dim
     patch_inputs: int = 0  # ViT: values of one patch, which a linear layer embeds in place of a vocabulary
     num_classes: int = 0  # ViT: outputs of the head
+    # A model of a config.json: its layers by kind, which take the place of the widths above in every count.
+    layers: tuple[LayerKind, ...] = ()
+    outside_parameters: int = 0  # of what is in no layer, table of the vocabulary or tower: norms, positions, ...
+    table_width: int = 0  # of the vocabulary's table; 0: the hidden width
+    towers: tuple[Tower, ...] = ()
     source: str = ""
 
 

@@ -1,0 +1,1 @@
+"""Readers of published model architectures: from the values of a `config.json` to a workload with exact counts."""

@@ -1,0 +1,99 @@
+"""The values of a model's `config.json`, with the defaults of its type, under the names that types share.
+
+A key that the type does not know, and whose name says that it changes the architecture, is refused: a count without it
+would be wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from flatout.catalog.model_configs import config_type
+from flatout.errors import InputError
+
+MOST = 1 << 40  # far beyond any number in a model's config; products of such numbers are still floats
+MOST_LAYERS = 1 << 16
+# Keys with these parts add layers, experts, projections or recurrences.
+_STRUCTURAL = re.compile(
+    r"expert|moe_|_moe|lora_rank|layer_types|layers_block_type|block_types|mamba|ssm_|linear_(num|key|value|conv)|"
+    r"attn_layer|shared_(expert|intermediate)|first_k_dense|nextn|depth_|memory_tokens|sliding_window"
+)
+# Values that switch a feature off.
+_OFF = (None, False, 0, "", [], {})
+
+
+class ModelConfig:
+    """A config's values. A missing key has its type's default, as in transformers."""
+
+    def __init__(self, path: Path, values: dict[str, Any], model_type: str) -> None:
+        self.path, self.values, self.model_type = path, values, model_type
+        self._type = config_type(model_type)
+        self._asked: set[str] = set()
+
+    def value(self, *names: str) -> Any:
+        """Return the value under the first of the names that the config has; otherwise the type's default, or None."""
+        spelled = [spelling for name in names for spelling in self._spellings(name)]
+        self._asked.update(spelled)
+        for name in spelled:
+            if self.values.get(name) is not None:
+                return self.values[name]
+        if any(name in self.values for name in spelled):
+            return None  # an explicit null
+        return next((self._type.defaults[name] for name in spelled if name in self._type.defaults), None)
+
+    def whole(self, *names: str, default: int | None = None) -> int:
+        """Return a number of elements, layers or the like. Raise InputError for a number that no model has."""
+        value = self.value(*names)
+        if value is None:
+            if default is None:
+                raise KeyError(names[0])
+            return default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or value != value or value < 0 or int(value) != value:
+            raise InputError(f"`{names[0]}` in `{self.path}` must be a whole number, but is {value!r:.40}")
+        if value > MOST:
+            raise InputError(f"`{names[0]}` in `{self.path}` must be at most {MOST:,}, but is {value!r:.24}")
+        return int(value)
+
+    def size(self, *names: str) -> int:
+        """Return a whole number of at least 1."""
+        number = self.whole(*names)
+        if number < 1:
+            raise InputError(f"`{names[0]}` in `{self.path}` must be a whole number of at least 1, but is {number!r}")
+        return number
+
+    def is_on(self, *names: str) -> bool:
+        """Whether the config, or its type's default, switches a feature on."""
+        return bool(self.value(*names))
+
+    def texts(self, *names: str) -> list[str] | None:
+        """Return a list of words, such as the types of the layers; None if it is not given."""
+        value = self.value(*names)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+            raise InputError(f"`{names[0]}` in `{self.path}` must be a list of words, but is {value!r:.40}")
+        return list(value)
+
+    def part(self, name: str, default_type: str) -> ModelConfig:
+        """Return a config inside this one, such as `text_config`."""
+        values = self.values.get(name)
+        values = values if isinstance(values, dict) else {}
+        return ModelConfig(self.path, values, str(values.get("model_type") or default_type))
+
+    def refuse_unknown_structure(self) -> None:
+        """Raise InputError for a key that changes the architecture, and that neither the type nor its reader has."""
+        known = {*self._type.defaults, *self._type.optional, *self._type.names, *self._asked}
+        for key, value in self.values.items():
+            if key not in known and _STRUCTURAL.search(key) and value not in _OFF:
+                raise InputError(
+                    f"`{key}` in `{self.path}` is unknown for a model of type `{self.model_type}`, and may change its "
+                    "size",
+                    hint="remove the key if it has no effect, or give the widths: --model layers=N,hidden=N,heads=N",
+                )
+
+    def _spellings(self, name: str) -> list[str]:
+        spelling = self._type.names.get(name)
+        return [name] if spelling is None else [name, spelling]

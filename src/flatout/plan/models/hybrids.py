@@ -1,0 +1,443 @@
+"""Read models with recurrent layers: alone, or in turn with attention."""
+
+from __future__ import annotations
+
+import math
+
+from flatout.errors import InputError
+from flatout.plan.models import recurrences
+from flatout.plan.models.config import ModelConfig
+from flatout.plan.models.decoders import assembled, check_length, num_layers, of_kinds, read_heads
+from flatout.plan.models.experts import EXPERTS, ExpertTraits, expert_network, feed_forward_of_layers
+from flatout.plan.models.parts import (
+    NO_FEED_FORWARD,
+    NO_MIXING,
+    FeedForward,
+    Heads,
+    Mixing,
+    attention,
+    experts,
+    feed_forward,
+    matrix,
+)
+from flatout.plan.models.traits import Traits
+from flatout.records.plan import Workload
+
+_RECURRENT = ("mamba", "mamba2", "linear_attention", "recurrent", "conv")
+_GATED = Traits()
+_ZAMBA_LAYERS = [
+    *("mamba", *(("mamba",) * 5 + ("hybrid",)) * 7),
+    *(("mamba",) * 4 + ("hybrid",) + ("mamba",) * 3 + ("hybrid",) + ("mamba",) * 2),
+]
+
+
+def read_mamba(config: ModelConfig) -> Workload:
+    """Return a model of Mamba layers alone."""
+    hidden, layers = config.size("hidden_size"), num_layers(config)
+    inner = int(config.whole("expand") * hidden)
+    mixing = recurrences.mamba(
+        hidden,
+        inner,
+        config.size("state_size"),
+        kernel=config.size("conv_kernel"),
+        step_rank=_step_rank(config, "time_step_rank", hidden),
+        conv_bias=config.is_on("use_conv_bias"),
+        bias=config.is_on("use_bias"),
+    )
+    return _recurrent_only(config, mixing, layers, num_heads=1)
+
+
+def read_mamba2(config: ModelConfig) -> Workload:
+    """Return a model of Mamba-2 layers alone."""
+    hidden, layers = config.size("hidden_size"), num_layers(config)
+    num_heads = config.size("num_heads")
+    mixing = recurrences.mamba2(
+        hidden,
+        int(config.whole("expand") * hidden),
+        config.size("state_size"),
+        num_heads=num_heads,
+        groups=config.size("n_groups"),
+        kernel=config.size("conv_kernel"),
+        conv_bias=config.is_on("use_conv_bias"),
+        bias=config.is_on("use_bias"),
+        out_bias=config.is_on("use_bias"),
+    )
+    return _recurrent_only(config, mixing, layers, num_heads=num_heads)
+
+
+def _recurrent_only(config: ModelConfig, mixing: Mixing, layers: int, *, num_heads: int) -> Workload:
+    hidden = config.size("hidden_size")
+    return assembled(
+        config,
+        Heads(hidden, num_heads, num_heads, hidden // num_heads),
+        [mixing] * layers,
+        [NO_FEED_FORWARD] * layers,
+        norms_per_layer=hidden,
+        outside_parameters=hidden,
+    )
+
+
+def read_jamba(config: ModelConfig) -> Workload:
+    """Return Jamba: Mamba layers with norms inside, some layers with attention, some with experts."""
+    heads, layers = read_heads(config), num_layers(config)
+    hidden, state = heads.hidden, config.size("mamba_d_state")
+    step_rank = _step_rank(config, "mamba_dt_rank", hidden)
+    recurrent = recurrences.mamba(
+        hidden,
+        config.size("mamba_expand") * hidden,
+        state,
+        kernel=config.size("mamba_d_conv"),
+        step_rank=step_rank,
+        conv_bias=config.is_on("mamba_conv_bias"),
+        bias=config.is_on("mamba_proj_bias"),
+        other_parameters=step_rank + 2 * state,
+    )
+    period, offset = config.size("attn_layer_period"), config.whole("attn_layer_offset")
+    attends = [layer % period == offset for layer in range(layers)]
+    networks = feed_forward_of_layers(config, _GATED)
+    return _alternating(config, heads, attends, attention(heads), recurrent, networks)
+
+
+def read_bamba(config: ModelConfig) -> Workload:
+    """Return Bamba: Mamba-2 layers, and the listed layers with attention."""
+    heads, layers = read_heads(config), num_layers(config)
+    listed = config.value("attn_layer_indices") or []
+    attends = [layer in listed for layer in range(layers)]
+    networks = feed_forward_of_layers(config, Traits(ffn_bias="mlp_bias"))
+    return _alternating(config, heads, attends, _biased_attention(config, heads), _mamba2_of_bamba(config), networks)
+
+
+def read_granite_hybrid(config: ModelConfig) -> Workload:
+    """Return Granite 4: Mamba-2 or attention by layer, each with a shared network, and experts if there are any."""
+    heads, layers = read_heads(config), num_layers(config)
+    types = config.texts("layer_types", "layers_block_type") or ["mamba"] * layers
+    check_length(config, "layer_types", types, layers)
+    shared = config.whole("shared_intermediate_size", default=0)
+    if config.whole("num_local_experts", default=0):
+        network = expert_network(config, EXPERTS[config.model_type])
+    else:
+        network = FeedForward(feed_forward(heads.hidden, shared, is_gated=True))
+    attends = [kind not in _RECURRENT for kind in types]
+    recurrent = _mamba2_of_bamba(config)
+    return _alternating(config, heads, attends, _biased_attention(config, heads), recurrent, [network] * layers)
+
+
+def read_falcon_h1(config: ModelConfig) -> Workload:
+    """Return Falcon-H1: attention and Mamba-2 side by side in every layer."""
+    heads, layers = read_heads(config), num_layers(config)
+    inner = config.whole("mamba_d_ssm", default=0) or config.size("mamba_expand") * heads.hidden
+    recurrent = _mamba2_of_bamba(
+        config, inner=inner, out_bias=config.is_on("projectors_bias"), has_norm=config.is_on("mamba_rms_norm")
+    )
+    attending = _biased_attention(config, heads)
+    both = attending._replace(
+        matrices=attending.matrices + recurrent.matrices,
+        other_parameters=attending.other_parameters + recurrent.other_parameters,
+        recurrence=recurrent.recurrence,
+    )
+    networks = feed_forward_of_layers(config, Traits(ffn_bias="mlp_bias"))
+    return _alternating(config, heads, [True] * layers, both, recurrent, networks)
+
+
+def read_nemotron_h(config: ModelConfig) -> Workload:
+    """Return Nemotron-H: each layer is Mamba-2, attention, a network or experts, by a pattern of letters or words."""
+    words = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    pattern = config.value("hybrid_override_pattern")
+    types = config.texts("layers_block_type", "layer_types")
+    if types is None and isinstance(pattern, str):
+        wrong = sorted(set(pattern) - set(words))
+        if wrong:
+            raise InputError(
+                f"`hybrid_override_pattern` in `{config.path}` must be of {', '.join(words)}, but has `{wrong[0]}`"
+            )
+        types = [words[letter] for letter in pattern]
+    types = types or ["mamba", "moe", "attention", "mlp"]
+    hidden = config.size("hidden_size")
+    num = config.size("num_attention_heads")
+    heads = Heads(hidden, num, config.whole("num_key_value_heads", default=num), config.size("head_dim"))
+    recurrent = _mamba2_of_nemotron(config)
+    dense = FeedForward(
+        feed_forward(hidden, config.whole("intermediate_size"), is_gated=False, has_bias=config.is_on("mlp_bias"))
+    )
+    of_type: dict[str, tuple[Mixing, FeedForward]] = {
+        "mamba": (recurrent, NO_FEED_FORWARD),
+        "linear_attention": (recurrent, NO_FEED_FORWARD),
+        "attention": (attention(heads), NO_FEED_FORWARD),
+        "full_attention": (attention(heads), NO_FEED_FORWARD),
+        "mlp": (NO_MIXING, dense),
+    }
+    if "moe" in types:
+        of_type["moe"] = (NO_MIXING, _nemotron_experts(config))
+    unknown = [kind for kind in types if kind not in of_type]
+    if unknown:
+        raise InputError(f"a layer of `{config.path}` must be one of {', '.join(of_type)}, but is `{unknown[0]}`")
+    parts = [of_type[kind] for kind in types]
+    return assembled(
+        config,
+        heads,
+        [mixing for mixing, _ in parts],
+        [network for _, network in parts],
+        norms_per_layer=hidden,
+        is_gated=False,
+        outside_parameters=hidden,
+    )
+
+
+def _nemotron_experts(config: ModelConfig) -> FeedForward:
+    hidden = config.size("hidden_size")
+    latent = config.whole("moe_latent_size", default=0)
+    shared = config.whole("moe_shared_expert_intermediate_size", default=0)
+    num, used = config.size("n_routed_experts"), config.size("num_experts_per_tok")
+    width = config.size("moe_intermediate_size")
+    network = experts(latent or hidden, width, num, used, is_gated=False)
+    router = matrix("router", "router", hidden, num)
+    routed = [each for each in network.matrices if each.part == "experts"]
+    always = feed_forward(hidden, shared, is_gated=False, part="shared")
+    if latent:
+        always += (
+            matrix("shared", "fc1_latent_proj", hidden, latent, has_bias=config.is_on("mlp_bias")),
+            matrix("shared", "fc2_latent_proj", latent, hidden, has_bias=config.is_on("mlp_bias")),
+        )
+    return FeedForward((router, *routed, *always))
+
+
+def read_zamba2(config: ModelConfig) -> Workload:
+    """Return Zamba2: Mamba-2 layers, some of which follow one of a few transformer blocks whose weights are shared."""
+    hidden, layers = config.size("hidden_size"), num_layers(config)
+    types = config.texts("layers_block_type", "layer_types") or _ZAMBA_LAYERS
+    check_length(config, "layers_block_type", types, layers)
+    inner = int(config.whole("mamba_expand") * hidden)
+    bias = config.is_on("add_bias_linear")
+    recurrent = recurrences.mamba2(
+        hidden,
+        inner,
+        config.size("mamba_d_state"),
+        num_heads=config.size("n_mamba_heads"),
+        groups=config.size("mamba_ngroups"),
+        kernel=config.size("mamba_d_conv"),
+        conv_bias=True,
+        bias=bias,
+        out_bias=bias,
+    )
+    num = config.size("num_attention_heads")
+    num_kv = config.whole("num_key_value_heads", default=num)
+    heads = Heads(2 * hidden, num, num_kv, 2 * hidden // num)
+    wide = attention(heads)
+    # The block reads the hidden state beside the embedding, and writes the hidden state.
+    shared_mixing = wide._replace(matrices=(*wide.matrices[:3], matrix("out", "o_proj", heads.queries, hidden)))
+    width = config.whole("intermediate_size", default=0) or 4 * hidden
+    shared_network = FeedForward(feed_forward(hidden, width, is_gated=True, has_bias=bias))
+    num_hybrid = sum(kind == "hybrid" for kind in types)
+    adapters = _zamba_adapters(config, hidden, width)
+    of_mamba = assembled(
+        config, heads, [recurrent] * layers, [NO_FEED_FORWARD] * layers,
+        norms_per_layer=hidden, outside_parameters=0,
+    ).layers  # fmt: skip
+    num_blocks = min(config.size("num_mem_blocks"), num_hybrid)
+    shared = _shared_block(shared_mixing, shared_network, 3 * hidden, num_hybrid, num_blocks)
+    own = _shared_block(NO_MIXING._replace(matrices=adapters), NO_FEED_FORWARD, 0, num_hybrid, num_hybrid)
+    return of_kinds(
+        config,
+        Heads(hidden, num, num_kv, 2 * hidden // num),
+        (*of_mamba, *((shared, own) if num_hybrid else ())),
+        outside_parameters=hidden,
+    )
+
+
+def _zamba_adapters(config: ModelConfig, hidden: int, width: int) -> tuple:  # type: ignore[type-arg]
+    rank = config.whole("adapter_rank", default=0)
+    matrices = [
+        matrix("ffn", "gate_up_proj_adapter_a", hidden, rank),
+        matrix("ffn", "gate_up_proj_adapter_b", rank, 2 * width),
+        matrix("out", "linear", hidden, hidden),
+    ]
+    if config.is_on("use_shared_attention_adapter"):
+        for name in ("q", "k", "v"):
+            matrices.append(matrix("in", f"linear_{name}_adapter_a", 2 * hidden, rank))
+            matrices.append(matrix("in", f"linear_{name}_adapter_b", rank, 2 * hidden))
+    return tuple(matrices)
+
+
+def _shared_block(mixing: Mixing, network: FeedForward, norms: int, num: int, num_distinct: int):  # type: ignore[no-untyped-def]
+    from flatout.plan.models.decoders import layer_kind
+
+    return layer_kind(mixing, network, norms, num, num_distinct)
+
+
+def read_qwen3_next(config: ModelConfig) -> Workload:
+    """Return Qwen3-Next and Qwen3.5: gated delta networks, and gated attention in each n-th layer."""
+    heads, layers = read_heads(config), num_layers(config)
+    hidden = heads.hidden
+    every = config.whole("full_attention_interval", default=4)
+    types = config.texts("layer_types") or [
+        "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
+    ]
+    check_length(config, "layer_types", types, layers)
+    attends = [kind not in _RECURRENT for kind in types]
+    plain = _biased_attention(config, heads)
+    doubled = matrix("in", "q_proj", hidden, 2 * heads.queries, has_bias=config.is_on("attention_bias"))
+    gated = plain._replace(matrices=(doubled, *plain.matrices[1:]), other_parameters=2 * heads.dim)
+    recurrent = recurrences.gated_delta(
+        hidden,
+        num_key_heads=config.size("linear_num_key_heads"),
+        key_dim=config.size("linear_key_head_dim"),
+        num_value_heads=config.size("linear_num_value_heads"),
+        value_dim=config.size("linear_value_head_dim"),
+        kernel=config.size("linear_conv_kernel_dim"),
+    )
+    return _alternating(config, heads, attends, gated, recurrent, feed_forward_of_layers(config, _GATED))
+
+
+def read_minimax(config: ModelConfig) -> Workload:
+    """Return MiniMax-Text-01: lightning attention and softmax attention in turn, with experts."""
+    heads, layers = read_heads(config), num_layers(config)
+    types = config.texts("layer_types")
+    codes = config.value("attn_type_list")
+    if types is None and isinstance(codes, list):
+        types = ["full_attention" if code else "linear_attention" for code in codes]
+    if types is None:
+        types = ["full_attention" if (layer + 1) % 2 else "linear_attention" for layer in range(layers)]
+    check_length(config, "layer_types", types, layers)
+    recurrent = recurrences.lightning_attention(
+        heads.hidden, num_heads=heads.num, dim=heads.dim, block=config.size("block_size")
+    )
+    attends = [kind not in _RECURRENT for kind in types]
+    return _alternating(config, heads, attends, attention(heads), recurrent, feed_forward_of_layers(config, _GATED))
+
+
+def read_recurrent_gemma(config: ModelConfig) -> Workload:
+    """Return RecurrentGemma: gated linear recurrences, and attention with a window in each n-th layer."""
+    heads, layers = read_heads(config), num_layers(config)
+    hidden = heads.hidden
+    pattern = config.texts("block_types", "_block_types") or ["recurrent"]
+    types = [pattern[layer % len(pattern)] for layer in range(layers)]
+    recurrent = recurrences.gated_linear_recurrence(
+        hidden,
+        width=config.whole("lru_width", default=0) or hidden,
+        num_heads=heads.num,
+        kernel=config.size("conv1d_width"),
+    )
+    attending = attention(
+        heads,
+        qkv_bias=config.is_on("attention_bias"),
+        out_bias=True,
+        window=config.whole("attention_window_size", default=0),
+    )
+    network = FeedForward(feed_forward(hidden, config.size("intermediate_size") // 2, is_gated=True, has_bias=True))
+    attends = [kind not in _RECURRENT for kind in types]
+    return _alternating(config, heads, attends, attending, recurrent, [network] * layers)
+
+
+def read_rwkv(config: ModelConfig) -> Workload:
+    """Return RWKV-4."""
+    hidden, layers = config.size("hidden_size"), num_layers(config)
+    width = config.whole("intermediate_size", default=0) or 4 * hidden
+    mixing = recurrences.rwkv(hidden, config.whole("attention_hidden_size", default=0) or hidden)
+    receptance = matrix("ffn", "receptance", hidden, hidden)
+    network = FeedForward((*feed_forward(hidden, width, is_gated=False), receptance), other_parameters=2 * hidden)
+    return assembled(
+        config,
+        Heads(hidden, 1, 1, hidden),
+        [mixing] * layers,
+        [network] * layers,
+        norms_per_layer=lambda layer: 4 * hidden + (2 * hidden if layer == 0 else 0),
+        is_gated=False,
+        outside_parameters=2 * hidden,
+    )
+
+
+def read_lfm2(config: ModelConfig) -> Workload:
+    """Return LFM2: short convolutions and attention by layer, with experts after the dense layers in some."""
+    heads, layers = read_heads(config), num_layers(config)
+    types = config.texts("layer_types")
+    if types is None:
+        listed = config.value("full_attn_idxs")
+        types = ["full_attention" if listed is None or layer in listed else "conv" for layer in range(layers)]
+    check_length(config, "layer_types", types, layers)
+    attending = attention(heads, other_parameters=2 * heads.dim)
+    recurrent = recurrences.short_convolution(
+        heads.hidden, kernel=config.size("conv_L_cache"), bias=config.is_on("conv_bias")
+    )
+    dense = FeedForward(feed_forward(heads.hidden, _lfm2_width(config), is_gated=True))
+    networks = [dense] * layers
+    if config.whole("num_experts", default=0):
+        routed = expert_network(config, ExpertTraits())
+        num_dense = config.whole("num_dense_layers", default=0)
+        networks = [dense if layer < num_dense else routed for layer in range(layers)]
+    attends = [kind not in _RECURRENT for kind in types]
+    return _alternating(config, heads, attends, attending, recurrent, networks)
+
+
+def _lfm2_width(config: ModelConfig) -> int:
+    width = config.size("block_ff_dim", "intermediate_size")
+    if not config.is_on("block_auto_adjust_ff_dim"):
+        return width
+    width = int(2 * width / 3)
+    factor = config.value("block_ffn_dim_multiplier")
+    if factor is None:
+        return width
+    multiple = config.size("block_multiple_of")
+    return multiple * math.ceil(int(factor * width) / multiple)
+
+
+def _alternating(
+    config: ModelConfig,
+    heads: Heads,
+    attends: list[bool],
+    attending: Mixing,
+    recurrent: Mixing,
+    networks: list[FeedForward],
+) -> Workload:
+    """Return a model whose layers have two norms, and either attention or a recurrence."""
+    return assembled(
+        config,
+        heads,
+        [attending if is_attention else recurrent for is_attention in attends],
+        networks,
+        norms_per_layer=2 * heads.hidden,
+        outside_parameters=heads.hidden,
+    )
+
+
+def _biased_attention(config: ModelConfig, heads: Heads) -> Mixing:
+    bias = config.is_on("attention_bias")
+    return attention(heads, qkv_bias=bias, out_bias=bias)
+
+
+def _mamba2_of_bamba(
+    config: ModelConfig, *, inner: int = 0, out_bias: bool | None = None, has_norm: bool = True
+) -> Mixing:
+    hidden, bias = config.size("hidden_size"), config.is_on("mamba_proj_bias")
+    return recurrences.mamba2(
+        hidden,
+        inner or config.size("mamba_expand") * hidden,
+        config.size("mamba_d_state"),
+        num_heads=config.size("mamba_n_heads"),
+        groups=config.size("mamba_n_groups"),
+        kernel=config.size("mamba_d_conv"),
+        conv_bias=config.is_on("mamba_conv_bias"),
+        bias=bias,
+        out_bias=bias if out_bias is None else out_bias,
+        has_norm=has_norm,
+    )
+
+
+def _mamba2_of_nemotron(config: ModelConfig) -> Mixing:
+    num_heads = config.size("mamba_num_heads")
+    bias = config.is_on("use_bias")
+    return recurrences.mamba2(
+        config.size("hidden_size"),
+        num_heads * config.size("mamba_head_dim"),
+        config.size("ssm_state_size"),
+        num_heads=num_heads,
+        groups=config.size("mamba_n_groups", "n_groups"),
+        kernel=config.size("mamba_d_conv", "conv_kernel"),
+        conv_bias=config.is_on("mamba_conv_bias", "use_conv_bias"),
+        bias=bias,
+        out_bias=bias,
+    )
+
+
+def _step_rank(config: ModelConfig, name: str, hidden: int) -> int:
+    """Return the rank of the time step's projection; `auto` is a 16th of the hidden width."""
+    return math.ceil(hidden / 16) if config.value(name) == "auto" else config.size(name)
