@@ -22,7 +22,7 @@ from flatout.plan.models.supported import CONFIG_TYPES
 
 FILE = Path(__file__).resolve().parents[1] / "src" / "flatout" / "catalog" / "model_configs.json"
 WITHOUT_EFFECT = re.compile(
-    r"dropout|drop$|_pdrop|token_id|token_index|initializer|_eps|epsilon|^rope|use_cache|output_|_coef|label|pad_|"
+    r"dropout|drop$|_pdrop|token_id|token_index|initializer|_eps|epsilon|^rope|use_cache|^output_|_coef|label|pad_|"
     r"^dtype|return_dict|problem_type|chunk_size_feed|scaling|logits_soft|softcap|time_step_(?!rank)|jitter|summary_|"
     r"transformers_version|is_encoder_decoder|norm_topk|begin_suppress|suppress_tokens|forced_|mask_|apply_spec|"
     r"multiplier|_alpha_factor|_beta_factor|std$|rescale|quantization"

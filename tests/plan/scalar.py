@@ -9,6 +9,19 @@ from typing import Any
 # ruff: noqa: N803, N806 - the papers' letters
 
 
+def small_in_layer(w: Any) -> int:
+    """Two norms, and what GPT-3 and Qwen 3 have besides: biases of four matrices, norms of queries and keys."""
+    if not w.has_bias:
+        return 2 * w.hidden + (2 * w.head_dim if w.has_qk_norm else 0)
+    biases = (w.num_heads + 2 * w.num_kv_heads) * w.head_dim + w.hidden + w.ffn + w.hidden
+    return 4 * w.hidden + biases
+
+
+def small_outside(w: Any) -> int:
+    """The norm after the last layer, and learned positions."""
+    return w.hidden * (2 if w.has_bias else 1) + w.max_positions * w.hidden
+
+
 def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     """`w` a dense workload, `m` the machine's columns as a dict, `lay` a Layout, `c` Constants; default software."""
     t, p, v, tokens = lay.tp, lay.pp, lay.vpp, lay.micro_batch * seq / lay.cp
@@ -99,8 +112,8 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
         total += one * (2 * (p - 1) + 2 * lay.num_micro_batches * v * steady)
 
     table = w.vocab * h / t
-    parameters = most * h * (((a + 2 * kv) * d + a * d + mats * f) / t + 2)
-    parameters += table if p > 1 or w.is_tied else 2 * table
+    parameters = most * (h * ((a + 2 * kv) * d + a * d + mats * f) / t + small_in_layer(w))
+    parameters += (table if p > 1 or w.is_tied else 2 * table) + small_outside(w)
     size = lay.dp * lay.cp
     cut = min(lay.shard, size) if lay.shard else size
     g, r = gather(2 * parameters, cut, t, most), gather(4 * parameters, cut, t, most)
@@ -127,9 +140,9 @@ def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     a, d, kv, f = w.num_heads, w.head_dim, w.num_kv_heads, w.ffn
     mats = 3 if w.is_gated else 2
     most = math.ceil(w.num_layers / (p * v)) * v
-    layer = h * (((a + 2 * kv) * d + a * d + mats * f) / t + 2)
+    layer = h * ((a + 2 * kv) * d + a * d + mats * f) / t + small_in_layer(w)
     table = w.vocab * h / t
-    parameters = most * layer + (table if p > 1 or w.is_tied else 2 * table)
+    parameters = most * layer + (table if p > 1 or w.is_tied else 2 * table) + small_outside(w)
     replicas = lay.dp * lay.cp
     cut = min(lay.shard, replicas) if lay.shard else replicas
     tables = table if p > 1 or w.is_tied else 2 * table

@@ -64,17 +64,21 @@ def num_active_parameters(workload: Workload) -> int:
 
 
 def mean_attended(kind: LayerKind, seq: int, *, is_causal: bool) -> float:
-    """Return the tokens that a token of a sequence attends to in one layer, as a mean over the sequence."""
-    if kind.fixed_attended:
-        return float(kind.fixed_attended)
+    """Return the tokens of its sequence that a token attends to in one layer, as a mean over the sequence."""
     window = min(kind.window or seq, seq)
-    if not is_causal:
+    if kind.is_bidirectional or not is_causal:
         return float(window)
     if kind.mixing == "chunk":
         num_chunks, rest = divmod(seq, window)
         return (num_chunks * window**2 + rest**2) / (2.0 * seq)
     # The first `window` tokens attend to half of it in the mean, and the others to all of it.
     return window - window**2 / (2.0 * seq)
+
+
+def score_multiply_adds(kind: LayerKind, seq: int, *, is_causal: bool) -> float:
+    """Return the multiply-adds per token of one layer's attention: to its own sequence, and to another."""
+    own = kind.score_width * mean_attended(kind, seq, is_causal=is_causal)
+    return own + kind.cross_width * (kind.cross_attended or seq)
 
 
 def training_flops_per_token(workload: Workload, seq: int, *, is_causal: bool | None = None) -> float:
@@ -88,6 +92,6 @@ def training_flops_per_token(workload: Workload, seq: int, *, is_causal: bool | 
         is_causal = w.is_causal
     multiply_adds = float(w.hidden * w.vocab)
     for kind in layer_kinds(w):
-        scores = kind.score_width * mean_attended(kind, seq, is_causal=is_causal)
+        scores = score_multiply_adds(kind, seq, is_causal=is_causal)
         multiply_adds += kind.num_layers * (kind.active_weights + scores + kind.recurrence)
     return 6.0 * multiply_adds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flatout.plan.counts import matrices_per_ffn, mean_attended
+from flatout.plan.counts import matrices_per_ffn, score_multiply_adds
 from flatout.plan.models.uniform import layer_kinds
 from flatout.records.layers import LayerKind, Matrix
 from flatout.records.plan import Workload
@@ -30,11 +30,8 @@ class LayerMeans:
         """Return the share of the scores that the windows leave, of sequences or documents of this many tokens."""
         is_causal = self.workload.is_causal
         complete = attended * (0.5 if is_causal else 1.0)
-        left = sum(
-            kind.num_layers * kind.score_width * mean_attended(kind, attended, is_causal=is_causal)
-            for kind in self.kinds
-        )
-        everything = sum(kind.num_layers * kind.score_width for kind in self.kinds) * complete
+        left = sum(kind.num_layers * score_multiply_adds(kind, attended, is_causal=is_causal) for kind in self.kinds)
+        everything = self.score_width * self.workload.num_layers * complete
         return left / everything if everything else 1.0
 
 
@@ -61,7 +58,7 @@ def layer_means(workload: Workload) -> LayerMeans:
         kinds=kinds,
         in_weights=weights("in") / num_layers,
         out_weights=weights("out") / num_layers,
-        score_width=mean("score_width"),
+        score_width=mean("score_width") + mean("cross_width"),
         kv_width=mean("kv_width"),
         recurrence=mean("recurrence"),
         dense_width=weights("ffn") / per_width / max(num_layers - num_moe, 1),

@@ -15,7 +15,7 @@ from typing import Any
 
 from flatout.errors import InputError
 from flatout.plan.counts import num_parameters
-from flatout.plan.huggingface import from_dict
+from flatout.plan.huggingface import from_values
 from flatout.plan.run_apart import run_apart
 from flatout.records.plan import Workload
 
@@ -52,7 +52,7 @@ def read_module(path: Path, name: str) -> Workload:
         )
     config = getattr(module, "config", None)
     if config is not None and hasattr(config, "to_dict"):
-        return from_dict(path, config.to_dict())
+        return from_values(path, config.to_dict())
     return _Transformer(f"{path}:{name}", module, torch).workload()
 
 

@@ -44,7 +44,9 @@ class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 0  # tokens that a token attends to at most; 0: all
     score_width: int = 0  # query and value elements of all heads: multiply-adds per token and attended token
     kv_width: int = 0  # elements of one token's keys and values
-    fixed_attended: int = 0  # cross-attention: attended tokens, regardless of the sequence
+    is_bidirectional: bool = False  # an encoder's layer in a model whose other layers are causal
+    cross_width: int = 0  # as `score_width`, for attention to an encoder or an image
+    cross_attended: int = 0  # tokens of that encoder or image; 0: as many as the sequence has
     recurrence: int = 0  # multiply-adds per token of a recurrence, which do not depend on the sequence
     num_distinct: int = 0  # sets of weights that these layers share; 0: each layer has its own
 

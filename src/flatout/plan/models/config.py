@@ -45,24 +45,32 @@ class ModelConfig:
 
     def whole(self, *names: str, default: int | None = None) -> int:
         """Return a number of elements, layers or the like. Raise InputError for a number that no model has."""
+        return self._number(names, default, least=0)
+
+    def size(self, *names: str) -> int:
+        """Return a number of at least 1."""
+        return self._number(names, None, least=1)
+
+    def _number(self, names: tuple[str, ...], default: int | None, *, least: int) -> int:
         value = self.value(*names)
         if value is None:
             if default is None:
                 raise KeyError(names[0])
             return default
+        name = self._given_name(names)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or value != value or value < 0 or int(value) != value:
-            raise InputError(f"`{names[0]}` in `{self.path}` must be a whole number, but is {value!r:.40}")
-        if value > MOST:
-            raise InputError(f"`{names[0]}` in `{self.path}` must be at most {MOST:,}, but is {value!r:.24}")
+        if is_number and value > MOST:
+            raise InputError(f"`{name}` in `{self.path}` must be at most {MOST:,}, but is {value!r:.24}")
+        if not is_number or not value >= least or int(value) != value:
+            raise InputError(
+                f"`{name}` in `{self.path}` must be a whole number of at least {least}, but is {value!r:.40}"
+            )
         return int(value)
 
-    def size(self, *names: str) -> int:
-        """Return a whole number of at least 1."""
-        number = self.whole(*names)
-        if number < 1:
-            raise InputError(f"`{names[0]}` in `{self.path}` must be a whole number of at least 1, but is {number!r}")
-        return number
+    def _given_name(self, names: tuple[str, ...]) -> str:
+        """Return the name under which the config has the value; otherwise the first."""
+        spelled = [spelling for name in names for spelling in self._spellings(name)]
+        return next((name for name in spelled if self.values.get(name) is not None), names[0])
 
     def is_on(self, *names: str) -> bool:
         """Whether the config, or its type's default, switches a feature on."""

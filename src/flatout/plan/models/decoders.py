@@ -173,7 +173,8 @@ def layer_kind(mixing: Mixing, network: FeedForward, norms: int, num_layers: int
         window=mixing.window,
         score_width=mixing.score_width,
         kv_width=mixing.kv_width,
-        fixed_attended=mixing.fixed_attended,
+        cross_width=mixing.cross_width,
+        cross_attended=mixing.cross_attended,
         recurrence=mixing.recurrence,
         num_distinct=num_distinct,
     )

@@ -30,9 +30,18 @@ class ExpertTraits:
     is_expert_layer: Callable[[ModelConfig, int], bool] = lambda config, layer: True
 
 
+def _after_first(config: ModelConfig, layer: int) -> bool:
+    """All layers but the first have experts, unless they are listed (GLM-4.7-Flash)."""
+    types = config.texts("mlp_layer_types")
+    if types is not None and layer < len(types):
+        return types[layer] == "sparse"
+    return layer >= config.whole("first_k_dense_replace", default=1)
+
+
 def _after_dense(config: ModelConfig, layer: int) -> bool:
-    """The first layers are dense (DeepSeek)."""
-    return layer >= config.whole("first_k_dense_replace", default=0)
+    """The first layers are dense, and then every n-th has experts (DeepSeek)."""
+    every = config.whole("moe_layer_freq", default=1)
+    return layer >= config.whole("first_k_dense_replace", default=0) and layer % max(every, 1) == 0
 
 
 def _sparse_step(config: ModelConfig, layer: int) -> bool:
@@ -70,7 +79,7 @@ EXPERTS = {
     "deepseek_v2": ExpertTraits(**_DEEPSEEK),
     "deepseek_v3": ExpertTraits(**_DEEPSEEK),
     "glm4_moe": ExpertTraits(**_DEEPSEEK),
-    "glm4_moe_lite": ExpertTraits(**_DEEPSEEK),
+    "glm4_moe_lite": ExpertTraits(num_shared="n_shared_experts", is_expert_layer=_after_first),
     "dots1": ExpertTraits(**_DEEPSEEK),
     "ernie4_5_moe": ExpertTraits(
         num=("moe_num_experts",), used=("moe_k",), num_shared="moe_num_shared_experts", has_router_bias=True,

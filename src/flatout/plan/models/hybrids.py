@@ -7,7 +7,7 @@ import math
 from flatout.errors import InputError
 from flatout.plan.models import recurrences
 from flatout.plan.models.config import ModelConfig
-from flatout.plan.models.decoders import assembled, check_length, num_layers, of_kinds, read_heads
+from flatout.plan.models.decoders import assembled, check_length, layer_kind, num_layers, of_kinds, read_heads
 from flatout.plan.models.experts import EXPERTS, ExpertTraits, expert_network, feed_forward_of_layers
 from flatout.plan.models.parts import (
     NO_FEED_FORWARD,
@@ -21,6 +21,7 @@ from flatout.plan.models.parts import (
     matrix,
 )
 from flatout.plan.models.traits import Traits
+from flatout.records.layers import Matrix
 from flatout.records.plan import Workload
 
 _RECURRENT = ("mamba", "mamba2", "linear_attention", "recurrent", "conv")
@@ -234,8 +235,8 @@ def read_zamba2(config: ModelConfig) -> Workload:
         norms_per_layer=hidden, outside_parameters=0,
     ).layers  # fmt: skip
     num_blocks = min(config.size("num_mem_blocks"), num_hybrid)
-    shared = _shared_block(shared_mixing, shared_network, 3 * hidden, num_hybrid, num_blocks)
-    own = _shared_block(NO_MIXING._replace(matrices=adapters), NO_FEED_FORWARD, 0, num_hybrid, num_hybrid)
+    shared = layer_kind(shared_mixing, shared_network, 3 * hidden, num_hybrid, num_blocks)
+    own = layer_kind(NO_MIXING._replace(matrices=adapters), NO_FEED_FORWARD, 0, num_hybrid, num_hybrid)
     return of_kinds(
         config,
         Heads(hidden, num, num_kv, 2 * hidden // num),
@@ -244,7 +245,8 @@ def read_zamba2(config: ModelConfig) -> Workload:
     )
 
 
-def _zamba_adapters(config: ModelConfig, hidden: int, width: int) -> tuple:  # type: ignore[type-arg]
+def _zamba_adapters(config: ModelConfig, hidden: int, width: int) -> tuple[Matrix, ...]:
+    """Return what each use of a shared block has for itself: adapters, and the matrix that joins it to its layer."""
     rank = config.whole("adapter_rank", default=0)
     matrices = [
         matrix("ffn", "gate_up_proj_adapter_a", hidden, rank),
@@ -256,12 +258,6 @@ def _zamba_adapters(config: ModelConfig, hidden: int, width: int) -> tuple:  # t
             matrices.append(matrix("in", f"linear_{name}_adapter_a", 2 * hidden, rank))
             matrices.append(matrix("in", f"linear_{name}_adapter_b", rank, 2 * hidden))
     return tuple(matrices)
-
-
-def _shared_block(mixing: Mixing, network: FeedForward, norms: int, num: int, num_distinct: int):  # type: ignore[no-untyped-def]
-    from flatout.plan.models.decoders import layer_kind
-
-    return layer_kind(mixing, network, norms, num, num_distinct)
 
 
 def read_qwen3_next(config: ModelConfig) -> Workload:

@@ -17,7 +17,8 @@ class Mixing(NamedTuple):
     score_width: int = 0
     kv_width: int = 0
     recurrence: int = 0
-    fixed_attended: int = 0
+    cross_width: int = 0
+    cross_attended: int = 0
 
 
 class FeedForward(NamedTuple):

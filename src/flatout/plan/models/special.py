@@ -54,20 +54,29 @@ def read_kimi_linear(config: ModelConfig) -> Workload:
     """Return Kimi Linear: delta attention, latent attention in some layers, experts after the first."""
     hidden, layers = config.size("hidden_size"), num_layers(config)
     mixing, heads = _latent(config, hidden)
+    of_hub = config.part("linear_attn_config", "kimi_linear")  # where configs on the Hub have these numbers
     recurrent = recurrences.kimi_delta(
         hidden,
-        num_heads=config.size("linear_num_heads"),
-        dim=config.size("linear_head_dim"),
-        kernel=config.size("linear_conv_kernel_dim"),
+        num_heads=of_hub.values.get("num_heads") or config.size("linear_num_heads"),
+        dim=of_hub.values.get("head_dim") or config.size("linear_head_dim"),
+        kernel=of_hub.values.get("short_conv_kernel_size") or config.size("linear_conv_kernel_dim"),
     )
-    types = config.texts("layer_types")
-    network_types = config.texts("mlp_layer_types")
-    if types is None or network_types is None:
-        raise KeyError("layer_types" if types is None else "mlp_layer_types")
+    full = of_hub.values.get("full_attn_layers")  # counted from 1
+    attends = [layer + 1 in full if full else layer > 0 and layer % 4 == 0 for layer in range(layers)]
+    types = config.texts("layer_types") or [
+        "full_attention" if is_attention else "linear_attention" for is_attention in attends
+    ]
+    num_dense = config.whole("first_k_dense_replace", default=1)
+    network_types = config.texts("mlp_layer_types") or [
+        "dense" if layer < num_dense else "sparse" for layer in range(layers)
+    ]
     check_length(config, "layer_types", types, layers)
     check_length(config, "mlp_layer_types", network_types, layers)
     dense = FeedForward(feed_forward(hidden, config.size("intermediate_size"), is_gated=True))
-    routed = expert_network(config, ExpertTraits(num_shared="n_shared_experts"))
+    routed = expert_network(
+        config,
+        ExpertTraits(used=("num_experts_per_tok", "num_experts_per_token"), num_shared="n_shared_experts"),
+    )
     return assembled(
         config,
         heads,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from flatout.plan.models import hybrids, special
+from flatout.plan.models import encoders, hybrids, special
 from flatout.plan.models.config import ModelConfig
 from flatout.plan.models.decoders import read_decoder
+from flatout.plan.models.multimodal import MULTIMODAL, read_multimodal
+from flatout.plan.models.towers import TOWER_TYPES
 from flatout.plan.models.traits import TRAITS
 from flatout.records.plan import Workload
 
@@ -34,10 +37,23 @@ READERS: dict[str, Callable[[ModelConfig], Workload]] = {
     "recurrent_gemma": hybrids.read_recurrent_gemma,
     "rwkv": hybrids.read_rwkv,
     **dict.fromkeys(("lfm2", "lfm2_moe"), hybrids.read_lfm2),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), encoders.read_bert),
+    "distilbert": encoders.read_distilbert,
+    "modernbert": encoders.read_modernbert,
+    "vit": encoders.read_vit,
+    **dict.fromkeys(("t5", "mt5", "umt5"), encoders.read_t5),
+    **dict.fromkeys(("bart", "mbart"), encoders.read_bart),
+    "whisper": encoders.read_whisper,
+    "mllama_text_model": encoders.read_mllama_text,
 }
+READERS.update({name: partial(read_multimodal, parts=parts, readers=READERS) for name, parts in MULTIMODAL.items()})
 # Types whose code is with the model and not in transformers: their configs say everything.
 ONLY_ON_THE_HUB = ("grok-1", "arctic")
 # Types of configs that have defaults in `catalog/model_configs.json`: the readers' own, and those inside them.
-CONFIG_TYPES = tuple(name for name in READERS if name not in ONLY_ON_THE_HUB)
+CONFIG_TYPES = (
+    *(name for name in READERS if name not in ONLY_ON_THE_HUB),
+    *TOWER_TYPES,
+    "idefics2_perceiver",
+)
 # Names of types under which configs of the same form are published.
 RENAMED = {"kimi_k2": "deepseek_v3", "RefinedWeb": "falcon", "RefinedWebModel": "falcon"}
