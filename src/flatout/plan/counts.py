@@ -85,7 +85,7 @@ def training_flops_per_token(workload: Workload, seq: int, *, is_causal: bool | 
     """Return the operations of forward and backward for one token in a sequence of `seq`, without recomputation.
 
     `is_causal=False` counts the masked half of attention too, as Narayanan et al. (arXiv 2104.04473, eq. 3) do. Towers
-    are not counted: how many images a sequence has is not known.
+    are not counted: the number of images per sequence is unknown.
     """
     w = workload
     if is_causal is None:

@@ -64,7 +64,7 @@ def _model_type(path: Path, values: dict[str, Any]) -> str:
     similar = difflib.get_close_matches(model_type, READERS, n=1)
     nearest = f"the nearest supported type is `{similar[0]}`; " if similar else ""
     raise InputError(
-        f"models of type `{named:.60}` cannot be planned: their layers are not known (`{path}`)",
+        f"models of type `{named:.60}` cannot be planned: their layers are unknown (`{path}`)",
         hint=f"{nearest}docs/reference/models.md lists all types; {_BY_WIDTHS}",
     )
 

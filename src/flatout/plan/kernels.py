@@ -43,7 +43,7 @@ def attention_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -
     Fused attention (Dao, arXiv 2307.08691) skips the masked half, and its backward has 2.5 times the operations of the
     forward. Unfused attention computes all scores, and its two multiplications, mask, softmax and dropout write and
     read them as fp16: 11 bytes per score (Korthikanti et al., arXiv 2205.05198, 4.1, count the same tensors), and about
-    twice as much in the backward. Only fused attention skips what a window leaves out.
+    twice as much in the backward. Only fused attention skips the scores outside of a window.
     """
     operations = 4.0 * tokens * inputs.attended * inputs.score_width / inputs.tp
     rate = inputs.half_peak * constants.matmul

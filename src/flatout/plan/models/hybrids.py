@@ -224,7 +224,7 @@ def read_zamba2(config: ModelConfig) -> Workload:
     num_kv = config.whole("num_key_value_heads", default=num)
     heads = Heads(2 * hidden, num, num_kv, 2 * hidden // num)
     wide = attention(heads)
-    # The block reads the hidden state beside the embedding, and writes the hidden state.
+    # The block reads the hidden state and the embedding together, and writes the hidden state.
     shared_mixing = wide._replace(matrices=(*wide.matrices[:3], matrix("out", "o_proj", heads.queries, hidden)))
     width = config.whole("intermediate_size", default=0) or 4 * hidden
     shared_network = FeedForward(feed_forward(hidden, width, is_gated=True, has_bias=bias))

@@ -60,7 +60,7 @@ def _text_config(config: ModelConfig, parts: Multimodal) -> ModelConfig:
 def _unknown(config: ModelConfig, part: str, model_type: str) -> InputError:
     return InputError(
         f"models of type `{config.model_type}` with a {part} of type `{model_type:.60}` cannot be planned: its layers "
-        f"are not known (`{config.path}`)",
+        f"are unknown (`{config.path}`)",
         hint="docs/reference/models.md lists all types; or give the widths: --model layers=N,hidden=N,heads=N,...",
     )
 

@@ -1,4 +1,4 @@
-"""Read decoders that have attention or networks of their own form: latent attention, chunks, old GPT variants."""
+"""Read decoders with special attention or networks: latent attention, chunks, old GPT variants."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def read_kimi_linear(config: ModelConfig) -> Workload:
 
 
 def read_llama4(config: ModelConfig) -> Workload:
-    """Return Llama 4's text model: attention in chunks but for each fourth layer, experts beside a shared one."""
+    """Return Llama 4's text model: attention in chunks but for each fourth layer, experts next to a shared one."""
     heads, layers = read_heads(config), num_layers(config)
     hidden = heads.hidden
     chunk = config.whole("attention_chunk_size", default=0)
@@ -121,7 +121,7 @@ def read_llama4(config: ModelConfig) -> Workload:
 
 
 def read_dbrx(config: ModelConfig) -> Workload:
-    """Return DBRX, whose config has the numbers of attention and of experts in configs of their own."""
+    """Return DBRX, whose config has the numbers of attention and of experts in two configs inside it."""
     hidden, layers, num = config.size("d_model"), num_layers(config), config.size("n_heads")
     of_attention, of_experts = config.part("attn_config", "dbrx"), config.part("ffn_config", "dbrx")
     heads = Heads(hidden, num, of_attention.whole("kv_n_heads", default=1), hidden // num)
@@ -228,7 +228,7 @@ def read_grok(config: ModelConfig) -> Workload:
 
 
 def read_arctic(config: ModelConfig) -> Workload:
-    """Return Snowflake Arctic: a dense network beside the experts of each layer."""
+    """Return Snowflake Arctic: a dense network next to the experts of a layer."""
     heads, layers = read_heads(config), num_layers(config)
     hidden, width = heads.hidden, config.size("intermediate_size")
     every = config.whole("moe_layer_frequency", default=2)
