@@ -41,7 +41,7 @@ def layer_means(workload: Workload) -> LayerMeans:
     num_layers, num_moe = workload.num_layers, workload.num_moe_layers
 
     def mean(value_of: str) -> float:
-        return sum(kind.num_layers * getattr(kind, value_of) for kind in kinds) / num_layers
+        return float(sum(kind.num_layers * getattr(kind, value_of) for kind in kinds)) / num_layers
 
     def weights(*parts: str) -> float:
         return sum(kind.num_layers * matrix.weights for kind in kinds for matrix in _in(kind, parts))

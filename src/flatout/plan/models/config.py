@@ -21,7 +21,7 @@ _STRUCTURAL = re.compile(
     r"attn_layer|shared_(expert|intermediate)|first_k_dense|nextn|depth_|memory_tokens|sliding_window"
 )
 # Values that switch a feature off.
-_OFF = (None, False, 0, "", [], {})
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 class ModelConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout.errors import InputError
 from flatout.plan.models.config import ModelConfig
@@ -58,9 +58,9 @@ def _ernie_range(config: ModelConfig, layer: int) -> bool:
     return (layer + 1) % interval == 0 and config.whole("moe_layer_start_index", default=0) <= layer <= last
 
 
-_QWEN = {"is_expert_layer": _sparse_step}
-_DEEPSEEK = {"num_shared": "n_shared_experts", "is_expert_layer": _after_dense}
-EXPERTS = {
+_QWEN = ExpertTraits(is_expert_layer=_sparse_step)
+_DEEPSEEK = ExpertTraits(num_shared="n_shared_experts", is_expert_layer=_after_dense)
+EXPERTS: dict[str, ExpertTraits] = {
     "mixtral": ExpertTraits(),
     "minimax": ExpertTraits(),
     "minimax_m2": ExpertTraits(),
@@ -71,16 +71,16 @@ EXPERTS = {
     "granitemoeshared": ExpertTraits(shared_width="shared_intermediate_size"),
     "granitemoehybrid": ExpertTraits(shared_width="shared_intermediate_size"),
     "gpt_oss": ExpertTraits(has_bias=True),
-    "qwen2_moe": ExpertTraits(**_QWEN, shared_width="shared_expert_intermediate_size", has_shared_gate=True),
-    "qwen3_moe": ExpertTraits(**_QWEN),
-    "qwen3_vl_moe_text": ExpertTraits(**_QWEN),
-    "qwen3_next": ExpertTraits(**_QWEN, shared_width="shared_expert_intermediate_size", has_shared_gate=True),
+    "qwen2_moe": replace(_QWEN, shared_width="shared_expert_intermediate_size", has_shared_gate=True),
+    "qwen3_moe": _QWEN,
+    "qwen3_vl_moe_text": _QWEN,
+    "qwen3_next": replace(_QWEN, shared_width="shared_expert_intermediate_size", has_shared_gate=True),
     "qwen3_5_moe_text": ExpertTraits(shared_width="shared_expert_intermediate_size", has_shared_gate=True),
-    "deepseek_v2": ExpertTraits(**_DEEPSEEK),
-    "deepseek_v3": ExpertTraits(**_DEEPSEEK),
-    "glm4_moe": ExpertTraits(**_DEEPSEEK),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe": _DEEPSEEK,
     "glm4_moe_lite": ExpertTraits(num_shared="n_shared_experts", is_expert_layer=_after_first),
-    "dots1": ExpertTraits(**_DEEPSEEK),
+    "dots1": _DEEPSEEK,
     "ernie4_5_moe": ExpertTraits(
         num=("moe_num_experts",), used=("moe_k",), num_shared="moe_num_shared_experts", has_router_bias=True,
         is_expert_layer=_ernie_range,

@@ -133,7 +133,7 @@ def latent_attention(hidden: int, num_heads: int, widths: LatentWidths, *, has_b
     w = widths
     query_dim = w.nope_dim + w.rope_dim
     queries = num_heads * query_dim
-    into_queries = (matrix("in", "q_proj", hidden, queries),)
+    into_queries: tuple[Matrix, ...] = (matrix("in", "q_proj", hidden, queries),)
     if w.query_rank:
         into_queries = (
             matrix("in", "q_a_proj", hidden, w.query_rank, has_bias=has_bias),

@@ -5,7 +5,7 @@ A trait that depends on the config is the name of its key; one that all models o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Switch = bool | str  # always on or off, or the key that switches it
 
@@ -37,15 +37,14 @@ class Traits:
     windows: str | int = "all"
 
 
-_BY_KEYS = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
-_ALL_BY_KEYS = {**_BY_KEYS, "ffn_bias": "mlp_bias"}
-_ALL_BIASED = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
-_GPT = {**_ALL_BIASED, "norm": "affine", "is_gated": False}
-_BY_USE_BIAS = {"qkv_bias": "use_bias", "out_bias": "use_bias", "ffn_bias": "use_bias"}
-_GEMMA_2 = {**_BY_KEYS, "norms": 4}
+_BY_KEYS = Traits(qkv_bias="attention_bias", out_bias="attention_bias")
+_ALL_BY_KEYS = replace(_BY_KEYS, ffn_bias="mlp_bias")
+_BY_USE_BIAS = Traits(qkv_bias="use_bias", out_bias="use_bias", ffn_bias="use_bias")
+_GPT = Traits(qkv_bias=True, out_bias=True, ffn_bias=True, norm="affine", is_gated=False)
+_GEMMA_2 = replace(_BY_KEYS, norms=4)
 
-TRAITS = {
-    "llama": Traits(**_ALL_BY_KEYS),
+TRAITS: dict[str, Traits] = {
+    "llama": _ALL_BY_KEYS,
     "mistral": Traits(),
     "ministral": Traits(),
     "ministral3": Traits(),
@@ -53,25 +52,25 @@ TRAITS = {
     "qwen2": Traits(qkv_bias=True, windows="switched"),
     "qwen2_vl_text": Traits(qkv_bias=True, windows="switched"),
     "qwen2_5_vl_text": Traits(qkv_bias=True, windows="switched"),
-    "qwen3_vl_text": Traits(**_BY_KEYS, qk_norm="head"),
-    "qwen3_vl_moe_text": Traits(**_BY_KEYS, qk_norm="head"),
+    "qwen3_vl_text": replace(_BY_KEYS, qk_norm="head"),
+    "qwen3_vl_moe_text": replace(_BY_KEYS, qk_norm="head"),
     "qwen2_moe": Traits(qkv_bias="qkv_bias", windows="switched"),
-    "qwen3": Traits(**_BY_KEYS, qk_norm="head", windows="switched"),
-    "qwen3_moe": Traits(**_BY_KEYS, qk_norm="head", windows="switched"),
-    "gemma": Traits(**_BY_KEYS),
-    "gemma2": Traits(**_GEMMA_2, windows=2),
-    "gemma3_text": Traits(**_GEMMA_2, qk_norm="head", windows=6),
-    "vaultgemma": Traits(**_BY_KEYS, windows=2),
-    "phi": Traits(**_GPT, norms=1, head_bias=True, qk_norm="affine-head", qk_norm_if="qk_layernorm"),
+    "qwen3": replace(_BY_KEYS, qk_norm="head", windows="switched"),
+    "qwen3_moe": replace(_BY_KEYS, qk_norm="head", windows="switched"),
+    "gemma": _BY_KEYS,
+    "gemma2": replace(_GEMMA_2, windows=2),
+    "gemma3_text": replace(_GEMMA_2, qk_norm="head", windows=6),
+    "vaultgemma": replace(_BY_KEYS, windows=2),
+    "phi": replace(_GPT, norms=1, head_bias=True, qk_norm="affine-head", qk_norm_if="qk_layernorm"),
     "phi3": Traits(),
-    "phimoe": Traits(**_BY_KEYS, norm="affine", head_bias="lm_head_bias"),
-    "cohere": Traits(**_BY_KEYS, norms=1, qk_norm="all", qk_norm_if="use_qk_norm"),
-    "cohere2": Traits(**_BY_KEYS, norms=1, windows=4),
-    "olmo": Traits(**_BY_KEYS, norm="none"),
-    "olmo2": Traits(**_BY_KEYS, qk_norm="all"),
-    "olmo3": Traits(**_BY_KEYS, qk_norm="all", windows=4),
-    "olmoe": Traits(**_BY_KEYS, qk_norm="all"),
-    "flex_olmo": Traits(**_BY_KEYS, qk_norm="all"),
+    "phimoe": replace(_BY_KEYS, norm="affine", head_bias="lm_head_bias"),
+    "cohere": replace(_BY_KEYS, norms=1, qk_norm="all", qk_norm_if="use_qk_norm"),
+    "cohere2": replace(_BY_KEYS, norms=1, windows=4),
+    "olmo": replace(_BY_KEYS, norm="none"),
+    "olmo2": replace(_BY_KEYS, qk_norm="all"),
+    "olmo3": replace(_BY_KEYS, qk_norm="all", windows=4),
+    "olmoe": replace(_BY_KEYS, qk_norm="all"),
+    "flex_olmo": replace(_BY_KEYS, qk_norm="all"),
     "glm": Traits(qkv_bias="attention_bias"),
     "glm4": Traits(qkv_bias="attention_bias", norms=4),
     "glm4_moe": Traits(qkv_bias="attention_bias", qk_norm="head", qk_norm_if="use_qk_norm"),
@@ -82,34 +81,34 @@ TRAITS = {
         qk_norm="all",
         qk_norm_if="qk_layernorm",
     ),
-    "starcoder2": Traits(**_BY_USE_BIAS, norm="affine", is_gated=False),
-    "smollm3": Traits(**_ALL_BY_KEYS, windows="switched"),
+    "starcoder2": replace(_BY_USE_BIAS, norm="affine", is_gated=False),
+    "smollm3": replace(_ALL_BY_KEYS, windows="switched"),
     "exaone4": Traits(qk_norm="head", windows=4),
-    "granite": Traits(**_ALL_BY_KEYS),
-    "granitemoe": Traits(**_BY_KEYS),
-    "granitemoeshared": Traits(**_BY_KEYS),
-    "nemotron": Traits(**_ALL_BY_KEYS, norm="affine", is_gated=False),
-    "persimmon": Traits(**_GPT, qk_norm="affine-head", qk_norm_if="qk_layernorm"),
+    "granite": _ALL_BY_KEYS,
+    "granitemoe": _BY_KEYS,
+    "granitemoeshared": _BY_KEYS,
+    "nemotron": replace(_ALL_BY_KEYS, norm="affine", is_gated=False),
+    "persimmon": replace(_GPT, qk_norm="affine-head", qk_norm_if="qk_layernorm"),
     "helium": Traits(qkv_bias="attention_bias", ffn_bias="mlp_bias"),
-    "apertus": Traits(**_BY_KEYS, is_gated=False, qk_norm="head", activation_parameters=2),
-    "arcee": Traits(**_ALL_BY_KEYS, is_gated=False),
+    "apertus": replace(_BY_KEYS, is_gated=False, qk_norm="head", activation_parameters=2),
+    "arcee": replace(_ALL_BY_KEYS, is_gated=False),
     "seed_oss": Traits(qkv_bias="attention_bias", out_bias="attention_out_bias", ffn_bias="mlp_bias"),
-    "ernie4_5": Traits(**_BY_USE_BIAS),
-    "ernie4_5_moe": Traits(**_BY_USE_BIAS, head_bias="use_bias"),
-    "hunyuan_v1_dense": Traits(**_BY_KEYS, qk_norm="head"),
-    "hunyuan_v1_moe": Traits(**_BY_KEYS, qk_norm="head"),
-    "dots1": Traits(**_BY_KEYS, qk_norm="head", windows="layers"),
+    "ernie4_5": _BY_USE_BIAS,
+    "ernie4_5_moe": replace(_BY_USE_BIAS, head_bias="use_bias"),
+    "hunyuan_v1_dense": replace(_BY_KEYS, qk_norm="head"),
+    "hunyuan_v1_moe": replace(_BY_KEYS, qk_norm="head"),
+    "dots1": replace(_BY_KEYS, qk_norm="head", windows="layers"),
     "minimax_m2": Traits(qk_norm="all"),
-    "gpt_oss": Traits(**_BY_KEYS, windows=2, has_sinks=True),
-    "gpt2": Traits(**_GPT, positions="n_positions"),
-    "gpt_bigcode": Traits(**_GPT, positions="n_positions"),
+    "gpt_oss": replace(_BY_KEYS, windows=2, has_sinks=True),
+    "gpt2": replace(_GPT, positions="n_positions"),
+    "gpt_bigcode": replace(_GPT, positions="n_positions"),
     "falcon": Traits(
         qkv_bias="bias", out_bias="bias", ffn_bias="bias", norm="affine", one_norm_if="parallel_attn", is_gated=False
     ),
-    "gpt_neox": Traits(**{**_GPT, **_BY_KEYS}),
+    "gpt_neox": replace(_GPT, qkv_bias="attention_bias", out_bias="attention_bias"),
     "gptj": Traits(ffn_bias=True, norm="affine", is_gated=False, norms=1, head_bias=True),
     "codegen": Traits(ffn_bias=True, norm="affine", is_gated=False, norms=1, head_bias=True),
-    "bloom": Traits(**_GPT, embedding_norm=True),
-    "biogpt": Traits(**_GPT, positions="max_position_embeddings", more_positions=2),
-    "xglm": Traits(**_GPT),
+    "bloom": replace(_GPT, embedding_norm=True),
+    "biogpt": replace(_GPT, positions="max_position_embeddings", more_positions=2),
+    "xglm": _GPT,
 }
