@@ -16,7 +16,11 @@ from flatout.keep.explain_failure import explain_failure
 DATA = Path(__file__).parents[1] / "data" / "failures"
 # `failure_messages.csv` was there before the table of failures; `public_texts.csv` was collected from public issues, or
 # composed from the sources of the programs, after the table was written.
-CORPORA = ("failure_messages.csv", "public_texts.csv")
+# `later_texts.csv` has five sets, by the first letter of the id. Each was composed, with its answers, before the table
+# was tried on it, and the table was extended after each. At first sight, class and decision were right in 70 and 70 %
+# (a), 50 and 78 % (b), 72 and 88 % (c), 65 and 82 % (d), 95 and 95 % (e). What the table reaches now says nothing about
+# texts that it has never seen.
+CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv")
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -32,7 +36,9 @@ def phase_of(row: dict[str, str]) -> Phase:
     return "start" if row["phase"] == "start" else "training"
 
 
-@pytest.mark.parametrize(("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151)])
+@pytest.mark.parametrize(
+    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 220)]
+)
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
     assert len(texts) >= least
@@ -226,3 +232,85 @@ def test_the_text_of_a_native_exception_counts_and_not_its_announcement() -> Non
     assert explain_failure(announced + said).failure_class == "timeout"
     assert explain_failure("[rank1]: " + announced + "[rank1]: " + said).failure_class == "timeout"
     assert explain_failure(announced).name == "crash"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[Errno 122] quota",
+        "Os { code: 122, kind: FilesystemQuotaExceeded }",
+        "write failed (os error 122)",
+        "cannot write, errno = 122",
+        "cannot write, errno: 122",
+    ],
+)
+def test_an_errno_is_read_however_it_is_spelled(message: str) -> None:
+    assert explain_failure(f"OSError: {message}", "training").failure_class == "disk-full"
+    assert explain_failure(f"OSError: {message.replace('122', '1220')}", "training").failure_class == "job"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "503 Server Error: x",
+        "HTTP Error 503: x",
+        "HTTP/1.1 503 x",
+        "HTTP status 503",
+        "status code: 503",
+        "status=503",
+        "An error occurred (503) when calling the GetObject operation",
+    ],
+)
+def test_a_status_of_http_is_read_however_it_is_spelled(message: str) -> None:
+    assert explain_failure(f"HTTPError: {message}", "training").failure_class == "network"
+    refused = explain_failure(f"HTTPError: {message.replace('503', '403')}", "training")
+    assert (refused.failure_class, refused.restart) == ("mistake", "no")
+    assert explain_failure("HTTPError: read 503 samples", "training").failure_class == "job"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA driver error: an illegal memory access was encountered",
+        "HIP error: an illegal memory access was encountered",
+        "CUDA error 700 an illegal memory access was encountered",
+        "Cuda failure 700",
+        "CUDA error (700): x",
+        "INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS",
+        "returned cudaErrorIllegalAddress",
+        '"hipErrorIllegalAddress: x"',
+    ],
+)
+def test_an_error_of_cuda_is_read_however_it_is_spelled(message: str) -> None:
+    answer = explain_failure(f"RuntimeError: {message}", "training")
+    assert (answer.name, answer.restart) == ("gpu-fault", "yes")
+
+
+def test_a_constant_in_quotes_counts_and_a_name_of_data_does_not() -> None:
+    assert explain_failure('RuntimeError: "cudaErrorECCUncorrectable"', "training").name == "gpu-ecc"
+    assert explain_failure('RuntimeError: no class "uncorrectable ECC error"', "training").name == "exception"
+
+
+@pytest.mark.parametrize(
+    ("text", "failure_class"),
+    [
+        ("FrameworkTimeoutError: x", "timeout"),
+        ("pkg.ShardConnectionError: x", "network"),
+        ("pkg.TrainerConfigError: x", "mistake"),
+        ("pkg.WidgetError: x", "mistake"),  # any exception before the first step
+    ],
+)
+def test_the_name_of_a_type_says_something(text: str, failure_class: str) -> None:
+    assert explain_failure(text, "start").failure_class == failure_class
+
+
+def test_an_exception_after_a_traceback_may_have_any_name() -> None:
+    frames = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    read()\n'
+    answer = explain_failure(f"{frames}mylib.Malformed: unexpected end of data\n", "start")
+    assert answer.exception == "Malformed"
+    assert explain_failure("note: unexpected end of data\n", "start").exception is None
+
+
+def test_a_warning_is_a_line_and_no_exception() -> None:
+    assert explain_failure("UserWarning: The NVIDIA driver on your system is too old", "start").failure_class == "host"

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from functools import cache
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
+
+from flatout.catalog.error_codes import cuda_errors_in, errnos_in, http_statuses_in
 
 FailureClass = Literal[
     "device-oom",
@@ -34,7 +37,7 @@ Phase = Literal["start", "training"]
 CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
 
 _FILE = Path(__file__).with_name("failures.toml")
-_ANY_TYPE = "*"
+_ANY = "*"  # at the beginning of a type: any type that ends so
 _DEFAULT_TYPES = ("@native",)
 _MAX_GAP = 200  # maximum number of characters that a `*` matches
 
@@ -55,6 +58,9 @@ class KnownFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     source: str
     types: tuple[str, ...] = _DEFAULT_TYPES
     phrases: tuple[str, ...] = ()
+    errnos: tuple[int, ...] = ()
+    http: tuple[str, ...] = ()
+    cuda: tuple[int, ...] = ()
     exceeds: tuple[str, str] | None = None
     of_peers: bool = False
     at_start: _Override | None = None
@@ -83,6 +89,7 @@ class KnownFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str
     groups: dict[str, tuple[str, ...]]
+    cuda_errors: dict[str, tuple[str, ...]]
     failure: tuple[KnownFailure, ...]
 
 
@@ -93,25 +100,65 @@ class _Phrase(msgspec.Struct, frozen=True, kw_only=True):
     literal: str
 
 
+class _Message:
+    """A message and, once an entry asks for them, the codes of errors in it."""
+
+    def __init__(self, text: str, cuda_errors: dict[str, tuple[str, ...]]) -> None:
+        self.text = text
+        self.lowered = " ".join(text.lower().split())
+        self._cuda_errors = cuda_errors
+
+    @cached_property
+    def errnos(self) -> dict[int, str]:
+        return errnos_in(self.text)
+
+    @cached_property
+    def http(self) -> dict[int, str]:
+        return http_statuses_in(self.text)
+
+    @cached_property
+    def cuda(self) -> dict[int, str]:
+        return cuda_errors_in(self.text, self._cuda_errors)
+
+
 class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
     failure: KnownFailure
     types: frozenset[str]
-    phrases: tuple[_Phrase, ...]  # empty: the type alone decides
+    suffixes: tuple[str, ...]  # of names of types, for "*Timeout"
+    phrases: tuple[_Phrase, ...]
 
-    def find(self, exception: str, message: str, lowered: str) -> str | None:
+    def _fits_type(self, exception: str) -> bool:
+        if exception in self.types:
+            return True
+        return exception != "" and exception.endswith(self.suffixes)
+
+    def find(self, exception: str, message: _Message) -> str | None:
         """Return the words of the message that fit, which are empty if the type alone decides; None if none fit."""
-        fits_type = exception in self.types or (_ANY_TYPE in self.types and exception != "")
-        if not fits_type:
+        if not self._fits_type(exception):
             return None
-        if self.failure.exceeds is not None and not _exceeds(message, *self.failure.exceeds):
+        failure = self.failure
+        if failure.exceeds is not None and not _exceeds(message.text, *failure.exceeds):
             return None
-        if not self.phrases:
+        if not (self.phrases or failure.errnos or failure.http or failure.cuda):
             return ""
         for phrase in self.phrases:
-            match = phrase.pattern.search(message) if phrase.literal in lowered else None
+            match = phrase.pattern.search(message.text) if phrase.literal in message.lowered else None
             if match is not None:
                 return match[0].strip()
-        return None
+        return _code_in(failure, message)
+
+
+def _code_in(failure: KnownFailure, message: _Message) -> str | None:
+    """Return the words of the first error code of the message that the entry names; None if there is none."""
+    for numbers, in_message in ((failure.errnos, message.errnos), (failure.cuda, message.cuda)):
+        for number in numbers:
+            if number in in_message:
+                return in_message[number]
+    for status in failure.http:
+        for number, words in message.http.items():
+            if fnmatchcase(str(number), status.replace("x", "?")):
+                return words
+    return None
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,12 +180,19 @@ def known_failures() -> tuple[KnownFailure, ...]:
 
 def fit(exception: str, message: str) -> Fit | None:
     """Return the first entry that fits this type, without its module, and this message. The type can be empty."""
-    lowered = " ".join(message.lower().split())
+    parsed = _Message(message, _table().cuda_errors)
     for matcher in _matchers():
-        words = matcher.find(exception, message, lowered)
+        words = matcher.find(exception, parsed)
         if words is not None:
             return Fit(failure=matcher.failure, words=words)
     return None
+
+
+@cache
+def exception_types() -> frozenset[str]:
+    """Return all types of exceptions that the table names, except those in lower case: `error` begins log lines."""
+    types = {name for matcher in _matchers() for name in matcher.types}
+    return frozenset(name for name in types if name.isidentifier() and not name.islower())
 
 
 def phrase_pattern(phrase: str) -> str:
@@ -174,8 +228,13 @@ def _exceeds(message: str, larger: str, smaller: str) -> bool:
 
 
 @cache
+def _table() -> _Table:
+    return msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Table)
+
+
+@cache
 def _matchers() -> tuple[_Matcher, ...]:
-    table = msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Table)
+    table = _table()
     return tuple(_matcher(failure, table.groups) for failure in table.failure)
 
 
@@ -184,7 +243,10 @@ def _matcher(failure: KnownFailure, groups: dict[str, tuple[str, ...]]) -> _Matc
     for name in failure.types:
         types.update(groups[name[1:]] if name.startswith("@") else (name,))
     return _Matcher(
-        failure=failure, types=frozenset(types), phrases=tuple(_compiled(phrase) for phrase in failure.phrases)
+        failure=failure,
+        types=frozenset(types),
+        suffixes=tuple(name.removeprefix(_ANY) for name in types if name.startswith(_ANY)),
+        phrases=tuple(_compiled(phrase) for phrase in failure.phrases),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from flatout.catalog.failures import Phase
+from flatout.catalog.failures import Phase, exception_types
 from flatout.input_files import bounded_log
 
 _MAX_LINES = 5_000  # length of the part of a log, from its end, that is parsed
@@ -28,12 +28,14 @@ _ABORTED_WITH_TEXT = re.compile(r"[^\n]*terminate called after throwing an insta
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TRACEBACK = re.compile(r"^\s*(?:Original )?Traceback \(most recent call last\):")
 _CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above exception was the direct cause)")
+# The name of an exception, with its module, then its message: of the usual forms, of the table, or after a traceback.
 _EXCEPTION = re.compile(
     r"^\s*(?:[A-Za-z_]\w*\.)*"
     r"(_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Refused|Failure|Unavailable|Unsupported|Disconnected|NoSuchKey|NoSuchBucket)"
     r"|Unsupported|ReadTimeout|Timeout|(?<=\.)timeout|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
     r"(?:\(\w+\))?(?::(?:\s+(.*))?|\s*)$"
 )
+_NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*):\s+(.*)$")
 # Lines of programs around the job, which do not belong to the message above them.
 _LOG_LINE = re.compile(
     r"^\s*(?:srun:|slurmstepd|NVRM:|\[\s*\d+\.\d+\]|\[?[EWIF]\d{4} |\[[EWI] |\[?\d{4}-\d\d-\d\d|terminate called)"
@@ -45,13 +47,14 @@ _WRITTEN_OUT = ("\\n", "\n"), ("\\t", "\t")
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
-_KEPT = r"(?!/dev/)"  # the path of a device is informative even in quotes
+# Informative even in quotes: the path of a device, and the constants of GPU libraries.
+_KEPT = r"(?!/dev/|(?:hip|cuda)Error|CUDA_ERROR_|HSA_STATUS_)"
 _QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n]*`")
 _CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?) '([^'\n]*)'")
 _NATIVE_SOURCE = re.compile(r"(?:[^\s\[\](]*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)(?::\d+)?)(?![\w/])")
 _SYSTEM_PATHS = ("/dev/shm", "/dev/infiniband", "/dev/nvidia")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w/])(?:~|\.{1,2})?/[^\s'\",;:()\[\]<>|]+")
-_RELATIVE_PATH = re.compile(r"(?<![\w/<])[\w.-]+/[\w./-]*\.\w{1,12}\b|(?<![\w/<])[\w.-]+(?:/[\w.-]+){2,}")
+_RELATIVE_PATH = re.compile(r"(?<![\w/<])(?!HTTP/\d)[\w.-]+/[\w./-]*\.\w{1,12}\b|(?<![\w/<])[\w.-]+(?:/[\w.-]+){2,}")
 
 _TRAINING_FRAME = re.compile(
     r"\bin (?:backward|training_step|train_step|train_one_epoch|train_epoch|_inner_training_loop|optimizer_step)\b"
@@ -140,7 +143,7 @@ def _exceptions_in(lines: list[str]) -> tuple[list[RaisedError], list[str]]:
         if _TRACEBACK.match(line):
             is_in_frames = True
             continue
-        match = _EXCEPTION.match(line)
+        match = _EXCEPTION.match(line) or _named(line, is_in_frames=is_in_frames)
         if is_in_frames and match is None and (line[:1].isspace() or not line):
             continue  # a frame, or a line of source code
         if match is not None:
@@ -157,6 +160,17 @@ def _exceptions_in(lines: list[str]) -> tuple[list[RaisedError], list[str]]:
         others.append(line)
     finish()
     return exceptions, others
+
+
+def _named(line: str, *, is_in_frames: bool) -> re.Match[str] | None:
+    """Return the match of an exception whose name has no usual form: one of the table, or any after a traceback.
+
+    A warning is a line like any other, because the program goes past it.
+    """
+    match = _NAMED.match(line)
+    if match is None or match[1].endswith("Warning"):
+        return None
+    return match if is_in_frames or match[1] in exception_types() else None
 
 
 def _continues(line: str, message: list[str]) -> bool:
