@@ -47,6 +47,12 @@ def test_the_gpus_that_wait_for_the_first_one_are_named() -> None:
     assert "work unevenly" in finding.title and "GPUs 1, 2 idle for 60 % of the step" in finding.title
 
 
+@pytest.mark.parametrize(("end", "named"), [(6600, "GPU 2 idles"), (6400, "GPUs 1, 2 idle")])
+def test_gpus_are_named_that_idle_half_as_long_as_the_idlest(end: float, named: str) -> None:
+    """GPU 2 idles for 7 ms, and GPU 1 for 3.4 or 3.6."""
+    assert named in finding_of((1, STEP), (1, end), (1, 3000)).title
+
+
 def test_one_idle_gpu_is_named_in_the_singular() -> None:
     assert "GPU 1 idles for 60 % of the step" in finding_of((1, STEP), (1, 4000)).title
 

@@ -144,20 +144,32 @@ def drifting(first_s: float, last_s: float, num: int = 400, noise_s: float = 0.0
     return steps_of(list(line + noise_s * (np.arange(num) % 3 - 1)))
 
 
-@pytest.mark.parametrize(("last_s", "is_found"), [(0.0122, False), (0.0130, True)])
+@pytest.mark.parametrize(("last_s", "is_found"), [(0.01234, False), (0.01239, True)])
 def test_steps_that_grow_drift(last_s: float, is_found: bool) -> None:
-    """The means of the first and the last of eight parts are 1/16 from the ends: 20 % is 12.4 ms."""
+    """The means of the first and the last of eight parts are 1/16 from the ends: 20 % is at 12.32 ms.
+
+    The baseline, which is smooth, is a little flatter at its ends: there it is at 12.37 ms.
+    """
     findings = diagnosed(drifting(0.010, last_s)).findings
     assert [finding.name for finding in findings] == ["drift"] * is_found
 
 
 def test_a_drift_costs_what_exceeds_the_shorter_end() -> None:
+    """The shorter end is the mean of an eighth of the job, so it lies a sixteenth of the growth above the start."""
     finding = only(diagnosed(drifting(0.010, 0.030), drifting(0.010, 0.030)))
     assert finding.evidence["direction"] == "grow"
     assert finding.cost_s_per_step == pytest.approx(0.010 * 7 / 8, rel=0.05)
     shrinking = only(diagnosed(drifting(0.030, 0.010)))
     assert shrinking.evidence["direction"] == "shrink"
     assert shrinking.cost_s_per_step == pytest.approx(0.010 * 7 / 8, rel=0.05)
+
+
+@pytest.mark.parametrize(("last_s", "ranks"), [(0.0295, (0,)), (0.0305, (0, 1))])
+def test_a_drift_names_the_ranks_that_change_at_least_half_as_much_as_the_rank_that_changes_most(
+    last_s: float, ranks: tuple[int, ...]
+) -> None:
+    """Rank 0 grows by 40 ms."""
+    assert only(diagnosed(drifting(0.010, 0.050), drifting(0.010, last_s))).ranks == ranks
 
 
 @pytest.mark.parametrize(("loader_share", "cause"), [(0.0, None), (0.45, None), (0.55, "data loading")])
