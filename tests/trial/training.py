@@ -57,23 +57,23 @@ def train(
     """
     start, noise = np.random.default_rng(seed), np.random.default_rng(noise_seed)
     truth = start.normal(size=WIDTH)
-    data = np.random.default_rng(seed + 1 if resample_seed is None else 1000 + resample_seed)
+    data = _data(seed, seed + 1 if resample_seed is None else 1000 + resample_seed, num_steps)
     weights = np.repeat(start.normal(size=(1, WIDTH)), NUM_RANKS, axis=0)
     before = np.zeros_like(weights)
     found: list[float] = []
     used: list[np.ndarray] = []
     unclipped: list[np.ndarray] = []
-    for step in range(num_steps):
-        inputs = data.normal(size=(NUM_RANKS, BATCH, WIDTH))
-        targets = inputs @ truth + data.normal(scale=0.5, size=(NUM_RANKS, BATCH))
+    for step, (inputs, targets) in enumerate(data):
         errors = np.einsum("rbw,rw->rb", inputs, weights) - targets
-        found.append(float((errors**2).mean()) * (1 + float_noise * noise.normal()))
+        # `np.mean` does the same as these sums, but takes longer to begin than these few numbers to add.
+        found.append(float(np.add.reduce(errors**2, axis=None) / errors.size) * (1 + float_noise * noise.normal()))
         own = 2 * np.einsum("rb,rbw->rw", errors, inputs) / BATCH
         own *= 1 + float_noise * noise.normal(size=own.shape)
-        mean = own.mean(axis=0, keepdims=True)
-        gradient = np.broadcast_to(_applied(fault, own, mean, before), weights.shape)
+        mean = np.add.reduce(own, axis=0, keepdims=True) / NUM_RANKS
+        gradient = _applied(fault, own, mean, before)
         before = mean
         if max_norm is not None or step < NUM_CHECKED:
+            gradient = np.broadcast_to(gradient, weights.shape)
             of_ranks = np.linalg.norm(gradient, axis=1)
             unclipped.append(of_ranks)
             if max_norm is not None:
@@ -82,6 +82,19 @@ def train(
         weights = weights - rate * gradient
     first = np.array(used[:NUM_CHECKED])
     return Trained(tuple(found), (_norms(first, np.array(unclipped[:NUM_CHECKED]) if max_norm is not None else None),))
+
+
+@cache
+def _data(seed: int, samples_seed: int, num_steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Inputs and targets of each step, by the truth of that seed."""
+    truth = np.random.default_rng(seed).normal(size=WIDTH)
+    samples = np.random.default_rng(samples_seed)
+    steps = []
+    for _ in range(num_steps):
+        inputs = samples.normal(size=(NUM_RANKS, BATCH, WIDTH))
+        targets = inputs @ truth + samples.normal(scale=0.5, size=(NUM_RANKS, BATCH))
+        steps.append((inputs, targets))
+    return steps
 
 
 def _applied(fault: Fault, own: np.ndarray, mean: np.ndarray, before: np.ndarray) -> np.ndarray:
