@@ -56,7 +56,7 @@ def train(
     `max_norm`: each rank clips its gradient.
     """
     start, noise = np.random.default_rng(seed), np.random.default_rng(noise_seed)
-    truth = start.normal(size=WIDTH)
+    start.normal(size=WIDTH)  # the truth, see `_data`
     data = _data(seed, seed + 1 if resample_seed is None else 1000 + resample_seed, num_steps)
     weights = np.repeat(start.normal(size=(1, WIDTH)), NUM_RANKS, axis=0)
     before = np.zeros_like(weights)
