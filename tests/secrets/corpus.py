@@ -249,6 +249,22 @@ grant_type=client_credentials&client_id=x&client_secret=«abc123»
 {"access_token": "«abc123»", "token_type": "Bearer", "expires_in": 3600}
 {"auths": {"registry": {"auth": "«YWxpY2U6cHc=»"}}}
 rediss://default:«a1b2c3»@cache.example:6380
+my api key is «zq81kdmw93»
+login failed with token «a94a8fe5ccb19ba61c4c0873»
+wandb: ERROR API key «0123456789abcdef0123456789abcdef01234567» rejected
+access token «ab12cd34ef56ab12cd34ef56» expired
+invalid token "«ab12cd34ef56ab12cd34»" for user me
+logged in with key «0123456789abcdef0123456789abcdef»
+Password for me: «hunter2x»
+set -gx OPENAI_API_KEY «k9Xv2abc»
+setenv WANDB_API_KEY «k9Xv2abc»
+ENV HF_TOKEN «t0k3nvalue1»
+https://acct.blob.core.windows.net/c?sp=r&st=2024-01-01T00:00:00Z&se=2025-01-01T00%3A00%3A00Z&sig=«abc%2Bdef%3D»
+<property><name>fs.s3a.secret.key</name><value>«wJalrX»</value></property>
+spark.hadoop.fs.s3a.secret.key   «wJalrXUtnFEMI»
+fatal: unable to access 'https://«foobar»:x-oauth-basic@github.com/me/repo/': The requested URL returned error: 403
+You can remove this warning by passing 'token=«0a1b2c3d4e5f»' instead.
+Namespace(logger=Namespace(wandb=Namespace(key='«a94a8fe5ccb19ba61c4c0873d391e987982fbbd3»', project='rl')), lr=1e-05)
 """
 
 HARMLESS = r"""
@@ -482,4 +498,19 @@ author=me authority=none
 the secret of good scaling is overlap
 private nodes: 4, shared nodes: 8
 access to /data is denied
+token 17 of 2048 was masked
+next token probability 0.93
+token embedding table 50257x768
+token classification with distilbert-base-uncased-finetuned-sst-2-english
+using token dataset-tokenized-4k-packed-2024
+loaded key model.layers.31.mlp.down_proj.weight_scale
+retrieved store key worker_count_3f2a9c1b8d7e
+cache key abcdef0123456789abcdef0123456789 hit
+the api key is not found
+/data/tokens/0123456789abcdef/shard-00001.bin and https://host/x
+spark.executor.memory 64g
+spark.sql.shuffle.partitions 2048
+python -m torch.utils.collect_env set -e token-file
+ENV NCCL_DEBUG INFO
+use_cls_token=True num_memory_tokens=4
 """

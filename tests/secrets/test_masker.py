@@ -79,6 +79,11 @@ def test_harmless_words_stay(line: str) -> None:
             "-----BEGIN PRIVATE KEY-----",
             "&sig",
             "token: ",
+            "token a1",
+            "password for a",
+            "<name>a</name>",
+            "a.a ",
+            "machine a login ",
         ),
     ],
 )
@@ -95,6 +100,48 @@ def test_a_secret_of_several_lines_is_masked() -> None:
     assert masked_text("- name: HF_TOKEN\n  value: abc123\n- name: LR\n  value: 3\n") == (
         "- name: HF_TOKEN\n  value: ***\n- name: LR\n  value: 3\n"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wandb:\n  project: mistral\n  key: «a94a8fe5ccb19ba6»\nlr: 0.1\n",
+        "logger:\n  - wandb:\n      key: '«k9Xv2abc»'  # mine\n",
+        "openai:\n  org: x\n  retry:\n    max: 3\n  key: «k1234567»\n",
+        "password: >-\n  «hunter2»\nlr: 1\n",
+        "password:\n  «hunter2»\nlr: 1\n",
+        'openai:\n  api_key: |\n    "«k9Xv2abc»"\n\n  lr: 3\n',
+        "api_keys:\n  - «k9Xv2abc»\n  - «k8Xv2abc»\nlr: 1\n",
+        "api_keys:\n- «k9Xv2abc»\nlr: 1\n",
+        "machine github.com\n  login me\n  password «hunter2»\n",
+        "PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 2\n«AAAAIGsecretline\nBBBB»\nPrivate-MAC: 0123\n",
+        "key: |\n  -----BEGIN RSA PRIVATE KEY-----«\n  MIIEow\n  abc\n  »-----END RSA PRIVATE KEY-----\nlr: 1\n",
+        "<property>\n  <name>fs.azure.account.key</name>\n  <value>«Zm9vYmFy»</value>\n</property>\n",
+    ],
+)
+def test_a_secret_on_another_line_than_its_name_is_masked_and_nothing_else(text: str) -> None:
+    whole = re.compile("«(.*?)»", re.DOTALL)
+    assert masked_text(whole.sub(r"\1", text)) == whole.sub(MASK, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wandb:\n  project: mistral\n  key: value\n",
+        "wandb:\n  key: k9Xv2ab\n",  # shorter than any key
+        "metrics:\n  key: eval/accuracy_top_5_averaged_v2\n",
+        "sort:\n  key: step0123456789abcdefghij\n",
+        "wandb:\n  project: x\ncache:\n  key: a94a8fe5ccb19ba6\n",
+        "secrets:\n  - hf-token\n  - wandb\n",
+        "password:\n  min_length: 8\n  hint: none\n",
+        "password:\n  The password of the data base, 8 letters\n",
+        "token:\n  type: bearer\n",
+        "token:\n  2048\n",
+        "password:\nlr\n",
+    ],
+)
+def test_harmless_yaml_stays(text: str) -> None:
+    assert masked_text(text) == text
 
 
 def test_secrets_of_an_environment_are_masked_and_the_rest_is_left() -> None:

@@ -255,7 +255,7 @@ def _safety(user_knob: UserKnob, current: tuple[str, ...] | None, facts: JobFact
 
 def _product(value: tuple[str, ...]) -> int | None:
     """Multiply the factors; None if a factor is not a whole number."""
-    if not all(factor.isdigit() for factor in value):
+    if not all(factor.isdecimal() for factor in value):
         return None
     return math.prod(int(factor) for factor in value)
 

@@ -99,4 +99,4 @@ def emit(tuning: Tuning) -> Emitted:
 def _count(tuning: Tuning, name: str) -> int:
     """Return a count for the machine, or 1 if it is unknown."""
     text = tuning.machine.get(name, "1")
-    return int(text) if text.isdigit() else 1
+    return int(text) if text.isdecimal() else 1

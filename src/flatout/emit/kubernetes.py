@@ -129,4 +129,4 @@ def _with_own_rendezvous(words: tuple[str, ...], num_nodes: int) -> tuple[str, .
 
 
 def _integer(text: str | None, default: int) -> int:
-    return int(text) if text is not None and text.isdigit() else default
+    return int(text) if text is not None and text.isdecimal() else default

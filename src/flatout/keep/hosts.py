@@ -16,7 +16,7 @@ from pathlib import PurePath
 def goes_on_without_host(nnodes: str | None) -> bool:
     """Whether torchrun was given a range of nodes, so that the agents on other hosts continue without this host's."""
     low, _, high = (nnodes or "").partition(":")
-    return low.isdigit() and high.isdigit() and int(low) < int(high)
+    return low.isdecimal() and high.isdecimal() and int(low) < int(high)
 
 
 def num_nodes(words: Sequence[str], nnodes: str | None, environment: Mapping[str, str] = os.environ) -> int:
@@ -40,7 +40,7 @@ def without_host(
     allocated = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or ""
     asked = _option(words, "--nodes") or _option(words, "-N") or ""
     excluded = {name for name in (_option(words, "--exclude") or "").split(",") if name} | {host}
-    if not allocated.isdigit() or not asked.isdigit() or int(allocated) - len(excluded) < int(asked):
+    if not allocated.isdecimal() or not asked.isdecimal() or int(allocated) - len(excluded) < int(asked):
         return None
     kept = [word for word in words[place + 1 :] if not word.startswith("--exclude=")]
     return (*words[: place + 1], f"--exclude={','.join(sorted(excluded))}", *kept)

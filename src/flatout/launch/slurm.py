@@ -238,7 +238,7 @@ def _seen(text: str) -> _Seen:
         nodes=nodes if nodes not in ("", "(null)") else None,
         exit_code=int(exit_code or 0),
         signal=int(signal or 0),
-        start_unix_s=time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S")) if start[:1].isdigit() else None,
+        start_unix_s=time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S")) if start[:1].isdecimal() else None,
         was_preempted=value("PreemptTime") not in ("", "None"),
         was_suspended=value("SuspendTime") not in ("", "None"),
     )

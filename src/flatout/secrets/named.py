@@ -26,9 +26,11 @@ _OPTION = re.compile(
     r"(?<![\w.-])--?(?P<name>[A-Za-z][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"(?:[ \t]{1,10}(?=[^\s-])|[\"'],[ \t]{0,3}(?=[\"'][^-\"']))"
 )
-# `aws configure set NAME value`, `kaggle config set -n NAME -v value`.
+# `aws configure set NAME value`, `kaggle config set -n NAME -v value`, `set -gx NAME value`, `setenv NAME value`, and
+# `ENV NAME value` of a Dockerfile.
 _SET = re.compile(
-    r"(?<![\w.-])config(?:ure)?[ \t]{1,3}(?:--?\w{1,20}[ \t]{1,3})?set[ \t]{1,3}(?:-n[ \t]{1,3})?"
+    r"(?<![\w.-])(?:config(?:ure)?[ \t]{1,3}(?:--?\w{1,20}[ \t]{1,3})?set[ \t]{1,3}(?:-n[ \t]{1,3})?"
+    r"|set[ \t]{1,3}-\w{1,4}[ \t]{1,3}|setenv[ \t]{1,3}|ENV[ \t]{1,3})"
     r"(?P<name>[A-Za-z_][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"[ \t]{1,10}(?:-v[ \t]{1,3})?(?=[^\s-])"
 )

@@ -205,6 +205,12 @@ def is_about(name: str) -> bool:
     return bool(words) and words[-1] in _ABOUT
 
 
+def holds_a_key(name: str) -> bool:
+    """Whether the entry `key` of a table with this name is a secret: `wandb`, `openai`, not `sort` or `cache`."""
+    words = words_of(name)
+    return bool(words) and words[-1] in _OF_KEYS
+
+
 @lru_cache(maxsize=4096)
 def secret_kind(name: str) -> SecretKind | None:
     """Return the kind of secret that a name announces; None if it announces none."""

@@ -48,6 +48,7 @@ _PEM = re.compile(
     r"(-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----)"
     r"(?:(?!-----END)[\w+/=\s\\:,.()-]){1,20000}(-----END [A-Z0-9 ]{0,40}-----)?"
 )
+_PUTTY = re.compile(r"(Private-Lines: \d{1,3}\r?\n)(?:[\w+/=]{1,80}\r?\n){1,200}")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s{1,3})([\w.~+/-]{6,4000}={0,2})")
 _AFTER_BEARER = {
     *("authentication", "authorization", "tokens", "scheme", "schemes", "header", "headers", "credentials", "method"),
@@ -69,6 +70,7 @@ _BOT = re.compile(r"(/bot)(\d{6,12}:[\w-]{20,})")
 _NAMED_SEGMENT = re.compile(
     r"(?i)(/(?:api[_-]?keys?|tokens?|secrets?|keys?|access[_-]?tokens?|integration)/)([^/\s?#'\"<>]{16,400})(?=[/\s?#'\"<>]|$)"
 )
+_HTTP = re.compile(r"(?i)https?://[^\s'\"<>]{1,4000}")
 _QUERY = re.compile(r"((?:[?&#]|&amp;|\\u0026)([\w.~%-]{1,80})=)([^&\s\"'<>#\\]{1,4000})")
 _NAMES_OF_QUERIES = {
     *("sig", "signature", "x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-goog-signature"),
@@ -77,6 +79,7 @@ _NAMES_OF_QUERIES = {
     *("session", "sessionid", "sid", "ticket", "sas", "st", "authuser", "verify", "otp", "auth", "token", "apikey"),
 }
 _LEAST_SIGNATURE = 6
+_TIME = re.compile(r"\d{4}-?\d\d-?\d\d(?:[T ]\d\d(?::|%3A)?\d\d(?:(?::|%3A)?\d\d)?Z?)?", re.IGNORECASE)
 _SIGNATURE = re.compile(
     r"(?<![\w-])((?:sig|signature|x-(?:amz|goog|ms|oss)-signature)=)([\w%+/=-]{16,1000})", re.IGNORECASE
 )
@@ -86,12 +89,13 @@ def masked_urls(text: str) -> str:
     """Mask the private keys, and the parts of URLs that are secrets: passwords, signatures, tokens, webhooks."""
     if "PRIVATE KEY" in text:
         text = _PEM.sub(rf"\1{MASK}\2", text)
+    if "Private-Lines" in text:
+        text = _PUTTY.sub(rf"\1{MASK}\n", text)
     if "://" in text:
         text = _BOT.sub(rf"\1{MASK}", text)
         text = _WEBHOOK.sub(rf"\1{MASK}", text)
         text = _USER.sub(_masked_user, text)
-    if "http" in text:
-        text = _NAMED_SEGMENT.sub(_masked_segment, text)
+        text = _HTTP.sub(lambda url: _NAMED_SEGMENT.sub(_masked_segment, url[0]), text)
     if "=" in text:
         text = _QUERY.sub(_masked_query, text)
         text = _SIGNATURE.sub(rf"\1{MASK}", text)
@@ -132,9 +136,8 @@ def _masked_query(match: re.Match[str]) -> str:
     kind = secret_kind(name)
     is_secret = kind is not None and is_secret_value(kind, name, value)
     if name.lower() in _NAMES_OF_QUERIES:
-        is_signature = (
-            len(value) >= _LEAST_SIGNATURE and not value.isdigit() and is_secret_value(SecretKind.AUTH, name, value)
-        )
+        is_time = value.isdigit() or _TIME.fullmatch(value) is not None
+        is_signature = len(value) >= _LEAST_SIGNATURE and not is_time and is_secret_value(SecretKind.AUTH, name, value)
         is_secret = is_secret or name.lower() == "sig" or is_signature
     return f"{match[1]}{MASK}" if is_secret else match[0]
 

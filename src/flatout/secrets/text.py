@@ -12,7 +12,8 @@ from flatout.secrets.named import masked_values
 from flatout.secrets.names import SecretKind, secret_kind
 from flatout.secrets.programs import masked_programs
 from flatout.secrets.shapes import MASK, masked_tokens, masked_urls
-from flatout.secrets.values import is_secret_value
+from flatout.secrets.values import is_generated, is_secret_value
+from flatout.secrets.yaml_lines import masked_yaml
 
 # A text without any of these words has no secret after a name; most of a log is done after this look.
 _WORDS_OF_NAMES = (
@@ -45,14 +46,26 @@ _SQL = re.compile(
     r"('[^'\n]{1,400}'|\"[^\"\n]{1,400}\")"
 )
 _NETRC = re.compile(
-    r"(?i)((?<!\S)(?:machine[ \t]{1,3}\S{1,200}|default)[ \t]{1,3}login[ \t]{1,3}\S{1,200}[ \t]{1,3}password[ \t]{1,3})"
+    r"(?i)((?<!\S)(?:machine\s{1,8}\S{1,200}|default)\s{1,8}login\s{1,8}\S{1,200}\s{1,8}password\s{1,8})"
     r"\S{1,400}"
 )
 # A secret in a sentence: `the password is hunter2`, `Incorrect API key provided: X`.
 _SAID = re.compile(
     r"(?i)\b((?:(?:with|using|and|by) (?:the )?(?:password|passwd|passphrase)[ \t]{1,3}[\"'`(]?)"
+    r"|(?:password|passwd|passphrase)(?: for [^\s:]{1,60})?:[ \t]{1,3}[\"'`(]?"
     r"|(?:password|passwd|passphrase|api[ _-]?key|secret(?: key)?|(?:access |auth )?token)"
     r"(?: provided:?| is:?| was:?|:)[ \t]{1,3}[\"'`(]?)([\w.~+/!@#$%^&*-]{6,400})"
+)
+# The same without a verb, `token X was refused`: only what can be nothing else than generated.
+_MENTIONED = re.compile(
+    r"(?i)\b((?:(?:api|access|secret|auth|license)[ _-]?(?:key|token)|token|(?:logged in|log in|login|sign(?:ed)? in)"
+    r" (?:with|using)(?: the)? (?:key|credentials?))[ \t]{1,3}[\"'`(]?)([\w.-]{16,400})"
+)
+# Properties of Hadoop in XML, and of Spark as lines.
+_PROPERTY = re.compile(
+    r"(?P<head><name>\s{0,8}(?P<name>[\w.-]{1,120})\s{0,8}</name>\s{0,40}<value>"
+    r"|(?m:^)(?P<line>[\w-]{1,80}(?:\.[\w-]{1,80}){1,8})[ \t]{1,8})"
+    r"(?P<value>[^\s<>=:]{1,1000})(?=</value>|[ \t]*(?:\r?\n|$))"
 )
 _LEAST_TOKEN = 16
 
@@ -79,9 +92,12 @@ def _masked_names(text: str) -> str:
     text = masked_values(text)
     if "</" in text:
         text = _TAG.sub(_masked_tag, text)
+    text = _PROPERTY.sub(_masked_property, text)
     text = _SQL.sub(_masked_sql, text)
     text = _NETRC.sub(rf"\1{MASK}", text)
-    return _SAID.sub(_masked_said, text)
+    text = _MENTIONED.sub(_masked_mention, text)
+    text = _SAID.sub(_masked_said, text)
+    return masked_yaml(text) if "\n" in text else text
 
 
 def _with_masked_headers(text: str) -> str:
@@ -113,6 +129,18 @@ def _masked_pair(match: re.Match[str]) -> str:
     if kind is None or not is_secret_value(kind, match["name"], value.strip("'\"")):
         return match[0]
     return f"{match['head']}{mark}{MASK}{mark}"
+
+
+def _masked_property(match: re.Match[str]) -> str:
+    name = match["name"] or match["line"]
+    kind = secret_kind(name)
+    if kind in (None, SecretKind.PERHAPS) or not is_secret_value(kind, name, match["value"]):
+        return match[0]
+    return f"{match['head']}{MASK}"
+
+
+def _masked_mention(match: re.Match[str]) -> str:
+    return f"{match[1]}{MASK}" if is_generated(match[2]) else match[0]
 
 
 def _masked_sql(match: re.Match[str]) -> str:

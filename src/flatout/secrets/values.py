@@ -6,6 +6,7 @@ In: the kind of the name, the name, and the value without its quotes. Out: wheth
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from flatout.secrets.names import SecretKind
 
@@ -47,31 +48,70 @@ _PATH = re.compile(
     r"|Users|lustre|nfs|fsx|shared|proc|dev|app|code|project|projects)/[\w.@/-]+|[\w./-]+\.(?:json|pem|key|pub|ya?ml|toml|txt|cfg|ini|crt)"
 )
 _LEAST_RANDOM = 16
-_DIGITS_OF_A_COUNT = 4
+_RUN = re.compile(rf"[A-Za-z0-9]{{{_LEAST_RANDOM},}}")
+_CHANGE = re.compile(r"(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])")
+_LEAST_CHANGES = 3
+_DIGITS_OF_A_COUNT, _DIGITS_OF_PASSES = 4, 2
 
 
 def is_secret_value(kind: SecretKind, name: str, value: str) -> bool:
     """Whether `value` after `name` is a secret. `value` is without quotes."""
     text = value.strip().strip("\"'").rstrip(",")
-    if not any(map(str.isalnum, text)) or text.startswith("***"):
-        return False
-    if text.lower() in _WORDS_WITHOUT_SECRET or _REFERENCE.fullmatch(text) or text.lower() == name.lower():
-        return False
-    match kind:
-        case SecretKind.PERHAPS:
-            return looks_random(text)
-        case SecretKind.TOKEN:
-            return _NUMBER.fullmatch(text) is None and _PATH.fullmatch(text) is None
-        case SecretKind.KEY:
-            return _PATH.fullmatch(text) is None and not (text.isdigit() and len(text) <= _DIGITS_OF_A_COUNT)
-        case SecretKind.AUTH:
-            return text.lower() not in _METHODS and _PATH.fullmatch(text) is None
-        case SecretKind.PASS:
-            return not (text.isdigit() and len(text) < 3)
-        case SecretKind.WEBHOOK:
-            return "://" in text
-        case _:
-            return not (_names_credentials(name) and _PATH.fullmatch(text)) and not _is_folder(name, text)
+    return not _is_no_value(name, text) and _IS_SECRET[kind](name, text)
+
+
+def _is_no_value(name: str, text: str) -> bool:
+    """Whether it is empty, masked, a reference, or a word that says that there is no value."""
+    is_empty = not any(map(str.isalnum, text))
+    is_masked = text.startswith("***")
+    is_word = text.lower() in _WORDS_WITHOUT_SECRET or text.lower() == name.lower()
+    return is_empty or is_masked or is_word or _REFERENCE.fullmatch(text) is not None
+
+
+def _is_certain(name: str, text: str) -> bool:
+    is_path_of_credentials = _names_credentials(name) and _is_path(text)
+    return not is_path_of_credentials and not _is_folder(name, text)
+
+
+def _is_key(name: str, text: str) -> bool:
+    is_count = text.isdigit() and len(text) <= _DIGITS_OF_A_COUNT
+    return not is_count and not _is_path(text)
+
+
+def _is_token(name: str, text: str) -> bool:
+    return _NUMBER.fullmatch(text) is None and not _is_path(text)
+
+
+def _is_authorization(name: str, text: str) -> bool:
+    return text.lower() not in _METHODS and not _is_path(text)
+
+
+def _is_password(name: str, text: str) -> bool:
+    is_number_of_passes = text.isdigit() and len(text) <= _DIGITS_OF_PASSES
+    return not is_number_of_passes
+
+
+def _is_webhook(name: str, text: str) -> bool:
+    return "://" in text
+
+
+def _is_random(name: str, text: str) -> bool:
+    return looks_random(text)
+
+
+_IS_SECRET: dict[SecretKind, Callable[[str, str], bool]] = {
+    SecretKind.CERTAIN: _is_certain,
+    SecretKind.KEY: _is_key,
+    SecretKind.TOKEN: _is_token,
+    SecretKind.AUTH: _is_authorization,
+    SecretKind.PASS: _is_password,
+    SecretKind.WEBHOOK: _is_webhook,
+    SecretKind.PERHAPS: _is_random,
+}
+
+
+def _is_path(text: str) -> bool:
+    return _PATH.fullmatch(text) is not None
 
 
 def looks_random(text: str) -> bool:
@@ -79,6 +119,11 @@ def looks_random(text: str) -> bool:
     if len(text) < _LEAST_RANDOM or not re.fullmatch(r"[\w+/=.~:-]+", text):
         return False
     return any(map(str.isdigit, text)) and any(map(str.isalpha, text)) and "/" not in text.strip("/")
+
+
+def is_generated(text: str) -> bool:
+    """Whether a text can only be generated: a run of letters and digits that alternate, as no name of anything has."""
+    return any(len(_CHANGE.findall(run)) >= _LEAST_CHANGES for run in _RUN.findall(text))
 
 
 def _names_credentials(name: str) -> bool:

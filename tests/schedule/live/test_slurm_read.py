@@ -235,9 +235,11 @@ def test_durations_of_the_same_name_then_of_the_same_user() -> None:
     header = "JobID|User|JobName|Partition|State|ElapsedRaw\n"
     rows = [f"{n}|ann|train_lr{n}|low|COMPLETED|{100 * n}" for n in (1, 2, 3)]
     rows += [f"{n}|ann|other|low|CANCELLED by 0|9999" for n in (4, 5, 6)]
+    rows += ["10|bob|x|low|COMPLETED|²", "11|bob|x|low|COMPLETED|" + 10 * "9", "12|bob|x|low|COMPLETED|"]
     rows += ["7|ann|a name", "with a line break|low|COMPLETED|5", "8|bob|x|low|COMPLETED|7", "9|ann|eval|low|FAILED|8"]
     history = EndedJobs(header + "\n".join(rows), "sacct")
     assert history.num_jobs == 5
+    assert EndedJobs(header + "1|a|x|low|COMPLETED|" + 9 * "9", "sacct").num_jobs == 1
     jobs = [one(job_id=n, user_name=u, name=name) for n, u, name in ((1, "ann", "train_lr9"), (2, "ann", "new"))]
     jobs.append(one(job_id=3, user_name="bob", name="x"))
     assert history.predicted(jobs) == {"1": 200.0, "2": 150.0}

@@ -125,7 +125,7 @@ def _remove_interrupted(path: Path) -> None:
     start = f".{path.name}.{os.uname().nodename}."
     for folder in path.parent.glob(f"{glob.escape(start)}*.tmp"):
         pid = folder.name.removeprefix(start).split(".")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
+        if pid.isdecimal() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 

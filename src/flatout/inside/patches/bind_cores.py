@@ -65,7 +65,7 @@ def local_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int] | Non
     for rank_name, size_name in _LOCAL:
         rank_text = environment.get(rank_name, "")
         size_text = re.match(r"\d+", environment.get(size_name, ""))
-        if not rank_text.isdigit() or size_text is None:
+        if not rank_text.isdecimal() or size_text is None:
             continue
         rank, size = int(rank_text), int(size_text[0])
         if rank < size:
@@ -157,7 +157,7 @@ def _bus_id(name: str) -> str | None:
     if nvml.nvmlInit_v2() != 0:
         return None
     device, info = ctypes.c_void_p(), _PciInfo()
-    if name.isdigit():
+    if name.isdecimal():
         code = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(device))
     else:
         code = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))

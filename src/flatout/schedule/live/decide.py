@@ -92,7 +92,7 @@ def _in_order(view: ClusterView, settings: ControllerSettings, may_touch: Callab
 
 
 def _number(job_id: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in job_id.split("_") if part.isdigit())
+    return tuple(int(part) for part in job_id.split("_") if part.isdecimal())
 
 
 def _reverts(view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> Iterator[Action]:

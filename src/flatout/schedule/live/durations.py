@@ -14,7 +14,12 @@ from flatout.schedule.live.view import JobView
 
 _NEEDED = ("User", "JobName", "State", "ElapsedRaw")
 _NUMBERS = re.compile(r"\d+")
+_MOST_DIGITS = 9  # of seconds: three decades
 _MIN_JOBS = 3
+
+
+def _is_elapsed(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 class EndedJobs:
@@ -36,7 +41,7 @@ class EndedJobs:
             if len(fields) != len(columns):
                 continue  # a name with line breaks
             user, name, state, elapsed = (fields[columns[column]] for column in _NEEDED)
-            if state.split(" ")[0] in ("COMPLETED", "TIMEOUT", "FAILED") and elapsed.isdigit():
+            if state.split(" ")[0] in ("COMPLETED", "TIMEOUT", "FAILED") and _is_elapsed(elapsed):
                 self.num_jobs += 1
                 for key in ((user, _NUMBERS.sub("#", name)), (user, "")):
                     self._elapsed_s.setdefault(key, []).append(float(elapsed))

@@ -89,7 +89,7 @@ def read_failures(text: bytes) -> list[NodeFailure]:
         fields = line.split("|")
         if len(fields) != 3:
             raise InputError(f"sacct -P must print three fields per line, but printed {line[:80]!r}")
-        if fields[0].split(" ")[0] == "NODE_FAIL" and fields[1].isdigit():
+        if fields[0].split(" ")[0] == "NODE_FAIL" and fields[1].isdecimal():
             nodes = _guarded("sacct", expanded, fields[2])
             failures.extend(NodeFailure(node=node, unix_s=float(fields[1]), weight=1 / len(nodes)) for node in nodes)
     return failures
