@@ -6,7 +6,7 @@ In: trace files, folders, archives, or the folder of a recording. Out: a `Diagno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from flatout.diagnose.recorder import Untraced
 from flatout.errors import InputError
 from flatout.inside.protocol import File
 from flatout.rank_executor import map_ranks, num_cores
-from flatout.read import TraceSource, assign_ranks, open_sources, read_trace
+from flatout.read import RankPart, SeveralRanksError, TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from flatout.report.perfetto import PerfettoRank
 
 Progress = Callable[[int, int], None]  # traces read so far, and their total
-_AttributeSource = Callable[..., "RankTimeline | _Unreadable"]
+_AttributeSource = Callable[..., "RankTimeline | _Unreadable | _SeveralRanks"]
 # A warm-up can compile code, collect garbage and retry allocations: these causes alone show no recurrence.
 _RECURRING_CAUSES = frozenset(
     {
@@ -92,6 +92,10 @@ def origin_ns(done: Diagnosed) -> int:
 class _Unreadable(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     hint: str
+
+
+class _SeveralRanks(msgspec.Struct, frozen=True, kw_only=True):
+    parts: tuple[RankPart, ...]
 
 
 def diagnose_paths(
@@ -288,7 +292,7 @@ def _read_all(
     num_workers = num_cores() if len(sources) == 1 else 1
     attribute = partial(attribute_source, num_workers=num_workers)
     unpacked = [source.archive for source in sources if source.archive is not None]
-    results = map_ranks(attribute, sources, engine=engine, unpacked=unpacked)
+    sources, results = _split(sources, map_ranks(attribute, sources, engine=engine, unpacked=unpacked), attribute)
 
     readable: list[tuple[TraceSource, RankTimeline]] = []
     unreadable: list[_Unreadable] = []
@@ -317,9 +321,30 @@ def _read_all(
     return timelines, [*quality, *assignment.quality], source_of_rank
 
 
+def _split(
+    sources: Sequence[TraceSource],
+    results: Iterable[RankTimeline | _Unreadable | _SeveralRanks],
+    attribute: Callable[[TraceSource], RankTimeline | _Unreadable | _SeveralRanks],
+) -> tuple[list[TraceSource], list[RankTimeline | _Unreadable]]:
+    """Return one source and one result per rank: files with several ranks are read again, one rank at a time."""
+    split_sources: list[TraceSource] = []
+    split_results: list[RankTimeline | _Unreadable] = []
+    for source, result in zip(sources, results, strict=True):
+        if not isinstance(result, _SeveralRanks):
+            split_sources.append(source)
+            split_results.append(result)
+            continue
+        for part in source.split(result.parts):
+            of_part = attribute(part)
+            assert not isinstance(of_part, _SeveralRanks)
+            split_sources.append(part)
+            split_results.append(of_part)
+    return split_sources, split_results
+
+
 def _with_counted_starts(
     readable: Sequence[tuple[TraceSource, RankTimeline]],
-    attribute: Callable[[TraceSource], RankTimeline | _Unreadable],
+    attribute: Callable[[TraceSource], RankTimeline | _Unreadable | _SeveralRanks],
     engine: str,
     unpacked: Sequence[str],
 ) -> list[tuple[TraceSource, RankTimeline]]:
@@ -341,7 +366,7 @@ def _attribute_source(
     with_track: bool,
     recurring_steps: frozenset[int],
     counts_start: bool = False,
-) -> RankTimeline | _Unreadable:
+) -> RankTimeline | _Unreadable | _SeveralRanks:
     try:
         return attribute_rank(
             read_trace(source, num_workers=num_workers),
@@ -349,6 +374,8 @@ def _attribute_source(
             recurring_steps=recurring_steps,
             counts_start=counts_start,
         )
+    except SeveralRanksError as error:
+        return _SeveralRanks(parts=error.parts)
     except InputError as error:
         return _Unreadable(message=str(error), hint=error.hint)
 

@@ -1,4 +1,4 @@
-"""Several ranks in one file, and several sessions of a rank: refused in words, never read as one rank."""
+"""Several ranks in one file are split or refused, several sessions of a rank refused; never read as one rank."""
 
 from __future__ import annotations
 
@@ -100,6 +100,56 @@ def test_a_few_operators_of_another_process_are_no_rank(tmp_path: Path) -> None:
                 read_path(path)
         else:
             assert read_path(path).meta.process == "5000"
+
+
+# --- ranks that can be separated
+
+
+def named(number: int) -> list[dict[str, Any]]:
+    """The events of a rank in which each process and each device names the rank."""
+    return [event | {"pid": f"rank {number} {event['pid']}"} for event in events(number) if "pid" in event]
+
+
+def cpu_only(number: int) -> list[dict[str, Any]]:
+    trace = TraceBuilder(number, 2)
+    for step in range(3):
+        trace.step(step, 1000 * step, 1000).op("aten::mm", 1000 * step + 10, 900 - 100 * number)
+    listed: list[dict[str, Any]] = trace.to_json()["traceEvents"]
+    return listed
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_ranks_that_the_processes_name_are_separated(engine: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**rank(0).to_json(), "traceEvents": named(0) + named(1)}))
+    other = tmp_path / "rank2.json"
+    other.write_bytes(text(2, world_size=3))
+    diagnosis = diagnose_paths([path, other], engine=engine).diagnosis
+    assert [one.rank for one in diagnosis.ranks] == [0, 1, 2]
+    alone = [diagnose_paths([write(tmp_path, f"r{n}.json", rank(n))], engine="serial").diagnosis for n in (0, 1)]
+    for number in (0, 1):
+        assert diagnosis.ranks[number].parts_s == pytest.approx(alone[number].ranks[0].parts_s)
+    assert [note.problem for note in diagnosis.data_quality if "has the traces of 2 ranks" in note.problem]
+
+
+def test_ranks_on_the_cpu_are_separated_by_their_process(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"traceEvents": cpu_only(0) + cpu_only(1)}))
+    diagnosis = diagnose_paths([path]).diagnosis
+    assert [one.rank for one in diagnosis.ranks] == [0, 1]
+    assert [one.parts_s["compute"] for one in diagnosis.ranks] == pytest.approx([2700e-6, 2400e-6])
+    assert [note.problem for note in diagnosis.data_quality if "not say which rank" in note.problem]
+
+
+def test_gpu_events_that_no_process_names_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    """The processes of the host name their ranks, and the devices do not: both ranks use stream 7 of GPU 0."""
+    device = [event for event in events(0) + events(1) if event.get("cat") == "kernel"]
+    host = [event for event in named(0) + named(1) if event.get("cat") != "kernel"]
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"traceEvents": host + device}))
+    with pytest.raises(InputError, match="nothing says which GPU events belong to which rank") as error:
+        diagnose_paths([path])
+    assert "one file per rank" in error.value.hint
 
 
 # --- sessions

@@ -56,7 +56,9 @@ class Originals:
             text = EventText(stream, source.name)
             for block in text.blocks():
                 for fields in _fields(block):
-                    yield self._event(fields)
+                    event = self._event(fields)
+                    if source.part is None or source.part.has(event.process):
+                        yield event
             self.metadata = _around(text)
 
     def _event(self, fields: Fields) -> OriginalEvent:

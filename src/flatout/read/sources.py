@@ -16,6 +16,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.inside.protocol import File
 from flatout.read.event_text import TRACE_OF_OURS
+from flatout.read.processes import RankPart
 from flatout.read.ranks import rank_in_name
 from flatout.read.stream import LIMITS, ByteStream, Limits
 from flatout.records.events import Quality
@@ -34,6 +35,20 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
     rank_hint: int | None = None  # from the file name
     quality: tuple[Quality, ...] = ()  # notes on its archive or folder
     archive: str | None = None  # the archive that it was unpacked from, into a folder that exists only on this machine
+    part: RankPart | None = None  # the rank to read, of a file with several; None: the whole file
+
+    def split(self, parts: Sequence[RankPart]) -> list[TraceSource]:
+        """Return one source per rank of a file with several."""
+        named = "the names of the processes" if parts[0].process is None else "the processes"
+        note = Quality(
+            problem=f"{self.name} has the traces of {len(parts)} ranks",
+            effect=f"they were separated by {named}",
+        )
+        sources = [
+            msgspec.structs.replace(self, name=f"{self.name} ({part.name})", part=part, quality=()) for part in parts
+        ]
+        sources[0] = msgspec.structs.replace(sources[0], quality=(*self.quality, note))
+        return sources
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flatout.read.decoded import Columns, Decoded
 from flatout.read.durations import repair_durations
 from flatout.read.metadata import FileMetadata
-from flatout.read.processes import host_in_name, process_of
+from flatout.read.processes import RankPart, host_in_name, process_of
 from flatout.read.quality import damage_quality, duration_quality
 from flatout.read.schema import MTIA_DEVICE, OPERATOR, is_kind
 from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, EventTable, Kind, Quality, TraceMeta
@@ -40,8 +40,13 @@ _DICTIONARY_OF_COLUMN = {
 }
 
 
-def build_table(decoded: Decoded, metadata: FileMetadata, path: str, quality: Sequence[Quality]) -> EventTable:
+def build_table(
+    decoded: Decoded, metadata: FileMetadata, path: str, quality: Sequence[Quality], part: RankPart | None = None
+) -> EventTable:
+    """Build the table of a file, or of one of the ranks in it."""
     columns, dictionaries = _join(decoded)
+    if part is not None:
+        columns = _of_part(columns, dictionaries["threads"], part)
     num_clamped = _leave_out_clamped(columns)
     base_ns = _usable_base(columns["start_ns"], metadata.base_ns)
     columns["start_ns"] += base_ns
@@ -90,6 +95,13 @@ def _join(decoded: Decoded) -> tuple[Columns, dict[str, list[Any]]]:
             parts = [maps[decoder][part] for decoder, part in zip(decoded.decoder_of_piece, parts, strict=True)]
         columns[column] = np.concatenate(parts) if parts else np.empty(0, dtype)
     return columns, dictionaries
+
+
+def _of_part(columns: Columns, threads: Sequence[tuple[int | str, int | str]], part: RankPart) -> Columns:
+    """Return the events of one rank."""
+    is_of_thread = np.array([*(part.has(process) for process, _ in threads), False], np.bool_)  # NULL is -1
+    is_of_part = is_of_thread[columns["thread"]]
+    return {column: values[is_of_part] for column, values in columns.items()}
 
 
 def _merge(dictionaries: list[list[Any]]) -> tuple[list[Any], list[NDArray[np.int32]]]:

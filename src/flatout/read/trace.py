@@ -46,9 +46,11 @@ def _read(source: TraceSource, decode: Callable[[Iterator[bytes]], Decoded]) -> 
             decoded = decode(text.blocks())
             quality = (*_cut_short(text, stream), *_trailing_comma(text))
         file_metadata = metadata.parse(text.head, text.tail)
-        if file_metadata.rank is None:
+        if source.part is not None:  # the metadata are those of one of the merged files
+            file_metadata.rank, file_metadata.hostname = source.part.rank, None
+        elif file_metadata.rank is None:
             file_metadata.rank = rank_in_name(source.name)
-        table = build_table(decoded, file_metadata, source.name, quality)
+        table = build_table(decoded, file_metadata, source.name, quality, source.part)
     if not table.num_events:
         raise _no_events(source, table)
     table.check()
