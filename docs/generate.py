@@ -31,6 +31,7 @@ from flatout.diagnose.explain import Explanation, Explanations, explanation, lis
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_parameters
 from flatout.records.attempts import SkippedRow
+from flatout.records.buying import BuyOrRent, OwnershipCost
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
@@ -218,6 +219,11 @@ def plan_evaluation_json() -> str:
 def cost_json() -> str:
     """The contract `flatout/cost`."""
     return _contract("flatout/cost", (Chargeback, TeamCost, CostLine, Estimate, BudgetState, SkippedRow))
+
+
+def buy_or_rent_json() -> str:
+    """The contract `flatout/buy-or-rent`."""
+    return _contract("flatout/buy-or-rent", (BuyOrRent, OwnershipCost, Estimate))
 
 
 def power_cap_json() -> str:
@@ -658,6 +664,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         plan_json,
         plan_evaluation_json,
         cost_json,
+        buy_or_rent_json,
         power_cap_json,
         spot_json,
         submission_json,

@@ -16,6 +16,7 @@ import msgspec
 
 from flatout.catalog.carbon import grid_carbon
 from flatout.catalog.prices import TERMS, Prices, Terms, all_prices, exactly, gpu_named, read_prices
+from flatout.cost.buying import buy_or_rent
 from flatout.cost.chargeback import Tariff, chargeback
 from flatout.cost.power_cap import cap_advice
 from flatout.cost.recorded import recorded_attempt
@@ -23,11 +24,13 @@ from flatout.cost.spot import SpotJob, availability, spot_advice, youngs_interva
 from flatout.errors import InputError, UsageError
 from flatout.input_files import MAX_BYTES
 from flatout.profile.read_recording import is_recording, read_recording
+from flatout.read.ownership import read_ownership
 from flatout.read.power_curve import read_power_curve
 from flatout.read.sacct import merged, parse_sacct, read_sacct
 from flatout.read.spot_trace import read_spot_trace
 from flatout.read.usage import read_usage
 from flatout.records.attempts import Attempts, Usage
+from flatout.records.buying import BuyOrRent
 from flatout.records.chargeback import Chargeback
 from flatout.records.power import CapAdvice
 from flatout.records.spot import SpotAdvice
@@ -156,6 +159,21 @@ def advise_spot(request: SpotRequest, options: PriceOptions) -> SpotAdvice:
     )
 
 
+def advise_buying(path: Path, options: PriceOptions) -> BuyOrRent:
+    """Compare buying the GPUs of the file with renting them. Raises InputError for a file that makes no sense."""
+    prices = options.prices()
+    ownership = read_ownership(path)
+    gpu = _known_gpu(options.gpu_type, prices) or _known_gpu(ownership.gpu, prices, named=f"`gpu` of `{path}`")
+    own_rent = options.usd_per_gpu_hour
+    return buy_or_rent(
+        msgspec.structs.replace(ownership, gpu=gpu),
+        path=str(path),
+        prices=prices,
+        terms=_terms(options.terms),
+        rent_per_gpu_hour=exactly(own_rent, "--gpu-price") if own_rent is not None else None,
+    )
+
+
 def _read_attempts(
     paths: Sequence[Path], *, project: str, team: str | None, progress: Callable[[int, int], None] | None
 ) -> tuple[Attempts, dict[str, Usage]]:
@@ -169,7 +187,7 @@ def _read_attempts(
     for path in paths:
         if is_recording(path):
             attempt, usage = recorded_attempt(read_recording(path), team=team)
-            recorded.append(Attempts(path=str(path), attempts=(attempt,), num_rows=1))
+            recorded.append(Attempts(path=str(path), attempts=(attempt,), num_rows=1, clocks=("utc",)))
             usages[usage.job] = usage
         elif path == STANDARD_INPUT:
             files.append(parse_sacct(_standard_input(), name="standard input", project=project))
@@ -198,12 +216,12 @@ def _terms(text: str) -> Terms:
     raise UsageError(f"`--terms` must be one of {', '.join(TERMS)}, but is `{text}`")
 
 
-def _known_gpu(name: str | None, prices: Prices) -> str | None:
+def _known_gpu(name: str | None, prices: Prices, *, named: str = "`--gpu-type`") -> str | None:
     """Return `name`. Raises UsageError for an unknown GPU, since a typing mistake would only make costs unknown."""
     if name is None or gpu_named(name) is not None or any(price.gpu == name for price in prices.gpus):
         return name
     raise UsageError(
-        f"`--gpu-type` must be a GPU in the catalogue or in your prices, but is `{name}`",
+        f"{named} must be a GPU in the catalogue or in your prices, but is `{name}`",
         hint="e.g. h100, a100-80gb or `H100 PCIe 80GB`; docs/reference/gpus.md lists them",
     )
 

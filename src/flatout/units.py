@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 NS_PER_S = 1_000_000_000
+# Prices beyond those of any market: more likely of a node or a month, or in another currency.
+MOST_USD_PER_GPU_HOUR = 1_000.0
+MOST_USD_PER_KWH = 10.0
 
 
 def seconds(value_s: float) -> str:

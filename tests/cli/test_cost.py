@@ -143,6 +143,57 @@ def test_a_budget_that_cannot_be_judged_fails_too(
     assert "the price of GPUs whose type Slurm does not report is unknown" in " ".join(said.split())
 
 
+HEADER = "JobID|State|AllocTRES|ElapsedRaw|Account|Start|End\n"
+ONE = "1|COMPLETED|gres/gpu:h100=8|7200|vision|2026-01-01T00:00:00|2026-01-01T02:00:00\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (HEADER, "no job was read"),
+        (HEADER + "nonsense\nmore\n", "no job was read"),
+        (HEADER + ONE.replace("1|COMPLETED", "1.batch|COMPLETED"), "no job was read"),
+        (HEADER + ONE.replace("7200", "two hours"), "no job was read"),
+        (HEADER + ONE.replace("vision", ""), "the accounting names no team"),
+        (HEADER.replace("|Account", "") + ONE.replace("|vision", ""), "the accounting names no team"),
+        (HEADER + ONE.replace("gres/gpu:h100=8", "cpu=8"), "no attempt held a GPU that was counted"),
+        (HEADER + ONE.replace("gres/gpu:h100=8", "cpu=8,gres/shard=4"), "no attempt held a GPU that was counted"),
+    ],
+)
+def test_a_budget_is_not_met_by_jobs_that_were_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str, why: str
+) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_text(text)
+    options = ["jobs", str(path), "--gpu-price", "2", "--budget", "vision=1000"]
+    said, _ = run(monkeypatch, capfd, *options, "--fail-on-budget", code=1)
+    assert f"budget of vision: unknown, unknown of 1,000 USD: {why}" in " ".join(said.split())
+    (state,) = run_json(monkeypatch, capfd, *options)["budgets"]
+    assert (state["status"], state["spent_usd"]["value"]) == ("unknown", None)
+    path.write_text(HEADER + ONE)
+    run(monkeypatch, capfd, *options, "--fail-on-budget", code=0)
+
+
+@pytest.mark.parametrize("times", ["{start}Z|{end}Z", "{start}+01:00|{end}+0100", "1767225600|1767232800"])
+def test_times_with_a_time_zone_are_read_and_not_mixed_with_others_in_a_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], times: str
+) -> None:
+    start, end = "2026-01-01T00:00:00", "2026-01-01T02:00:00"
+    zoned = ONE.replace(f"{start}|{end}", times.format(start=start, end=end)).replace("1|", "2|", 1)
+    path = tmp_path / "jobs.txt"
+    options = ["jobs", str(path), "--gpu-price", "2", "--budget", "vision=100000", "--fail-on-budget"]
+    path.write_text(HEADER + zoned)
+    result = run_json(monkeypatch, capfd, *options, "--budget-period", "30d")
+    assert (result["num_rows"], result["left_out"]) == (1, [])
+    assert result["to_s"] - result["from_s"] == 7200
+    assert result["from_s"] == 1767225600 - ("+01" in times) * 3600  # 2026-01-01, UTC
+    path.write_text(HEADER + ONE + zoned)
+    said, _ = run(monkeypatch, capfd, *options)
+    assert "note: times with and without a time zone are mixed" in " ".join(said.split())
+    said, _ = run(monkeypatch, capfd, *options, "--budget-period", "30d", code=1)
+    assert "so the share of the period is unknown" in " ".join(said.split())
+
+
 def test_a_checkpoint_saves_what_came_before_it(
     jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,9 +243,16 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
         (["jobs", "{jobs}", "--gpu-type", "h1000"], "`--gpu-type` must be a GPU in the catalogue"),
         (
             ["jobs", "{jobs}", "--gpu-price", "-1"],
-            "`--gpu-price` must be a number from 0 to 1,000,000,000, but is `-1`",
+            "`--gpu-price` must be a number from 0 to 1,000, but is `-1`",
         ),
         (["jobs", "{jobs}", "--gpu-price", "1e308"], "but is `1e308`"),
+        (["jobs", "{jobs}", "--gpu-price", "1000.01"], "must be a number from 0 to 1,000"),
+        (["jobs", "{jobs}", "--electricity", "10.01"], "`--electricity` must be a number from 0 to 10"),
+        (["jobs", "{jobs}", "--budget", "vision=20000EUR"], "`--budget` must be TEAM=USD"),
+        (["jobs", "{jobs}", "--fail-on-budget"], "`--fail-on-budget` needs a --budget to check"),
+        (["spot", "a", "--work-hours=1", "--deadline=2h", "--terms=spot"], "no such option: --terms"),
+        (["spot", "a", "--work-hours=1", "--deadline=2h", "--electricity=1"], "no such option: --electricity"),
+        (["buy", "missing.toml"], "cannot be read"),
         (["jobs", "{jobs}", "--electricity", "nan"], "`--electricity` must be a number from 0"),
         (["jobs", "{jobs}", "--budget", "vision"], "`--budget` must be TEAM=USD"),
         (["jobs", "{jobs}", "--budget", "v=1", "--budget", "v=2"], "`--budget` must be TEAM=USD, once per team"),
@@ -253,7 +311,7 @@ def test_a_file_without_a_command_is_refused_with_the_command_to_type(
 ) -> None:
     _, err = run(monkeypatch, capfd, *arguments, code=2)
     assert err.splitlines() == [
-        f"error: `flatout cost` needs one of jobs, power-cap, spot, but got `{arguments[0]}`",
+        f"error: `flatout cost` needs one of jobs, buy, power-cap, spot, but got `{arguments[0]}`",
         f"hint: to charge jobs: {hint}",
     ]
 

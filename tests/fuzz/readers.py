@@ -532,6 +532,7 @@ READERS: tuple[Reader, ...] = (
             "flatout plan --prices",
             "flatout cost jobs --prices",
             "flatout cost power-cap --prices",
+            "flatout cost buy --prices",
             "flatout cost spot --prices",
         ),
     ),
@@ -588,6 +589,12 @@ READERS: tuple[Reader, ...] = (
         _one("usage.csv"),
         _command("cost", "jobs", str(OWN / "sacct" / "slurm.psv"), "--usage", "{}"),
         ("flatout cost jobs --usage",),
+    ),
+    Reader(
+        "cost buy",
+        _one("ownership.toml"),
+        _command("cost", "buy", "{}"),
+        ("flatout cost buy ownership",),
     ),
     Reader(
         "cost power-cap",

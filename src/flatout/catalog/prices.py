@@ -14,6 +14,7 @@ from flatout.catalog.gpus import all_gpu_facts, gpu_facts
 from flatout.errors import InputError
 from flatout.input_files import read_toml
 from flatout.records.machine import GpuFacts
+from flatout.units import MOST_USD_PER_GPU_HOUR, MOST_USD_PER_KWH
 
 _FILE = Path(__file__).with_name("prices.toml")
 
@@ -47,6 +48,14 @@ _SHORT_NAMES = {
 }
 
 
+_LARGEST: dict[str, float] = {
+    "electricity": MOST_USD_PER_KWH,
+    "pue": 10.0,
+    "host": 10.0,
+    "busy_power_share": 1.0,
+    "idle_power_share": 1.0,
+}
+_LEAST = {"pue": 1.0, "host": 1.0}  # each is the whole divided by a part of it
 _MIG_SLICE = re.compile(r"-?\b[1-7]g[.-]\d+gb.*$")
 
 
@@ -138,13 +147,25 @@ def read_prices(path: Path) -> Prices:
         changed = {name: msgspec.convert(value, Range) for name, value in ranges.items()}
     except msgspec.ValidationError as error:
         raise InputError(f"`{path}`: {error}", hint="see docs/how-to/cost.md for an example") from None
-    for each in (*own, *changed.values()):
-        if not 0 <= each.low <= each.typical <= each.high < float("inf"):
-            raise InputError(
-                f"`{path}`: 0 <= low <= typical <= high must hold, but they are {each.low}, {each.typical}, {each.high}"
-            )
+    for price in own:
+        _check_bounds(path, f"the price of {price.gpu}", price, 0.0, MOST_USD_PER_GPU_HOUR)
+    for name, bounds in changed.items():
+        _check_bounds(path, name, bounds, _LEAST.get(name, 0.0), _LARGEST[name])
     named = tuple(_with_catalogue_name(price) for price in own)
     return msgspec.structs.replace(shipped, gpus=(*named, *shipped.gpus), **changed)
+
+
+def _check_bounds(path: Path, name: str, bounds: Range, least: float, most: float) -> None:
+    if not 0 <= bounds.low <= bounds.typical <= bounds.high:
+        raise InputError(
+            f"`{path}`: 0 <= low <= typical <= high must hold, but they are {bounds.low}, {bounds.typical},"
+            f" {bounds.high}"
+        )
+    if not least <= bounds.low <= bounds.high <= most:
+        raise InputError(
+            f"`{path}`: {name} must be from {least:g} to {most:,g}, but is {bounds.low:g} to {bounds.high:g}",
+            hint="prices are in USD per hour of one GPU, and per kWh",
+        )
 
 
 def _with_catalogue_name(price: Price) -> Price:

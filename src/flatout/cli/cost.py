@@ -1,4 +1,4 @@
-"""`flatout cost jobs`: GPU time that each team used, held idle and lost; `power-cap` and `spot`: ways to save money."""
+"""`flatout cost jobs`: GPU time that teams used, held idle and lost; `buy`, `power-cap`, `spot`: ways to save money."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flatout.cli.output import print_json, text_style
 from flatout.cli.paths import given_path
 from flatout.cli.values import amount, whole_number
 from flatout.secrets import masked_command
+from flatout.units import MOST_USD_PER_GPU_HOUR, MOST_USD_PER_KWH
 
 if TYPE_CHECKING:
     from flatout.records.chargeback import Chargeback
@@ -38,7 +39,7 @@ class _CostGroup(Group):
 
 app = typer.Typer(
     cls=_CostGroup,
-    help="Charge GPU time to teams, and find what would cost less: a power cap, or spot instances.",
+    help="Charge GPU time to teams, and find what would cost less: buying, a power cap, or spot instances.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -48,7 +49,12 @@ GpuType = Annotated[
 ]
 GpuPrice = Annotated[
     float | None,
-    amount("--gpu-price", metavar="USD", help="Price per GPU-hour, without electricity if you own the hardware."),
+    amount(
+        "--gpu-price",
+        metavar="USD",
+        most=MOST_USD_PER_GPU_HOUR,
+        help="Price per GPU-hour, without electricity if you own the hardware.",
+    ),
 ]
 PriceTerms = Annotated[
     str, typer.Option("--terms", metavar="TERMS", help="Catalogue price type: on-demand, reserved or spot.")
@@ -56,7 +62,10 @@ PriceTerms = Annotated[
 PriceFile = Annotated[
     Path | None, typer.Option("--prices", metavar="FILE", parser=given_path, help="TOML file with your own prices.")
 ]
-Electricity = Annotated[float | None, amount("--electricity", metavar="USD", help="Electricity price per kWh.")]
+Electricity = Annotated[
+    float | None,
+    amount("--electricity", metavar="USD", most=MOST_USD_PER_KWH, help="Electricity price per kWh."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -114,8 +123,11 @@ def jobs(
     Example: flatout cost jobs jobs.txt --gpu-type h100 --region us-east-1 --budget vision=20000
     """
     from flatout.cost_pipeline import PriceOptions, charge
+    from flatout.errors import UsageError
     from flatout.report.progress import ProgressLine
 
+    if fail_on_budget and not budget:
+        raise UsageError("`--fail-on-budget` needs a --budget to check", hint="--budget TEAM=USD")
     options = PriceOptions(
         gpu_type=gpu_type, usd_per_gpu_hour=gpu_price, terms=terms, file=prices, usd_per_kwh=electricity
     )
@@ -151,6 +163,43 @@ def _next_command(result: Chargeback) -> str:
     if has_option(words, more[0]):  # the option was given, and something is still unknown
         more = ["--json"]
     return shlex.join([*words, *more])
+
+
+@app.command(cls=Command)
+def buy(
+    ownership: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OWNERSHIP.toml",
+            parser=given_path,
+            help="TOML file, e.g. num_gpus = 64, price = 2_400_000, life_years = 5, utilisation = 0.7,"
+            " power_w_per_gpu = 1_250, pue = 1.3, electricity_per_kwh = 0.11, people_per_year = 200_000,"
+            " rent_per_gpu_hour = 2.5, one per line.",
+            show_default=False,
+        ),
+    ],
+    gpu_type: GpuType = None,
+    gpu_price: Annotated[
+        float | None, amount("--gpu-price", metavar="AMOUNT", most=1e5, help="Rent per GPU-hour.")
+    ] = None,
+    terms: PriceTerms = "on-demand",
+    prices: PriceFile = None,
+    json: AsJson = False,
+) -> None:
+    """Compare buying GPUs with renting them: the utilisation, and the month, from which buying costs less.
+
+    Example: flatout cost buy ownership.toml --gpu-type h100 --terms reserved
+    """
+    from flatout.cost_pipeline import PriceOptions, advise_buying
+
+    options = PriceOptions(gpu_type=gpu_type, usd_per_gpu_hour=gpu_price, terms=terms, file=prices)
+    result = advise_buying(ownership, options)
+    if json:
+        print_json("flatout/buy-or-rent", result)
+        return
+    from flatout.report.buying_text import buying_text
+
+    print(buying_text(result, style=text_style()))
 
 
 @app.command("power-cap", cls=Command)
@@ -205,7 +254,10 @@ def spot(
     gpus_per_instance: Annotated[int, whole_number(least=1, help="GPUs per instance, to compute its price.")] = 1,
     gpu_type: GpuType = None,
     gpu_price: GpuPrice = None,
-    spot_price: Annotated[float | None, amount(metavar="USD", help="Price per GPU-hour on spot instances.")] = None,
+    spot_price: Annotated[
+        float | None,
+        amount(metavar="USD", most=MOST_USD_PER_GPU_HOUR, help="Price per GPU-hour on spot instances."),
+    ] = None,
     prices: PriceFile = None,
     checkpoint_interval: Annotated[
         Duration | None,

@@ -15,7 +15,7 @@ import msgspec
 from flatout.catalog.carbon import GridCarbon
 from flatout.catalog.prices import Prices, Range, Terms, gpu_named
 from flatout.cost.energy import busy_power, energy, idle_power, measured_energy
-from flatout.cost.estimates import between, exact, total
+from flatout.cost.estimates import between, exact, total, unknown
 from flatout.cost.money import carbon, electricity, rent
 from flatout.cost.split import CAUSES, split
 from flatout.records.attempts import Attempts, JobAttempt, Usage
@@ -141,7 +141,8 @@ def chargeback(
     teams.sort(key=lambda team: (-team.total.gpu_ms, team.team or "", team.project or ""))
     total_cost = everything.cost(None, None, tariff)
     share_of_period = _share_of_period(accounting, budget_period_s)
-    budget_states = [_budget(team, usd, teams, share_of_period) for team, usd in (budgets or {}).items()]
+    unchecked = _why_unchecked(accounting, has_period=budget_period_s is not None)
+    budget_states = [_budget(team, usd, teams, share_of_period, unchecked) for team, usd in (budgets or {}).items()]
     starts = [attempt.start_s for attempt in accounting.attempts if attempt.start_s is not None]
     ends = [attempt.end_s for attempt in accounting.attempts if attempt.end_s is not None]
     return Chargeback(
@@ -238,7 +239,11 @@ def _kwh(line: LineName, kind: str | None, held: _Held, tariff: Tariff) -> Estim
     return total(parts)
 
 
-def _budget(team: str, usd: float, teams: Sequence[TeamCost], share_of_period: float | None) -> BudgetState:
+def _budget(
+    team: str, usd: float, teams: Sequence[TeamCost], share_of_period: float | None, unchecked: str | None
+) -> BudgetState:
+    if unchecked is not None:
+        return BudgetState(team=team, budget_usd=usd, spent_usd=unknown(unchecked), expected_usd=None, status="unknown")
     costs = [cost.total.usd for cost in teams if cost.team == team]
     spent = total(costs)
     expected_usd = spent.value / share_of_period if spent.value is not None and share_of_period else None
@@ -249,6 +254,20 @@ def _budget(team: str, usd: float, teams: Sequence[TeamCost], share_of_period: f
         expected_usd=expected_usd,
         status=_budget_status(usd, spent, expected_usd) if costs else "no jobs",
     )
+
+
+def _why_unchecked(accounting: Attempts, *, has_period: bool) -> str | None:
+    """Return why no budget can be checked with this accounting; None if they can."""
+    attempts = accounting.attempts
+    if not attempts:
+        return "no job was read"
+    if all(attempt.account is None for attempt in attempts):
+        return "the accounting names no team (add the column Account, or pass --team for recordings)"
+    if not any(attempt.num_gpus for attempt in attempts):
+        return "no attempt held a GPU that was counted"
+    if has_period and len(accounting.clocks) > 1:
+        return "times with and without a time zone are mixed, so the share of the period is unknown"
+    return None
 
 
 def _budget_status(
@@ -281,6 +300,8 @@ def _notes(accounting: Attempts, total_cost: TeamCost, usages: Mapping[str, Usag
         is_recorded = all(attempt.line == 0 for attempt in attempts)
         question = "" if is_recorded else ": is gres/gpu in Slurm's AccountingStorageTRES?"
         yield f"none of the {len(attempts):,} attempts held a GPU{question}"
+    if len(accounting.clocks) > 1:
+        yield "times with and without a time zone are mixed: the span, and which attempts are repeated, are uncertain"
     if _lacks_earlier_attempts(attempts):
         yield "no job has a second attempt: without `sacct -D`, Slurm shows only the last attempt of each"
     accounted = {name for attempt in attempts for name in (attempt.job, _parent_job(attempt.job))}

@@ -27,11 +27,12 @@ from flatout.read.slurm_values import (
     exit_code_of,
     gpus_of_gres,
     gpus_of_tres,
+    has_time_zone,
     limit_s,
     state_of,
     time_s,
 )
-from flatout.records.attempts import RUNNING_STATES, WAITING_STATES, Attempts, JobAttempt, SkippedRow
+from flatout.records.attempts import RUNNING_STATES, WAITING_STATES, Attempts, Clock, JobAttempt, SkippedRow
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -112,6 +113,7 @@ def merged(files: Sequence[Attempts]) -> Attempts:
         num_repeated=sum(file.num_repeated for file in files) + repeated,
         left_out=tuple(row for file in files for row in file.left_out),
         notes=tuple(dict.fromkeys(note for file in files for note in file.notes)),
+        clocks=tuple(sorted({clock for file in files for clock in file.clocks})),
     )
 
 
@@ -139,6 +141,7 @@ class _Table:
             raise self._no_header(text)
         self._num_delimiters = len(columns) - 1
         self._project = project
+        self._clocks: set[Clock] = set()
         self._is_text = [column in _FREE_TEXT for column in columns]
         self._check_columns()
 
@@ -216,6 +219,7 @@ class _Table:
             num_repeated=num_repeated,
             left_out=tuple(left_out),
             notes=tuple(notes),
+            clocks=tuple(sorted(self._clocks)),
         )
 
     def _records(self, lines: Sequence[bytes], first: int) -> Iterator[tuple[int, bytes | _NoRow]]:
@@ -262,6 +266,7 @@ class _Table:
             return None
         state = state_of(self._text(fields, "state") or "")
         start_s, end_s = self._value(fields, "start", time_s), self._value(fields, "end", time_s)
+        self._note_clocks(fields)
         is_over = state not in WAITING_STATES | RUNNING_STATES
         elapsed_s = self._elapsed_s(fields, start_s, end_s)
         num_gpus, gpu_types = self._gpus(fields, elapsed_s)
@@ -295,6 +300,13 @@ class _Table:
             energy_j=energy_j,
             line=line,
         )
+
+    def _note_clocks(self, fields: Sequence[str]) -> None:
+        """Remember whether the row's times are by the cluster's clock or say their time zone."""
+        for name in ("start", "end"):
+            text = self._text(fields, name)
+            if text is not None and text[:1].isdigit():
+                self._clocks.add("utc" if has_time_zone(text) else "local")
 
     def _elapsed_s(self, fields: Sequence[str], start_s: float | None, end_s: float | None) -> float:
         elapsed = self._value(fields, "elapsedraw", _seconds)

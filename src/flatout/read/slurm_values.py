@@ -7,13 +7,14 @@ ValueError states the expected format; the table reader adds the position.
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 NONE_WORDS = frozenset({"", "unknown", "none", "n/a", "(null)", "invalid"})
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<a>\d+):)?(?P<b>\d+):(?P<c>\d+)(?P<fraction>\.\d+)?")
 _EPOCH = datetime(1970, 1, 1)
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
+_OFFSET = re.compile(r"[+-][0-9]{2}:?[0-9]{2}$")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:?[0-9]{2})?")
 _MIG = re.compile(r"(?:.*[_-])?(?P<slices>[1-7])g[._](?P<memory>\d+)gb.*")
 _SLICES_OF_A_GPU = 7
 
@@ -53,7 +54,10 @@ _LAST_TIME_S = 253_402_300_799  # the end of the year 9999, after which Python h
 
 
 def time_s(text: str) -> float | None:
-    """Parse `2023-01-15T03:01:10`, or seconds since 1970 (SLURM_TIME_FORMAT=%s)."""
+    """Parse `2023-01-15T03:01:10`, with or without an offset from UTC, or seconds since 1970.
+
+    Without an offset, as Slurm prints times by default, it is by the clock of the cluster.
+    """
     if text.casefold() in NONE_WORDS:
         return None
     try:
@@ -66,7 +70,12 @@ def time_s(text: str) -> float | None:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"a time must look like 2026-01-31T12:00:00, but is `{text}`") from None
-    return (found - _EPOCH).total_seconds()
+    return (found - (_EPOCH if found.tzinfo is None else _EPOCH.replace(tzinfo=UTC))).total_seconds()
+
+
+def has_time_zone(text: str) -> bool:
+    """Whether a valid time says how far it is from UTC."""
+    return text.isdigit() or ("T" in text and (text.endswith("Z") or _OFFSET.search(text) is not None))
 
 
 def duration_s(text: str) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 # Slurm's states of a job that holds its machines, or is about to hold them again.
@@ -68,6 +70,10 @@ class SkippedRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+# By the cluster's clock without a time zone, as Slurm prints times, or since 1970.
+Clock = Literal["local", "utc"]
+
+
 class Attempts(msgspec.Struct, frozen=True, kw_only=True):
     """The attempts in an accounting file, and the rows that could not be read."""
 
@@ -78,6 +84,7 @@ class Attempts(msgspec.Struct, frozen=True, kw_only=True):
     num_repeated: int = 0  # exact copies of earlier rows
     left_out: tuple[SkippedRow, ...] = ()
     notes: tuple[str, ...] = ()
+    clocks: tuple[Clock, ...] = ()  # of the times in the file; two cannot be compared
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,18 +86,18 @@ def _name(team: TeamCost) -> str:
 
 
 def _hours(gpu_ms: int) -> str:
-    return _money(gpu_ms / 3.6e6)
+    return money(gpu_ms / 3.6e6)
 
 
 def _amount(estimate: Estimate, *, has_range: bool = False) -> str:
     if estimate.value is None or estimate.low is None or estimate.high is None:
         return "unknown"
     if not has_range or estimate.low == estimate.high:
-        return _money(estimate.value)
-    return f"{_money(estimate.value)} ({_money(estimate.low)}-{_money(estimate.high)})"
+        return money(estimate.value)
+    return f"{money(estimate.value)} ({money(estimate.low)}-{money(estimate.high)})"
 
 
-def _money(value: float) -> str:
+def money(value: float) -> str:
     """Format money with three digits, larger amounts as whole numbers or as `19.3 M`; the JSON has all digits."""
     if not value:
         return "0"
@@ -129,10 +129,10 @@ def _causes(total: TeamCost, style: TextStyle) -> list[str]:
 def _budget_lines(result: Chargeback, style: TextStyle) -> list[str]:
     lines = []
     for one in result.budgets:
-        spent = f"{_amount(one.spent_usd, has_range=True)} of {_money(one.budget_usd)} USD"
+        spent = f"{_amount(one.spent_usd, has_range=True)} of {money(one.budget_usd)} USD"
         text = f"budget of {one.team}: {one.status}, {spent}"
         if one.expected_usd is not None:
-            text += f", {_money(one.expected_usd)} expected by the period's end"
+            text += f", {money(one.expected_usd)} expected by the period's end"
         if one.status == "unknown":
             text += f": {one.spent_usd.reason}"
         lines += style.wrapped(text)
@@ -147,7 +147,7 @@ def _basis(result: Chargeback, style: TextStyle) -> list[str]:
         if estimate.value is None:
             lines += style.wrapped(f"{name} unknown: {estimate.reason}")
         elif estimate.provenance is not None and estimate.low is not None and estimate.high is not None:
-            span = f", {_money(estimate.low)} to {_money(estimate.high)} in total" if name != "USD" else ""
+            span = f", {money(estimate.low)} to {money(estimate.high)} in total" if name != "USD" else ""
             lines += style.wrapped(f"{name}: {_PROVENANCE[estimate.provenance]}{span}")
     if line.electricity_usd.value is not None:
         lines += style.wrapped(f"electricity, included in rent: {_amount(line.electricity_usd, has_range=True)} USD")
@@ -296,8 +296,8 @@ def _outcome_row(outcome: StrategyResult) -> list[str]:
     return [
         outcome.strategy,
         f"{percent(outcome.met_share)} ({low * 100:.0f}-{high * 100:.0f})",
-        _money(outcome.cost_usd_mean),
-        f"{_money(outcome.cost_usd_quantiles['p10'])} to {_money(outcome.cost_usd_quantiles['p90'])}",
+        money(outcome.cost_usd_mean),
+        f"{money(outcome.cost_usd_quantiles['p10'])} to {money(outcome.cost_usd_quantiles['p90'])}",
         *(_h(found) if (found := finish[name]) is not None else "unfinished" for name in ("p50", "p90", "p99")),
         f"{outcome.losses_mean:.1f}",
     ]
