@@ -315,6 +315,18 @@ def test_a_rank_that_ended_itself_comes_before_the_complaints_of_its_peers_and_a
     assert "at once with exit code 3" in at_once.says and at_once.says.endswith("standard error: bye")
 
 
+@pytest.mark.parametrize(
+    ("has_native_lines", "is_orderly", "is_unknown"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
+def test_what_native_code_wrote_is_unknown_without_a_file(
+    has_native_lines: bool, is_orderly: bool, is_unknown: bool
+) -> None:
+    rank = left(signal=None if is_orderly else 6, code=3 if is_orderly else None, is_orderly=is_orderly)
+    said = judge(evidence(left=rank, has_native_lines=has_native_lines)).says
+    assert ("what native code wrote last is unknown" in said) == is_unknown
+
+
 def test_the_last_lines_of_a_rank_that_ends_without_a_word_are_its_words() -> None:
     aborted = left(signal=6, is_orderly=False, last_lines=("CUDA error: uncorrectable ECC error encountered",))
     assert judge(evidence(left=aborted)).rule == "gpu-ecc"

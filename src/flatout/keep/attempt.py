@@ -203,6 +203,7 @@ class _Attempt:
             flight_records=tuple(str(path) for path in dumps_since(self._began_unix_s, environment)),
             step_of=reached,
             last_lines=tuple(self._stderr.lines()[-_LAST_LINES:]),
+            has_native_lines=self._stderr.is_file,
             was_warned=self.pass_on.was_recent(),
         )
         return AttemptResult(ended=ended, ranks=tuple(ranks), left=left, evidence=evidence)

@@ -91,6 +91,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     flight_records: tuple[str, ...] = ()  # files that NCCL's watchdog wrote
     left: RankExit | None = None  # the rank that left first without an error
     last_lines: tuple[str, ...] = ()  # of standard error of the whole command, if it is a file
+    has_native_lines: bool = True  # False: standard error is not a file, so what native code wrote there is unknown
     was_warned: bool = False  # by a SIGUSR1 or SIGUSR2, shortly before it ended
 
     @property
@@ -162,6 +163,7 @@ def evidence_of(
     step_of: Callable[[HeartbeatSample], int | None] = lambda pulse: None,
     flight_records: tuple[str, ...] = (),
     last_lines: tuple[str, ...] = (),
+    has_native_lines: bool = True,
     was_warned: bool = False,
 ) -> Evidence:
     """Combine what is known about an attempt that has ended. `deaths` is by process name."""
@@ -194,6 +196,7 @@ def evidence_of(
         flight_records=flight_records,
         left=left,
         last_lines=last_lines,
+        has_native_lines=has_native_lines,
         was_warned=was_warned,
     )
 

@@ -143,6 +143,10 @@ class StderrFile:
         self._path = Path(f"/proc/self/fd/{descriptor}")
         self._begin = self._size()
 
+    @property
+    def is_file(self) -> bool:
+        return self._begin is not None
+
     def lines(self) -> list[str]:
         """Return the last lines that were added; empty if standard error is not a file."""
         end = self._size()

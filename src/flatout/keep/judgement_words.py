@@ -106,7 +106,16 @@ def says_left(evidence: Evidence) -> str:
     left = evidence.left
     assert left is not None
     last_line = f"; its last line on standard error: {_one_line(left.last_lines[-1])}" if left.last_lines else ""
-    return f"rank {left.rank} left first{_at_step(left)}: {_how(left)}{last_line}"
+    return f"rank {left.rank} left first{_at_step(left)}: {_how(left)}{last_line}{_unread(evidence)}"
+
+
+def _unread(evidence: Evidence) -> str:
+    """Say that native code may have written why it ended, where nobody can read it back."""
+    left = evidence.left
+    is_native = left is not None and not left.is_orderly
+    if evidence.has_native_lines or not is_native:
+        return ""
+    return "; what native code wrote last is unknown, because standard error is not a file (2>job.err)"
 
 
 def says_left_early(evidence: Evidence) -> str:
