@@ -289,6 +289,8 @@ def test_public_events_and_samples_are_read(public: Path) -> None:
         ('{"metadata": {"gap_seconds": 1e21}, "data": [0, 1]}', r"at most 3,153,600,000 s \(a hundred years\)"),
         ('{"metadata": {"gap_seconds": 1576800000.5}, "data": [0, 1]}', "a hundred years"),
         ("0,add,a\n3153600000001,remove,a\n", "a hundred years"),
+        ("0,add,a\n" + "9" * 5000 + ",remove,a\n", "line 2: must look like"),
+        ("0,add,a\n²,remove,a\n", "line 2: must look like"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -351,6 +351,25 @@ def test_gpus_of_generic_resources_are_of_each_node(text: str, found: tuple[floa
     assert gpus_of_gres(text, 2) == found
 
 
+@pytest.mark.parametrize("count", ["1000000000", "9" * 5000, "²", "-1", "1e3", ""])
+def test_a_number_of_gpus_that_is_none_is_refused_in_one_line(count: str) -> None:
+    """A larger number than 999,999,999 is damage, and makes GPU-hours that no number can hold."""
+    with pytest.raises(ValueError, match=r"must look like gres/gpu=8, but is `gres/gpu=.{0,60}`") as caught:
+        gpus_of_tres(f"cpu=2,gres/gpu={count}")
+    assert "\n" not in str(caught.value)
+    if count:
+        with pytest.raises(ValueError, match="per node must look like gpu:8"):
+            gpus_of_gres(f"gpu:h100:{count}", 2)
+
+
+def test_the_largest_number_of_gpus_and_the_longest_duration() -> None:
+    assert gpus_of_tres("gres/gpu=999999999")[0] == gpus_of_gres("gpu:h100:999999999", 1)[0] == 999_999_999
+    assert duration_s("999999999-00:00:01") == 999_999_999 * 86_400 + 1
+    for text in ("1000000000-00:00:01", "9" * 400 + ":00:01", "00:00:" + "9" * 5000):
+        with pytest.raises(ValueError, match="a duration must look like"):
+            duration_s(text)
+
+
 def test_states() -> None:
     assert [state_of(text) for text in ("CANCELLED by 1000", "CANCELLED+", "NODE_FAIL")] == [
         "CANCELLED",

@@ -341,7 +341,7 @@ class _Table:
     def _time_limit_s(self, fields: Sequence[str]) -> float | None:
         minutes = self._text(fields, "timelimitraw")
         if minutes is not None and minutes.isascii() and minutes.isdigit():
-            return 60.0 * int(minutes)
+            return 60.0 * (self._value(fields, "timelimitraw", _count) or 0)
         return self._value(fields, "timelimit", limit_s)
 
     def _text(self, fields: Sequence[str], column: str) -> str | None:

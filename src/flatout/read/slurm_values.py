@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 
 NONE_WORDS = frozenset({"", "unknown", "none", "n/a", "(null)", "invalid"})
 
-_DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<a>\d+):)?(?P<b>\d+):(?P<c>\d+)(?P<fraction>\.\d+)?")
+_DURATION = re.compile(
+    r"(?:(?P<days>\d{1,9})-)?(?:(?P<a>\d{1,9}):)?(?P<b>\d{1,9}):(?P<c>\d{1,9})(?P<fraction>\.\d{1,20})?"
+)
 _EPOCH = datetime(1970, 1, 1)
 _OFFSET = re.compile(r"[+-][0-9]{2}:?[0-9]{2}$")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:?[0-9]{2})?")
@@ -50,6 +52,8 @@ _ABBREVIATED = {
 _STATES = {*_ABBREVIATED.values(), "RECONFIG_FAIL", "UPDATE_DB", "EXPEDITING"}
 
 
+_GPUS = re.compile(r"[0-9]{1,9}")
+_SHOWN = 60  # characters of a wrong value
 _LAST_TIME_S = 253_402_300_799  # the end of the year 9999, after which Python has no dates
 
 
@@ -111,8 +115,8 @@ def gpus_of_tres(text: str) -> tuple[float, dict[str, float]]:
         name, equals, count = part.partition("=")
         if not name.startswith("gres/gpu") or (len(name) > 8 and name[8] != ":"):  # gres/gpumem, gres/gpuutil
             continue
-        if not equals or not count.isascii() or not count.isdigit():
-            raise ValueError(f"a number of GPUs must look like gres/gpu=8, but is `{part}`")
+        if not equals or not _GPUS.fullmatch(count):
+            raise ValueError(f"a number of GPUs must look like gres/gpu=8, but is `{part[:_SHOWN]}`")
         if len(name) > 9:
             types[name[9:]] = types.get(name[9:], 0.0) + int(count) * _share(name[9:])
         else:
@@ -135,8 +139,8 @@ def gpus_of_gres(text: str, num_nodes: int) -> tuple[float, dict[str, float]]:
         kind, count = (words[1], words[2]) if len(words) == 3 else ("", words[1] if len(words) == 2 else "1")
         if len(words) == 2 and not count.isdigit():
             kind, count = count, "1"
-        if not count.isascii() or not count.isdigit():
-            raise ValueError(f"a number of GPUs per node must look like gpu:8, but is `{part}`")
+        if not _GPUS.fullmatch(count):
+            raise ValueError(f"a number of GPUs per node must look like gpu:8, but is `{part[:_SHOWN]}`")
         found = int(count) * _share(kind) * num_nodes
         number += found
         if kind:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from flatout.input_files import decode_json, read_text
 from flatout.records.spot import SpotTrace
 
 _LONGEST_S = 100 * 365 * 86_400.0
+_MILLISECONDS = re.compile(r"[0-9]{1,15}")
 _HINT = "docs/how-to/cost.md lists the formats"
 
 
@@ -76,7 +78,7 @@ def _events(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]]
     steps: list[tuple[float, int]] = [(0.0, 0)]
     for number, line in lines:
         words = [word.strip() for word in line.split(",")]
-        if len(words) != 3 or words[1] not in ("add", "remove") or not words[0].isdecimal():
+        if len(words) != 3 or words[1] not in ("add", "remove") or not _MILLISECONDS.fullmatch(words[0]):
             raise InputError(
                 f"`{path}`, line {number}: must look like `480000,add,node1`, but is `{line[:60]}`", hint=_HINT
             )

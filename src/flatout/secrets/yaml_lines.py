@@ -37,7 +37,7 @@ class _Open:
 
 
 def masked_yaml(text: str) -> str:
-    """Mask the values below the names of secrets; lines that are no YAML stay as they are."""
+    """Mask the values below the names of secrets; other lines stay as they are."""
     lines = text.split("\n")
     above: list[_Open] = []
     for number, line in enumerate(lines):
