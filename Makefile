@@ -33,9 +33,8 @@ demo: $(VENV)/torch.stamp
 	@echo "On your own job:   docs/how-to/tune.md"
 
 test: $(VENV)/test.stamp
-	@$(MAKE) --no-print-directory -j 2 lint compiled
+	@$(MAKE) --no-print-directory -j 2 lint compiled docs
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
-	$(MAKE) --no-print-directory docs
 
 # While mypy runs on one core: the tests start many Pythons, each of which would compile Flatout, and each worker of pytest
 # would rewrite the assertions of all test files for itself, which takes longer than to import them.

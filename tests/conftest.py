@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -51,17 +52,52 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The longest files are begun first, so that no core is left waiting for one at the end. Files whose tests mostly wait
     for processes are spread over the whole run, among those that compute.
     """
-    waiting = {_file(item) for item in items if _STARTS_PROCESSES.intersection(_fixtures(item))}
-    computing = {_file(item) for item in items} - waiting
-    places = {file: place for place, file in enumerate(_spread(waiting, computing))}
-    items.sort(key=lambda item: places[_file(item)])
+    waiting = {_unit(item.nodeid) for item in items if _STARTS_PROCESSES.intersection(_fixtures(item))}
+    computing = {_unit(item.nodeid) for item in items} - waiting
+    places = {unit: place for place, unit in enumerate(_spread(waiting, computing))}
+    items.sort(key=lambda item: (places[_unit(item.nodeid)], _file(item.nodeid)))
 
 
-_STARTS_PROCESSES = {"warm", "cold", "slurm", "slurm_lab", "ray_cluster"}
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Give each worker one unit of files after the other."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class UnitScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _unit(nodeid)
+
+    return UnitScheduling(config, log)
 
 
-def _file(item: pytest.Item) -> str:
-    return item.nodeid.split("::")[0]
+_STARTS_PROCESSES = {"warm", "cold", "slurm", "slurm_lab"}
+# Files that share what takes seconds to make in each process that needs it: one worker runs all of a unit.
+_UNITS = {
+    "the process that ranks of checkpoints are forked from": (
+        "tests/checkpoint/test_awkward.py",
+        "tests/checkpoint/test_farewell.py",
+        "tests/checkpoint/test_kills.py",
+        "tests/checkpoint/test_lock.py",
+        "tests/checkpoint/test_ranks.py",
+        "tests/checkpoint/test_resume.py",
+    ),
+    "the diagnoses of the traces with a known cause": (
+        "tests/diagnose/test_known_causes.py",
+        "tests/predict/test_predict.py",
+        "tests/predict/test_replay.py",
+    ),
+}
+_UNIT_OF = {file: unit for unit, files in _UNITS.items() for file in files}
+
+
+def _file(node: str) -> str:
+    return node.split("::")[0]
+
+
+def _unit(node: str) -> str:
+    return _UNIT_OF.get(_file(node), _file(node))
 
 
 def _fixtures(item: pytest.Item) -> Sequence[str]:
@@ -69,20 +105,20 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 def _spread(*kinds: set[str]) -> Iterator[str]:
-    """Yield the files, of each kind the longest first, so that all kinds are used up at the same rate."""
+    """Yield the units, of each kind the longest first, so that all kinds are used up at the same rate."""
     usual_s = statistics.median(DURATIONS.values())
 
-    def duration_s(file: str) -> float:
-        return DURATIONS.get(file, usual_s)
+    def duration_s(unit: str) -> float:
+        return sum(DURATIONS.get(file, usual_s) for file in _UNITS.get(unit, (unit,)))
 
     places: dict[str, tuple[float, float]] = {}
-    for files in kinds:
-        total_s = sum(map(duration_s, files)) or 1.0
+    for units in kinds:
+        total_s = sum(map(duration_s, units)) or 1.0
         begun_s = 0.0
-        for file in sorted(files, key=lambda file: (-duration_s(file), file)):
-            places[file] = begun_s / total_s, -duration_s(file)
-            begun_s += duration_s(file)
-    yield from sorted(places, key=lambda file: (places[file], file))
+        for unit in sorted(units, key=lambda unit: (-duration_s(unit), unit)):
+            places[unit] = begun_s / total_s, -duration_s(unit)
+            begun_s += duration_s(unit)
+    yield from sorted(places, key=lambda unit: (places[unit], unit))
 
 
 @pytest.fixture(scope="module", autouse=True)
