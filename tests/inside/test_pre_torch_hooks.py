@@ -7,14 +7,27 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.warm.fixture import warm_starts
 
 import flatout
 
 STARTUP = Path(flatout.__file__).parent / "inside" / "startup"
+
+
+@pytest.fixture
+def torch_is_quick() -> Iterator[None]:
+    """Fork a test's processes, so that they import torch in no time. All else here is started as users start it."""
+    starts = warm_starts()
+    starts.put_in()
+    yield
+    starts.take_out()
+
+
 BROKEN_TORCH = 'raise ImportError("libcudart.so.12: cannot open shared object file")\n'
 
 
@@ -97,6 +110,7 @@ def test_what_argparse_refuses_is_noted_without_torch(tmp_path: Path) -> None:
     assert (noted["exception"], noted["message"]) == ("SystemExit", "train.py: unrecognized arguments: --stepz=3")
 
 
+@pytest.mark.usefixtures("torch_is_quick")
 def test_a_refusal_that_the_script_gets_over_is_no_failure_once_it_has_torch(tmp_path: Path) -> None:
     refusal = "import argparse\ntry:\n    argparse.ArgumentParser().parse_args()\nexcept SystemExit:\n    pass\n"
     (tmp_path / "train.py").write_text(f"{refusal}import os\nprint(os.listdir('notes'))\nimport torch\n")
@@ -149,6 +163,7 @@ if __name__ == "__main__":
         CHILD,
     ],
 )
+@pytest.mark.usefixtures("torch_is_quick")
 def test_the_text_that_a_script_ends_with_is_noted(tmp_path: Path, program: str) -> None:
     (tmp_path / "train.py").write_text(program.replace(", torch", ""))  # whose import says nothing, and takes long
     plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
