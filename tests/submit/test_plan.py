@@ -136,10 +136,12 @@ def test_flatout_run_stands_around_srun_and_alone_applies_what_was_tuned(
     )
     assert f"\ncommand: {command}python train.py\n" in said
     script = said.replace(" \\\n    ", " ")
-    assert f"\n{command}srun --kill-on-bad-exit=1 python train.py\n" in script
+    assert f'\n{command}srun --kill-on-bad-exit=1 bash -c "$on_rank" bash python train.py\n' in script
+    assert "\n#SBATCH --ntasks-per-node=8\n" in script
     job = script[: script.index("\ncommand: ")].partition("job.sbatch:\n")[2]
     assert job.count("--config") == 1  # applied once: flatout run sets variables and arguments
-    assert [line for line in job.splitlines() if line.startswith("export ")] == []
+    exported = [line for line in job.splitlines() if line.startswith("export ")]
+    assert exported == ['export MASTER_ADDR="$head_node" MASTER_PORT="$rdzv_port"']  # nothing of the tuning's
 
 
 @pytest.mark.parametrize("to", ["ray", "kubernetes"])

@@ -98,7 +98,11 @@ def submit(
     ] = None,
     cpus: Annotated[
         float | None,
-        amount(metavar="N", positive=True, help="Kubernetes: CPUs per node. [default: by --kube-nodes]"),
+        amount(
+            metavar="N",
+            positive=True,
+            help="CPUs per node. [default: Kubernetes: by --kube-nodes; Slurm: by the partition]",
+        ),
     ] = None,
     memory: Annotated[
         str | None,

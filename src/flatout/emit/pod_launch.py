@@ -22,8 +22,8 @@ _HOST_FILE = "hostfile"
 _INDEX_OF_POD: Value = {
     "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"},
 }
-_DEEPSPEED_HOSTS = ("--hostfile", "-H", "--include", "-i", "--exclude", "-e", "--num-nodes", "--launcher", "--ssh-port")
-_ACCELERATE_KINDS = ("--multi-gpu", "--cpu", "--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--config-file")
+DEEPSPEED_HOSTS = ("--hostfile", "-H", "--include", "-i", "--exclude", "-e", "--num-nodes", "--launcher", "--ssh-port")
+ACCELERATE_KINDS = ("--multi-gpu", "--cpu", "--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--config-file")
 
 
 class PodLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ def _accelerate(words: tuple[str, ...], pods: PodGroup) -> PodLaunch:
         added.append(f"--num_processes={pods.num_pods * pods.num_gpus}")  # of all machines
     else:
         notes.append("accelerate's --num_processes counts the processes of all pods: pass --gpus, or set it")
-    kinds = [kind for kind in _ACCELERATE_KINDS if launch_word(words, "accelerate", kind) is not None]
+    kinds = [kind for kind in ACCELERATE_KINDS if launch_word(words, "accelerate", kind) is not None]
     if not kinds and pods.num_gpus:
         added.append("--multi_gpu")  # else accelerate starts separate jobs on pods with one GPU
     if "--use-deepspeed" in kinds:
@@ -118,7 +118,7 @@ def _deepspeed(words: tuple[str, ...], pods: PodGroup) -> PodLaunch:
         notes.append("deepspeed starts one process per pod, since the number of GPUs is unknown: pass --gpus")
     hosts = "".join(f"{pods.host_name(index)} slots={num_slots}\n" for index in range(pods.num_pods))
     return PodLaunch(
-        words=with_launch_words(words, "deepspeed", added, dropped=_DEEPSPEED_HOSTS),
+        words=with_launch_words(words, "deepspeed", added, dropped=DEEPSPEED_HOSTS),
         files={_HOST_FILE: hosts},
         notes=tuple(notes),
     )

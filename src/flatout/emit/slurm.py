@@ -2,7 +2,7 @@
 
 Partition, account and time limit depend on the site, so they are left to the command line of `sbatch`. If each trial
 was a Slurm job, its options are in the script, except the time limit, which was that of a trial. On several nodes,
-torchrun's agents meet on the first node that Slurm allocates.
+torchrun's agents meet on the first node that Slurm allocates; `slurm_launch` says what other launchers need.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from flatout.change.launchers import calls
 from flatout.emit.command import script_lines, tuned_command, unplaced
 from flatout.emit.heading import commented
 from flatout.emit.rendezvous import needs_rendezvous, num_nodes, with_own_rendezvous, with_rendezvous
+from flatout.emit.slurm_launch import NodeGroup, SlurmLaunch, slurm_launch
 from flatout.emit.torchrun import exported
 from flatout.records.tuning import HEAD_NODE, Emitted, Tuning
 
@@ -30,58 +31,85 @@ _RENDEZVOUS = (
 )
 
 
+# All processes of a job that no launcher connects meet there, as torch.distributed expects.
+_MASTER = 'export MASTER_ADDR="$head_node" MASTER_PORT="$rdzv_port"\n'
 # One `flatout run` around `srun` for the whole job: it restarts all nodes together, so none can stay in a failed step.
 _KEPT_SRUN = ("srun", "--kill-on-bad-exit=1")
 
 
-def emit(tuning: Tuning, *, keeps_rendezvous: bool = False, setup: str = "") -> Emitted:
+def emit(
+    tuning: Tuning,
+    *,
+    keeps_rendezvous: bool = False,
+    setup: str = "",
+    gpus_per_node: int | None = None,
+    cpus_per_node: int | None = None,
+) -> Emitted:
     """Return the script. `keeps_rendezvous`: torchrun's agents meet where the command says, else on the first node.
 
-    `setup` is shell code that runs first.
+    `setup` is shell code that runs first. The GPUs and CPUs per node are None if they are unknown.
     """
-    if tuning.keep and not calls(tuning.command, "srun"):
-        tuning = msgspec.structs.replace(tuning, command=(*_KEPT_SRUN, *tuning.command))
+    nodes = NodeGroup(num_nodes=num_nodes(tuning), num_gpus=gpus_per_node, num_cpus=cpus_per_node)
+    launch = slurm_launch(tuning.command, nodes)
     meets_on_head_node = needs_rendezvous(tuning) and not keeps_rendezvous
-    line = _command_line(tuning, meets_on_head_node=meets_on_head_node)
+    line = _command_line(tuning, launch, meets_on_head_node=meets_on_head_node)
     options, notes = _without_time(tuning.sbatch_options)
-    script = ["#!/usr/bin/env bash\n", *(f"#SBATCH {directive}\n" for directive in _directives(tuning, options))]
+    directives = _directives(tuning, launch, options)
+    script = ["#!/usr/bin/env bash\n", *(f"#SBATCH {directive}\n" for directive in directives)]
     script += [commented(tuning, has_command=True), SHELL_OPTIONS, setup]
     if not tuning.needs_run:
         script.append(exported(tuning))
-    if "$head_node" in line:
+    if launch.needs_head_node or "$head_node" in line:
         script.append(_HEAD_NODE)
-    if meets_on_head_node:
+    if launch.needs_head_node or meets_on_head_node:
         script.append(_PORT)
+    if launch.needs_head_node:
+        script.append(_MASTER)
+    script += [f"{code}\n" for code in launch.lines]
     script.append(f"{line}\n")
-    notes += unplaced(tuning, placed=() if tuning.needs_run else ("srun",))
+    notes += [*launch.notes, *unplaced(tuning, placed=() if tuning.needs_run else ("srun",))]
     return Emitted(path="tuned.sbatch", text="".join(script), notes=tuple(notes))
 
 
-def _command_line(tuning: Tuning, *, meets_on_head_node: bool) -> str:
-    """Return the command as shell code, under `srun`, in which variables are expanded."""
-    words = tuned_command(tuning)
-    if not calls(tuning.command, "srun"):
-        added = () if tuning.needs_run else tuning.changes.launch.get("srun", ())
-        words = ("srun", *added, *words)
+def _command_line(tuning: Tuning, launch: SlurmLaunch, *, meets_on_head_node: bool) -> str:
+    """Return the command as shell code, under `srun` if the launch needs it, in which variables are expanded."""
+    words = _words(tuning, launch)
     if meets_on_head_node:
         words = with_rendezvous(words, (f"--nnodes={num_nodes(tuning)}", *_RENDEZVOUS))
     elif needs_rendezvous(tuning):
         words = with_own_rendezvous(words, num_nodes(tuning))
     line = script_lines(words).replace(HEAD_NODE, "'\"$head_node\"'")  # a word with braces is quoted
-    for word in _RENDEZVOUS:
+    for word in (*_RENDEZVOUS, *launch.expanded):
         if "$" in word:
-            line = line.replace(shlex.quote(word), word.replace("=$", '="$') + '"')
+            name, dollar, variable = word.partition("$")
+            # Arguments of the user, which may look the same, come later.
+            line = line.replace(shlex.quote(word), f'{name}"{dollar}{variable}"', 1)
     return line
 
 
-def _directives(tuning: Tuning, options: Sequence[str]) -> list[str]:
+def _words(tuning: Tuning, launch: SlurmLaunch) -> tuple[str, ...]:
+    """Return the command that the batch script runs."""
+    if calls(tuning.command, "srun"):
+        return tuned_command(tuning)
+    if tuning.keep:
+        srun = _KEPT_SRUN if launch.has_srun else ()
+        kept = (*srun, *launch.wrapper, *launch.words)
+        return tuned_command(msgspec.structs.replace(tuning, command=kept))
+    words = (*launch.wrapper, *tuned_command(msgspec.structs.replace(tuning, command=launch.words)))
+    if not launch.has_srun:
+        return words
+    added = () if tuning.needs_run else tuning.changes.launch.get("srun", ())
+    return ("srun", *added, *words)
+
+
+def _directives(tuning: Tuning, launch: SlurmLaunch, options: Sequence[str]) -> list[str]:
     directives = ["--job-name=flatout-tuned"]
     if num_nodes(tuning) > 1:
         directives.append(f"--nodes={num_nodes(tuning)}")
-    if calls(tuning.command, "torchrun"):
-        # torchrun starts the ranks of a host itself, so there is one task per node. Under plain srun, each rank is a
-        # task.
-        directives.append("--ntasks-per-node=1")
+    if launch.tasks_per_node is not None:
+        directives.append(f"--ntasks-per-node={launch.tasks_per_node}")
+    if launch.cpus_per_task is not None:
+        directives.append(f"--cpus-per-task={launch.cpus_per_task}")
     if options:
         directives.append(shlex.join(options))  # if an option is given twice, the later one counts
     return directives

@@ -15,11 +15,13 @@ from flatout.emit.masked import masked_note, masked_tuning
 from flatout.emit.rendezvous import own_rendezvous
 from flatout.errors import InputError, UsageError
 from flatout.launch.slurm import job_number, run_sbatch
+from flatout.records.tuning import Emitted, Tuning
 from flatout.report.command import command_line
 from flatout.submit.job import JobRequest, Prepared
 from flatout.submit.unsupported import pod_option_notes
 
 _CHOOSES_NODES = ("--nodelist", "-w", "--nodefile", "-F")
+_CHOOSES_CPUS = ("--cpus-per", "-c", "--exclusive", "--mincpus")
 _SAVE_EXIT_CODE = """\
 rm -f "$exit_code_file"
 tell_exit_code() { echo "$?" > "$exit_code_file" || true; }
@@ -35,8 +37,8 @@ def prepare(request: JobRequest) -> Prepared:
     code_file = request.folder / "exit_code"
     setup = f"exit_code_file={shlex.quote(str(code_file))}\n{_SAVE_EXIT_CODE}{_CPUS}"
     keeps_rendezvous = _keeps_rendezvous(request)
-    job = emitted.emit(request.tuning, keeps_rendezvous=keeps_rendezvous, setup=setup)
-    copy = emitted.emit(masked_tuning(request.tuning), keeps_rendezvous=keeps_rendezvous, setup=setup)
+    job = _script(request, request.tuning, setup, keeps_rendezvous=keeps_rendezvous)
+    copy = _script(request, masked_tuning(request.tuning), setup, keeps_rendezvous=keeps_rendezvous)
     script_file = request.folder / "job.sbatch"
     escaped_output = str(output).replace("%", "%%")
     command = ["sbatch", "--parsable", *_options(request), f"--output={escaped_output}"]
@@ -58,6 +60,18 @@ def prepare(request: JobRequest) -> Prepared:
         notes=(*job.notes, *masked_note(request.tuning), *_notes(request)),
         submit=submit,
         next_command=lambda number: shlex.join(["squeue", "--jobs", number]) if number else "flatout submit -- COMMAND",
+    )
+
+
+def _script(request: JobRequest, tuning: Tuning, setup: str, *, keeps_rendezvous: bool) -> Emitted:
+    """Return the batch script with the job's nodes, GPUs and CPUs."""
+    cpus = request.pods.cpus
+    return emitted.emit(
+        tuning,
+        keeps_rendezvous=keeps_rendezvous,
+        setup=setup,
+        gpus_per_node=request.gpus_per_node,
+        cpus_per_node=int(cpus) if cpus is not None else None,
     )
 
 
@@ -109,7 +123,13 @@ def _slurm_duration(value_s: float) -> str:
 
 
 def _notes(request: JobRequest) -> list[str]:
-    notes = pod_option_notes(request, "for sbatch, pass --sbatch-options: Flatout has")
+    whose = "for sbatch, pass --sbatch-options: Flatout has"
+    notes = pod_option_notes(request, whose, supported=("--cpus",))
     if request.deadline_s is not None and request.time_s is None:
         notes.append("Slurm judges a --deadline by the time limit: without --time, by the partition's")
+    chooses_cpus = any(option.startswith(_CHOOSES_CPUS) for option in request.options)
+    if request.gpus_per_node and request.pods.cpus is None and not chooses_cpus:
+        notes.append(
+            "a task gets as many CPUs as the partition's default says, often one: pass --cpus, the CPUs per node"
+        )
     return notes

@@ -29,10 +29,14 @@ def unsupported_notes(request: JobRequest, whose: str, *, supported: Collection[
     ]
 
 
-def pod_option_notes(request: JobRequest, whose: str) -> list[str]:
-    """Return a note for each option that is set and that only pods have."""
+def pod_option_notes(request: JobRequest, whose: str, *, supported: Collection[str] = ()) -> list[str]:
+    """Return a note for each option of pods that is set but not `supported`."""
     options = _pod_options(request.pods)
-    return [f"{whose} no setting for {name}" for name, value in options.items() if value is not None]
+    return [
+        f"{whose} no setting for {name}"
+        for name, value in options.items()
+        if value is not None and name not in supported
+    ]
 
 
 def _pod_options(pods: PodOptions) -> dict[str, object]:
