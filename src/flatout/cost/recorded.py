@@ -57,7 +57,7 @@ def _times(recording: Recording) -> tuple[float, float]:
         raise InputError(
             f"`{recording.path}`: its command must start and end between the years 1970 and 9999, but a time is"
             f" {impossible_s[0]:g} s since 1970",
-            hint="the file host-*.json of the recording is damaged: copy it again",
+            hint="the recording is damaged: copy it again",
         )
     return min(starts), max(ends)
 

@@ -188,7 +188,7 @@ def _without_launcher(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
 
 
 def _mpirun(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
-    """Return the launch by mpirun alone: under `srun`, each node would start a job of its own."""
+    """Return the launch by mpirun alone: under `srun`, each node would start a separate job."""
     counts = [launch_word(words, "mpirun", flag) for flag in _MPIRUN_COUNTS]
     own_count = next((int(count) for count in counts if count is not None and count.isdecimal()), None)
     tasks = nodes.num_gpus or (-(-own_count // nodes.num_nodes) if own_count else None)

@@ -194,7 +194,7 @@ def _inner_width(inputs: CostModelInputs) -> Column:
 
 
 def _eager_bytes_per_token(inputs: CostModelInputs) -> Column:
-    """Return what eager PyTorch keeps of one layer beside the rest, if its norms and its gate are not single kernels.
+    """Return what eager PyTorch keeps of one layer in addition, if its norms and its gate are not single kernels.
 
     Each RMSNorm keeps its input and its result in fp32, and the gate keeps its activation apart.
     """

@@ -2,7 +2,7 @@
 
 In: the file and the name in it. Out: the workload that the process reads from the module, or an InputError of one line
 that names the file: for an exception, `sys.exit`, `os._exit` or a signal. What the code prints goes to standard error,
-because standard output holds the plan. The process is started anew, not forked: the caller may have threads whose locks
+because standard output holds the plan. A fresh process is started, not a fork: the caller may have threads whose locks
 and memory a fork would copy in the middle of their work. This is not a sandbox: the code runs as the user, with
 everything that the user may do.
 """

@@ -54,7 +54,7 @@ def _has_sequence_parallelism(row: RunRow, software: Software) -> bool:
 
 
 def _zero_stage(row: RunRow) -> int:
-    """Return the ZeRO stage: the row's, else the one that its framework uses unless told otherwise."""
+    """Return the ZeRO stage: the row's, else the one that its framework uses unless it is set."""
     sharding = row.lower("sharding")
     if sharding:
         return value_of(run_spellings().zero, sharding)
