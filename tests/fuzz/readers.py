@@ -475,7 +475,7 @@ READERS: tuple[Reader, ...] = (
         _command(
             "submit", "--dry-run", "--to", "kubernetes", "--gpus", "2", "--kube-nodes", "{}", "--", "python", "x.py"
         ),
-        ("flatout submit --kube-nodes",),
+        ("flatout submit --kube-nodes", "flatout schedule kubernetes --kube-nodes"),
     ),
     Reader(
         "submit --spot-trace",

@@ -118,4 +118,8 @@ def test_that_a_service_must_lead_to_the_first_pod_is_said(
 ) -> None:
     said = submit("--rdzv-backend=c10d", "--rdzv-endpoint=meet.team.svc:1")
     assert "the service must lead to the first pod" in said
+    assert "be headless" in said
+    named = submit("--rdzv-backend=c10d", f"--rdzv-endpoint={POD}:29400")
+    assert "only if it can resolve its own name when it" in " ".join(named.split())
+    assert "resolve its own name" not in submit()
     assert "must lead" not in submit("--rdzv-backend=etcd", "--rdzv-endpoint=etcd.team.svc:1")

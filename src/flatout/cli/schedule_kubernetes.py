@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flatout.cli.help import Command
+from flatout.cli.paths import given_path
 
 
 def register(app: typer.Typer) -> None:
@@ -20,6 +21,14 @@ def kubernetes(
     teams: Annotated[
         Path, typer.Argument(metavar="TEAMS.toml", help="TOML file with flavors, teams, quotas and jobs.")
     ],
+    kube_nodes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=given_path,
+            help="Output of `kubectl get nodes -o json`: refuse flavors with more than its nodes can allocate.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to write into. [default: print the manifests]")
     ] = None,
@@ -33,7 +42,12 @@ def kubernetes(
     from flatout.schedule.live.kueue import manifests
     from flatout.schedule.live.teams import read_teams
 
-    for number, manifest in enumerate(manifests(read_teams(teams))):
+    wanted = read_teams(teams)
+    if kube_nodes is not None:
+        from flatout.schedule.live.flavor_nodes import check_flavors
+
+        check_flavors(wanted, kube_nodes)
+    for number, manifest in enumerate(manifests(wanted)):
         if out is not None:
             print(write(manifest, out, force=force))
         else:

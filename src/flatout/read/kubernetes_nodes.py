@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,14 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[_Table, ...]
 
 
-def read_kubernetes_nodes(path: Path) -> tuple[NodeGroup, ...]:
-    """Read the groups of equal nodes. Raises a one-line InputError for a file that does not say what pods can have."""
+def read_kubernetes_nodes(path: Path, *, labels: Collection[str] = ()) -> tuple[NodeGroup, ...]:
+    """Read the groups of equal nodes, with the labels that say the GPUs and those in `labels`.
+
+    Raises a one-line InputError for a file that does not say what pods can have.
+    """
     try:
         content = read_bytes(path)
-        groups = _listed(path, content) if content.lstrip().startswith(b"{") else _tables(path)
+        groups = _listed(path, content, labels) if content.lstrip().startswith(b"{") else _tables(path)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.DecodeError) as error:
@@ -113,12 +116,12 @@ def read_kubernetes_nodes(path: Path) -> tuple[NodeGroup, ...]:
     return groups
 
 
-def _listed(path: Path, content: bytes) -> tuple[NodeGroup, ...]:
+def _listed(path: Path, content: bytes, labels: Collection[str]) -> tuple[NodeGroup, ...]:
     nodes = decode_json(content, _NodeList).items
     others = sorted({node.kind for node in nodes} - {"Node"})
     if others:
         raise InputError(f"`{path}` has objects of kind {others[0]}, not nodes", hint=f"{_COMMAND} > nodes.json")
-    groups = [_of_node(path, node) for node in nodes if node.takes_pods]
+    groups = [_of_node(path, node, labels) for node in nodes if node.takes_pods]
     counts = Counter(msgspec.json.encode(group, order="deterministic") for group in groups)
     return tuple(
         msgspec.structs.replace(msgspec.json.decode(encoded, type=NodeGroup), count=count)
@@ -126,11 +129,12 @@ def _listed(path: Path, content: bytes) -> tuple[NodeGroup, ...]:
     )
 
 
-def _of_node(path: Path, node: _Node) -> NodeGroup:
+def _of_node(path: Path, node: _Node, wanted: Collection[str]) -> NodeGroup:
     where = f"`{path}`: node {node.metadata.name or '(without a name)'}"
     if node.status.allocatable is None:
         raise InputError(f"{where}: status.allocatable is missing", hint=f"{_COMMAND} > nodes.json")
-    labels = {name: value for name, value in node.metadata.labels.items() if name.startswith(_LABELS)}
+    has = node.metadata.labels
+    labels = {name: value for name, value in has.items() if name.startswith(_LABELS) or name in wanted}
     return _group(where, 1, _numbers(where, "allocatable", node.status.allocatable), labels, node.spec.taints)
 
 

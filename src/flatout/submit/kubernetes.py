@@ -111,6 +111,11 @@ def _notes(request: JobRequest) -> list[str]:
     notes = unsupported_notes(request, "a JobSet has", supported=("--time", *POD_OPTIONS))
     own = own_rendezvous(request.tuning)
     first_pod = kubernetes.first_pod(request.name)
+    if own is not None and not own.is_store and own.host.startswith(first_pod) and "endpoint" in own.word.lower():
+        notes.append(
+            f"torchrun's rendezvous is `{own.word}`: the first pod hosts it only if it can resolve its own name when it"
+            " starts; omit it, and the pods meet there by their index"
+        )
     if own is not None and not own.is_store and not own.host.startswith(first_pod):
         notes.append(
             f"torchrun's rendezvous is `{own.word}`: the service must lead to the first pod, and be headless"

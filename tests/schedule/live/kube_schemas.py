@@ -209,8 +209,6 @@ def _in_v1beta1(kind: str) -> Schema:
         choices = properties["flavorFungibility"]["properties"]
         choices["whenCanBorrow"] = one_of("Borrow", "TryNextFlavor")
         choices["whenCanPreempt"] = one_of("Preempt", "TryNextFlavor")
-    if kind == "Cohort":
-        properties["parent"] = properties.pop("parentName")
     return spec
 
 

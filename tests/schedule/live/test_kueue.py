@@ -13,6 +13,7 @@ import yaml
 from tests.schedule.live.kube_schemas import problems
 
 from flatout.errors import InputError
+from flatout.schedule.live.flavor_nodes import check_flavors
 from flatout.schedule.live.kueue import manifests
 from flatout.schedule.live.teams import read_teams
 
@@ -164,6 +165,23 @@ def test_jobs_name_their_queue_priority_and_place(path: Path) -> None:
         ("node_labels =", "#", "node_labels must name its nodes"),
         ("weight = 2", "weight = 0", "must be more than 0"),
         ("weight = 2", "weight = nan", "must be more than 0"),
+        ("urgent = 1000", "urgent = 2147483648", "its value must be at most 2,147,483,647"),
+        ('HBM3" }', 'HBM3 80" }', "is not a valid value of a node label"),
+        ('"cloud.example.com/rack"]', '"cloud.example.com/block"]', "each once"),
+        ("gpus_per_node = 4", "gpus_per_node = 4\nmemory_gib = 1801", "no node of any flavor has 4 GPUs, 1801 GiB"),
+        ("gpus_per_node = 4", "gpus_per_node = 4\nshm_gib = 900", "is a part of the memory, which is 900 GiB"),
+        ("gpus_per_node = 4", "gpus_per_node = 4\nmemory_gib = 0", "memory_gib and shm_gib must be at least 1"),
+        ("gpus_per_node = 4", "gpus_per_node = 4\nrestarts = -1", "`restarts` must be at least 0"),
+        ("gpus_per_node = 4", 'gpus_per_node = 4\nflavor = "x"', "there is no flavor `x`"),
+        ("gpus_per_node = 4", "gpus_per_node = 4\ngpu_memory_gb = nan", "gpu_memory_gb must be more than 0"),
+        ("gpus_per_node = 4", "gpus_per_node = 4\nnetwork = {rdma = 1}", "must have resources with their numbers"),
+        ('name = "eval"', f'name = "{"e" * 46}"', "the job's name must have at most 45 characters"),
+        (
+            "nodes = 2",
+            'nodes = 3\nwithin = "kubernetes.io/hostname"',
+            "3 \\* 4 GPUs are not `within` one host, which has 8",
+        ),
+        ('["torchrun", "train.py"]', '["deepspeed", "train.py"]', 'deepspeed on several nodes needs `kind = "jobset"`'),
     ],
 )
 def test_a_broken_rule_is_refused_in_one_line(path: Path, old: str, new: str, why: str) -> None:
@@ -172,6 +190,129 @@ def test_a_broken_rule_is_refused_in_one_line(path: Path, old: str, new: str, wh
     with pytest.raises(InputError, match=why) as error:
         read_teams(path)
     assert "\n" not in str(error.value)
+
+
+def pod(job: dict[str, Any]) -> dict[str, Any]:
+    return job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]  # type: ignore[no-any-return]
+
+
+def added(path: Path, job: str, *, before: str = "") -> dict[tuple[str, str], dict[str, Any]]:
+    """The objects of the teams with one more job, which their servers take."""
+    text = TEAMS.replace("[[teams]]", f"{before}\n[[teams]]", 1)
+    path.write_text(f'{text}\n[[jobs]]\nname = "more"\nteam = "vision"\ngpus_per_node = 8\n{job}\n')
+    made = objects(path)
+    assert {key: problems(each) for key, each in made.items() if problems(each)} == {}
+    return made
+
+
+def test_every_job_has_shared_memory_within_its_memory_also_in_a_runtime(path: Path) -> None:
+    made = objects(path)
+    runtime = made["ClusterTrainingRuntime", "flatout-torch-block"]["spec"]["template"]
+    for template, size in ((pod(made["JobSet", "eval"]), "450Gi"), (pod(runtime), "900Gi")):
+        (volume,) = template["spec"]["volumes"]
+        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
+        (container,) = template["spec"]["containers"]
+        assert {"name": volume["name"], "mountPath": "/dev/shm"} in container["volumeMounts"]
+    limits = made["TrainJob", "pretrain"]["spec"]["trainer"]["resourcesPerNode"]["limits"]
+    assert limits == {"memory": "1800Gi", "nvidia.com/gpu": 8}
+
+
+def test_a_job_on_one_node_must_have_one_host_and_is_warned_of_without_a_topology(path: Path) -> None:
+    """kubernetes-sigs/kueue#5243: with a preferred host, 8 GPUs free on four hosts admitted a pod that needs 8."""
+    made = added(path, 'nodes = 1\ncommand = ["python", "t.py"]')
+    required = {"kueue.x-k8s.io/podset-required-topology": "kubernetes.io/hostname"}
+    assert pod(made["JobSet", "more"])["metadata"]["annotations"] == required
+    made = added(path, 'nodes = 1\nkind = "trainjob"\ncommand = ["torchrun", "t.py"]')
+    name = made["TrainJob", "more"]["spec"]["runtimeRef"]["name"]
+    runtime = made["ClusterTrainingRuntime", name]["spec"]["template"]
+    assert name == "flatout-torch-hostname" and pod(runtime)["metadata"]["annotations"] == required
+    topology = 'topology = ["cloud.example.com/block", "cloud.example.com/rack"]'
+    text = path.read_text().replace(topology, "").replace('within = "cloud.example.com/block"', "")
+    path.write_text(text)
+    notes = [note for file in manifests(read_teams(path)) for note in file.notes]
+    (warning,) = [note for note in notes if "has no topology" in note]
+    assert warning.startswith("job more needs one host, but [cluster] has no topology: Kueue may admit it")
+
+
+@pytest.mark.parametrize("api", ["v1beta2", "v1beta1"])
+def test_queues_are_written_for_either_version_of_kueue(path: Path, api: str) -> None:
+    path.write_text(TEAMS.replace('name = "research"', f'name = "research"\nkueue_api = "{api}"'))
+    made = objects(path)
+    assert {key: problems(each) for key, each in made.items() if problems(each)} == {}
+    queue = made["ClusterQueue", "vision"]
+    assert queue["apiVersion"] == f"kueue.x-k8s.io/{api}"
+    assert ("cohort" in queue["spec"], "cohortName" in queue["spec"]) == (api == "v1beta1", api == "v1beta2")
+
+
+def test_the_network_of_a_job_is_in_its_pods_and_in_the_quotas(path: Path) -> None:
+    """A resource that no ClusterQueue covers is never admitted."""
+    text = TEAMS.replace(
+        "memory_gib_per_node = 1800", 'memory_gib_per_node = 1800\nnetwork_per_node = {"rdma/hca" = 8}'
+    )
+    job = 'name = "more"\nteam = "vision"\ngpus_per_node = 8\nnodes = 2\nnetwork = {"rdma/hca" = 8}'
+    path.write_text(f'{text}\n[[jobs]]\n{job}\ncommand = ["torchrun", "t.py"]\n')
+    made = objects(path)
+    assert {key: problems(each) for key, each in made.items() if problems(each)} == {}
+    (container,) = pod(made["JobSet", "more"])["spec"]["containers"]
+    assert container["resources"]["limits"]["rdma/hca"] == 8
+    assert quotas(made["ClusterQueue", "vision"])["rdma/hca"] == ["256", "128", None]
+    (group,) = made["ClusterQueue", "vision"]["spec"]["resourceGroups"]
+    assert group["coveredResources"] == ["cpu", "memory", "nvidia.com/gpu", "rdma/hca"]
+    path.write_text(f'{TEAMS}\n[[jobs]]\n{job}\ncommand = ["torchrun", "t.py"]\n')
+    with pytest.raises(InputError, match="job more: no node of any flavor has 8 GPUs, 8 rdma/hca"):
+        read_teams(path)
+
+
+def test_a_job_chooses_its_flavor_its_memory_and_the_memory_of_its_gpus(path: Path) -> None:
+    small = (
+        '[[flavors]]\nname = "a100"\nnodes = 2\ngpus_per_node = 8\ncpus_per_node = 64\nmemory_gib_per_node = 900\n'
+        'node_labels = { "nvidia.com/gpu.product" = "NVIDIA-A100-SXM4-80GB" }'
+    )
+    needs = 'flavor = "a100"\nmemory_gib = 800\nshm_gib = 100\ngpu_memory_gb = 80'
+    job = f'nodes = 2\n{needs}\ncommand = ["torchrun", "t.py"]'
+    spec = pod(added(path, job, before=small)["JobSet", "more"])["spec"]
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+    assert spec["volumes"][0]["emptyDir"]["sizeLimit"] == "100Gi"
+    assert spec["containers"][0]["resources"]["requests"]["memory"] == "800Gi"
+    assert "nvidia.com/gpu.memory" in str(spec["affinity"])
+    free = pod(added(path, 'nodes = 2\ncommand = ["torchrun", "t.py"]', before=small)["JobSet", "more"])["spec"]
+    assert "nodeSelector" not in free, "any flavor will do"
+    assert free["containers"][0]["resources"]["requests"]["cpu"] == "64", "it fits both"
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ('["mpirun", "python", "t.py"]', "MPIJob"),
+        ('["deepspeed", "t.py"]', "JobSet"),
+        ('["accelerate", "launch", "t.py"]', "JobSet"),
+        ('["python", "t.py"]', "JobSet"),
+    ],
+)
+def test_each_launcher_forms_one_job_of_a_teams_pods(path: Path, command: str, kind: str) -> None:
+    made = added(path, f"nodes = 2\ncommand = {command}")
+    job = made[kind, "more"]
+    assert job["metadata"]["namespace"] == "vision"
+    assert "more-worker" in str(job), "its pods meet by name"
+    if ("ConfigMap", "more-hosts") in made:
+        assert made["ConfigMap", "more-hosts"]["metadata"]["namespace"] == "vision"
+
+
+def test_accelerate_in_a_train_job_meets_in_the_first_pod_of_trainer(path: Path) -> None:
+    made = added(path, 'nodes = 2\nkind = "trainjob"\ncommand = ["accelerate", "launch", "t.py", "$(date)"]')
+    words = made["TrainJob", "more"]["spec"]["trainer"]["command"]
+    assert {"--main_process_ip=more-node-0-0.more", "--machine_rank=$(JOB_COMPLETION_INDEX)"} <= set(words)
+    assert words[-1] == "$$(date)"
+
+
+def test_equal_runtimes_are_shared_and_others_have_names_of_their_own(path: Path) -> None:
+    same = 'nodes = 4\nkind = "trainjob"\nwithin = "cloud.example.com/block"\ncommand = ["torchrun", "t.py"]'
+    made = added(path, same)
+    assert [name for kind, name in made if kind == "ClusterTrainingRuntime"] == ["flatout-torch-block"]
+    made = added(path, f"{same}\nshm_gib = 64")
+    names = [name for kind, name in made if kind == "ClusterTrainingRuntime"]
+    assert names == ["flatout-torch-block", "flatout-torch-block.2"]
+    assert made["TrainJob", "more"]["spec"]["runtimeRef"]["name"] == "flatout-torch-block.2"
 
 
 def test_the_schemas_refuse_what_is_wrong(path: Path) -> None:
@@ -208,3 +349,34 @@ def test_files_are_written_and_none_is_replaced(path: Path, tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "kueue.yaml exists and differs" in done.stderr
     assert (out / "kueue.yaml").read_text() == "mine"
+
+
+NODES = Path(__file__).parents[2] / "data" / "readers" / "kubernetes_nodes.json"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "memory", "network", "why"),
+    [
+        (2, 200, 2000, 4, None),
+        (3, 200, 2000, 4, "it has 3 nodes, but the cluster has 2 with its labels that take pods"),
+        (2, 201, 2000, 4, "cpus_per_node is 201, but a node can allocate 200"),
+        (2, 200, 2001, 4, "memory_gib_per_node is 2001, but a node can allocate 2000Gi"),
+        (2, 200, 2000, 5, "network_per_node has 5 rdma/hca, but a node can allocate 4"),
+    ],
+)
+def test_a_flavor_has_at_most_what_its_nodes_can_allocate(
+    path: Path, nodes: int, cpus: int, memory: int, network: int, why: str | None
+) -> None:
+    path.write_text(
+        TEAMS.split("[[teams]]")[0]
+        .replace("nodes = 64", f"nodes = {nodes}")
+        .replace("cpus_per_node = 96", f'cpus_per_node = {cpus}\nnetwork_per_node = {{ "rdma/hca" = {network} }}')
+        .replace("memory_gib_per_node = 1800", f"memory_gib_per_node = {memory}")
+        + '[[teams]]\nname = "t"\ngpus = { h100 = 8 }\n'
+    )
+    if why is None:
+        check_flavors(read_teams(path), NODES)
+        return
+    with pytest.raises(InputError) as error:
+        check_flavors(read_teams(path), NODES)
+    assert str(error.value) == f"flavor h100: {why}"
