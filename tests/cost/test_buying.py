@@ -97,6 +97,15 @@ def test_bounds_of_the_inputs_bound_the_result(buy: Buy) -> None:
     assert said["verdict"] == "undecided"
 
 
+def test_where_inputs_that_favour_renting_have_no_break_even_none_is_said(buy: Buy) -> None:
+    rent = "{ low = 0.05, typical = 2.5, high = 4.0 }"
+    said = buy(rent_per_gpu_hour=rent)
+    assert said["break_even_utilisation"]["high"] is None and said["break_even_month"]["high"] is None
+    assert said["break_even_utilisation"]["value"] == pytest.approx(0.53505, abs=1e-5)
+    text = " ".join(buy(rent_per_gpu_hour=rent, is_json=False).split())
+    assert "break-even month: 42 (from 23, and none if the inputs favour renting)" in text
+
+
 def test_where_an_hour_of_rent_costs_less_than_its_electricity_no_utilisation_is_enough(buy: Buy) -> None:
     said = buy(rent_per_gpu_hour="0.05")
     assert said["break_even_utilisation"]["value"] is None and said["verdict"] == "rent"

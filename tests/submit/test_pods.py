@@ -265,6 +265,14 @@ def test_the_longest_name_is_one_that_pods_can_have(submit: Submit) -> None:
     submit("--nodes 100 --queue q", "torchrun", "t.py", name="j" * 44)
 
 
+@pytest.mark.parametrize("word", ["on", "y", "null", "true", "e1"])
+def test_names_that_yaml_could_take_for_something_else_stay_names(submit: Submit, word: str) -> None:
+    made = submit(f"--nodes 2 --queue {word}", "torchrun", "t.py", name=word)
+    assert made.job["metadata"] == {"name": word, "labels": {"kueue.x-k8s.io/queue-name": word}}
+    number = submit("--queue 123", "python", "t.py").job["metadata"]["labels"]
+    assert number == {"kueue.x-k8s.io/queue-name": "123"}
+
+
 def test_arguments_arrive_as_they_were_typed(submit: Submit) -> None:
     odd = [
         "yes",
@@ -323,13 +331,40 @@ def test_deepspeed_has_a_host_file_and_a_rank_and_no_ssh(submit: Submit) -> None
     assert files["data"]["hostfile"].splitlines() == [f"j-workers-0-{index}.j slots=8" for index in range(3)]
     assert made.words(2) == [
         "deepspeed", f"--hostfile={mount['mountPath']}/hostfile", "--no_ssh", "--node_rank=2",
-        "--master_addr=j-workers-0-0.j", "--master_port=29500", "--num_gpus", "8", "t.py",
+        "--master_addr=j-workers-0-0.j", "--master_port=29500", "t.py",
     ]  # fmt: skip
     noted = submit("--nodes 2", "deepspeed", "--include", "a:0@b:0", "t.py")
     assert "--include" not in noted.words(0)
     assert "deepspeed's --include names other hosts: removed" in noted.notes
     assert any("pass --gpus" in note for note in noted.notes)
     assert [each["kind"] for each in submit("--gpus 8", *LAUNCHERS["deepspeed"]).objects] == ["JobSet"]
+
+
+@pytest.mark.parametrize(("asked", "slots"), [("4", 4), ("8", 8), ("16", 8)])
+def test_deepspeed_starts_at_most_as_many_processes_as_a_pod_has_gpus(submit: Submit, asked: str, slots: int) -> None:
+    made = submit("--nodes 2 --gpus 8", "deepspeed", "--num_gpus", asked, "t.py")
+    assert f"j-workers-0-0.j slots={slots}" in made.objects[0]["data"]["hostfile"]
+    assert "--num_gpus" not in made.words(0)
+
+
+@pytest.mark.parametrize(
+    "command", [("accelerate", "launch", "--num_machines", "3", "t.py"), ("deepspeed", "--num_nodes=3", "t.py")]
+)
+def test_the_number_of_nodes_is_that_of_the_command_if_there_is_no_other(
+    submit: Submit, command: tuple[str, ...]
+) -> None:
+    assert submit("--gpus 8", *command).job["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] == 3
+    assert (
+        submit("--nodes 2 --gpus 8", *command).job["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] == 2
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torchrun_starts_a_rank_per_gpu_unless_the_command_says_another_number(submit: Submit, nodes: int) -> None:
+    read = get_args_parser().parse_args(submit(f"--nodes {nodes} --gpus 8", "torchrun", "t.py").words(0)[1:])
+    assert read.nproc_per_node == "8"
+    own = submit(f"--nodes {nodes} --gpus 8", "torchrun", "--nproc_per_node=2", "t.py").words(0)
+    assert get_args_parser().parse_args(own[1:]).nproc_per_node == "2"
 
 
 def test_mpirun_on_several_nodes_is_an_mpi_job_with_its_hosts_and_variables(submit: Submit) -> None:

@@ -12,7 +12,6 @@ bounds that favour buying and that favour renting. It compares cost alone: not w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -79,19 +78,19 @@ class _Case(NamedTuple):
             return float(months)
         return (1 - (1 + self.rate) ** -months) / self.rate
 
-    def break_even_utilisation(self) -> float:
-        """Return the share of the hours at which both cost the same; infinite if renting costs less at any."""
+    def break_even_utilisation(self) -> float | None:
+        """Return the share of the hours at which both cost the same; None if renting costs less at any."""
         slope = (self.rent - self.busy) * self.months_of_money(self.months)
         at_rest = self.own(0.0, self.months)
         if at_rest <= 0:
             return 0.0
-        return at_rest / slope if slope > 0 else math.inf
+        return at_rest / slope if slope > 0 else None
 
-    def break_even_month(self, utilisation: float) -> int | None:
+    def break_even_month(self, utilisation: float) -> float | None:
         """Return the first month by whose end buying has cost no more; None if there is none in the life."""
         for month in range(1, self.months + 1):
             if self.own(utilisation, month) <= self.rented(utilisation, month):
-                return month
+                return float(month)
         return None
 
 
@@ -261,10 +260,15 @@ def _energy_per_year(ownership: Ownership, inputs: _Inputs) -> Estimate:
     return product(kilowatt_hours, mean_w, inputs.pue, inputs.electricity)
 
 
-def _bounded(values: Mapping[_Bound, float]) -> Estimate:
-    """Return the estimate with these values."""
+def _bounded(values: Mapping[_Bound, float | None]) -> Estimate:
+    """Return the estimate with these values; a bound is None if the inputs that favour one side have no value."""
+    known = [value for value in values.values() if value is not None]
+    has_all = len(known) == len(values)
     return Estimate(
-        value=values["typical"], low=min(values.values()), high=max(values.values()), provenance="predicted"
+        value=values["typical"],
+        low=min(known),
+        high=max(known) if has_all else None,
+        provenance="predicted",
     )
 
 
@@ -272,28 +276,25 @@ def _break_even_utilisation(cases: Mapping[_Bound, _Case] | None, reason: str | 
     if cases is None:
         return unknown(reason or "")
     values = {bound: case.break_even_utilisation() for bound, case in cases.items()}
-    if not math.isfinite(values["typical"]):
+    if values["typical"] is None:
         return unknown("renting costs less at any utilisation: an hour costs less than the electricity for it")
-    finite = {bound: value if math.isfinite(value) else max(values["typical"], 1.0) for bound, value in values.items()}
-    return _bounded(finite)
+    return _bounded(values)
 
 
 def _break_even_month(cases: Mapping[_Bound, _Case] | None, utilisation: float | None, reason: str | None) -> Estimate:
     if cases is None or utilisation is None:
         return unknown(reason or "the utilisation is unknown (give utilisation)")
     months = {bound: case.break_even_month(utilisation) for bound, case in cases.items()}
-    typical = months["typical"]
-    if typical is None:
+    if months["typical"] is None:
         return unknown(f"buying costs more than renting in each of the {cases['typical'].months} months of the life")
-    never = cases["typical"].months
-    return _bounded({bound: float(month if month is not None else never) for bound, month in months.items()})
+    return _bounded(months)
 
 
 def _own_per_hour(ownership: Ownership, cases: Mapping[_Bound, _Case] | None, reason: str | None) -> Estimate:
     if cases is None or not ownership.utilisation:
         return unknown(reason or "the utilisation is unknown (give utilisation)")
     utilisation = ownership.utilisation
-    values = {}
+    values: dict[_Bound, float | None] = {}
     for bound, case in cases.items():
         hours = ownership.num_gpus * HOURS_PER_MONTH * utilisation * case.months_of_money(case.months)
         values[bound] = case.own(utilisation, case.months) / hours
@@ -305,7 +306,7 @@ def _total(
 ) -> Estimate:
     if cases is None or utilisation is None:
         return unknown(reason or "the utilisation is unknown (give utilisation)")
-    values = {
+    values: dict[_Bound, float | None] = {
         bound: case.own(utilisation, case.months) if is_owned else case.rented(utilisation, case.months)
         for bound, case in cases.items()
     }

@@ -49,9 +49,9 @@ class PodGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_launch(words: Sequence[str], pods: PodGroup) -> PodLaunch:
-    """Return the launch of a command on all pods. For one pod, the command is unchanged."""
+    """Return the launch of a command on all pods. For one pod, only torchrun's number of ranks may be missing."""
     if pods.num_pods == 1:
-        return PodLaunch(words=tuple(words))
+        return PodLaunch(words=_with_ranks(words, pods.num_gpus))
     launch = _LAUNCHES.get(first_launcher(words) or "", _plain)
     return launch(tuple(words), pods)
 
@@ -74,7 +74,14 @@ def _torchrun(words: tuple[str, ...], pods: PodGroup) -> PodLaunch:
         f"--master-addr={pods.first}",
         f"--master-port={PORT}",
     )
-    return PodLaunch(words=with_rendezvous(words, meeting))
+    return PodLaunch(words=with_rendezvous(_with_ranks(words, pods.num_gpus), meeting))
+
+
+def _with_ranks(words: Sequence[str], num_gpus: int) -> tuple[str, ...]:
+    """Return the command with a rank per GPU; without a number of ranks, torchrun would start one."""
+    if not num_gpus or launch_word(words, "torchrun", "--nproc-per-node") is not None:
+        return tuple(words)
+    return with_launch_words(words, "torchrun", (f"--nproc-per-node={num_gpus}",))
 
 
 def _accelerate(words: tuple[str, ...], pods: PodGroup) -> PodLaunch:
@@ -112,13 +119,14 @@ def _deepspeed(words: tuple[str, ...], pods: PodGroup) -> PodLaunch:
         for flag in ("--include", "-i", "--exclude", "-e")
         if launch_word(words, "deepspeed", flag) is not None
     ]
-    num_slots = pods.num_gpus or _whole(launch_word(words, "deepspeed", "--num-gpus"))
+    own_slots = _whole(launch_word(words, "deepspeed", "--num-gpus"))
+    num_slots = min(own_slots or pods.num_gpus, pods.num_gpus or own_slots)
     if not num_slots:
         num_slots = 1
         notes.append("deepspeed starts one process per pod, since the number of GPUs is unknown: pass --gpus")
     hosts = "".join(f"{pods.host_name(index)} slots={num_slots}\n" for index in range(pods.num_pods))
     return PodLaunch(
-        words=with_launch_words(words, "deepspeed", added, dropped=DEEPSPEED_HOSTS),
+        words=with_launch_words(words, "deepspeed", added, dropped=(*DEEPSPEED_HOSTS, "--num-gpus")),
         files={_HOST_FILE: hosts},
         notes=tuple(notes),
     )

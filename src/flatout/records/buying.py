@@ -55,8 +55,10 @@ class BuyOrRent(msgspec.Struct, frozen=True, kw_only=True):
     not_counted: tuple[str, ...]  # items that were not given
     own_per_gpu_hour: Estimate  # per hour in which a GPU works, over the life
     rent_per_gpu_hour: Estimate
-    break_even_utilisation: Estimate  # above it, buying costs less over the life; above 1: never
-    break_even_month: Estimate  # the first month by whose end buying has cost less; unknown if no month of the life is
+    # Above it, buying costs less over the life; above 1: never. `high` is None where no utilisation is enough.
+    break_even_utilisation: Estimate
+    # The first month by whose end buying has cost less; unknown, or `high` None, where no month of the life is.
+    break_even_month: Estimate
     own_total: Estimate  # over the life, in money of the first day
     rent_total: Estimate
     verdict: Literal["buy", "rent", "undecided", "unknown"]

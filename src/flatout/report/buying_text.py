@@ -61,8 +61,10 @@ def _break_even(result: BuyOrRent, style: TextStyle) -> list[str]:
 
 
 def _between(estimate: Estimate, scale: float, unit: str) -> str:
-    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+    if estimate.low is None or estimate.low == estimate.high:
         return ""
+    if estimate.high is None:
+        return f" (from {estimate.low * scale:.0f}{unit}, and none if the inputs favour renting)"
     return f" ({estimate.low * scale:.0f} to {estimate.high * scale:.0f}{unit})"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.change.launchers import launch_word
 from flatout.emit import tuned_toml
 from flatout.errors import OutputError, UsageError
 from flatout.records.change import ChangeSet
@@ -19,6 +20,7 @@ from flatout.submit.options import SubmitOptions
 from flatout.submit.plan_file import read_planned
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
+_MAX_DIGITS = 6  # of a number of nodes
 _QUEUE = re.compile(r"(?!.{64})[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _SBATCH_OPTIONS_OF_OURS = ("--output", "-o", "--wrap", "--array", "-a", "--parsable")
 
@@ -71,8 +73,17 @@ def _tuning(command: tuple[str, ...], config: Path | None, num_nodes: int | None
             config=str(config.resolve()),
         )
     # The number of hosts used for tuning says nothing about the hosts of this job.
-    machine = {**tuning.machine, "num_hosts": str(num_nodes or 1)}
+    machine = {**tuning.machine, "num_hosts": str(num_nodes or _nodes_of(command) or 1)}
     return msgspec.structs.replace(tuning, keep=keep, machine=machine)
+
+
+def _nodes_of(command: tuple[str, ...]) -> int | None:
+    """Return the number of nodes in the arguments of a launcher other than torchrun, whose own `num_nodes` reads."""
+    for launcher, flag in (("accelerate", "--num-machines"), ("deepspeed", "--num-nodes")):
+        text = launch_word(command, launcher, flag)
+        if text is not None and text.isdecimal() and 1 <= len(text) <= _MAX_DIGITS:
+            return int(text)
+    return None
 
 
 def _checked_name(name: str) -> str:
