@@ -174,6 +174,40 @@ def test_a_goal_without_a_limit_is_how_long_the_cluster_takes(
     assert goal["num_gpus"] == 16 and goal["nearest"] == ""
 
 
+def test_every_number_of_gpus_is_tried_and_the_cheapest_fewest_and_fastest_are_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On 512 GPUs, 432 reach this goal; powers of two and halfway between would leave 512."""
+    large = ["plan", "--model", "llama3-70b", "--cluster", "h100x512", "--global-batch", "1024", "--seq", "8192"]
+    assert run(monkeypatch, *large, "--goal", "1T tokens in 30 days", "--json") == 0
+    goal = json.loads(capfd.readouterr().out)["goal"]
+    options = {each["num_gpus"]: each for each in goal["options"]}
+    assert goal["num_gpus"] == 432 and goal["is_reached"]
+    assert not any(each["is_reached"] for number, each in options.items() if number < 432)
+    reached = {number: each for number, each in options.items() if each["is_reached"] and number <= 512}
+    assert goal["fastest"] == min(reached, key=lambda number: reached[number]["days"]["value"])
+    assert goal["cheapest"] == min(reached, key=lambda number: reached[number]["usd"]["value"])
+    for each in options.values():
+        is_sure, is_hopeless = each["days"]["high"] < 30, each["days"]["low"] > 30
+        assert 0 <= each["probability"] <= 1
+        assert not is_sure or each["probability"] > 0.95
+        assert not is_hopeless or each["probability"] < 0.05
+    likely = [number for number in reached if reached[number]["probability"] >= 0.9]
+    assert goal["fewest_likely"] == min(likely, default=None)
+
+
+def test_a_cluster_that_divides_badly_is_used_in_part(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [word if word != "h100x16" else "h100x104" for word in PLAN]
+    assert run(monkeypatch, *words) == 2
+    assert "the nearest number of GPUs that works is" in capfd.readouterr().err
+    assert run(monkeypatch, *words, "--goal", "1B tokens in 3 days", "--json") == 0
+    said = capfd.readouterr()
+    assert "divides 104 GPUs: the plan uses 96 of them" in said.err
+    assert json.loads(said.out)["goal"]["num_gpus"] <= 96
+
+
 def test_a_goal_as_text_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, *PLAN, "--goal", "1B tokens in 3 days") == 0
     said = capfd.readouterr().out

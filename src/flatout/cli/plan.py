@@ -147,7 +147,7 @@ def plan(
         risk=risk / 100,
         target=target,
     )
-    context = pipeline.search_context(request, _note)
+    context = pipeline.usable(pipeline.search_context(request, _note), goal_request, request.fixed, _note)
     result = search(context, num_layouts=top, fixed=request.fixed)
     result = pipeline.with_goal(result, context, goal_request, request.fixed)
     next_command = _next_command(result, has_emitted=bool(emit))

@@ -70,11 +70,13 @@ def _least_gpus_at_peak(context: SearchContext, goal: Goal) -> float:
 
 
 def numbers_of_gpus(of_cluster: int, per_node: int) -> list[int]:
-    """Return the numbers of GPUs to consider: the cluster's, and powers of two of whole nodes and halfway between them.
+    """Return the numbers of GPUs to consider: every number of whole nodes up to the cluster's, and larger ones.
 
-    The largest is `MOST_TIMES_AS_MANY` times the cluster's number.
+    The larger ones, for a goal that the cluster cannot reach, are powers of two of whole nodes and halfway between
+    them, up to `MOST_TIMES_AS_MANY` times the cluster's number. In a cluster smaller than a node, powers of two count.
     """
-    numbers = {of_cluster}
+    numbers = {of_cluster, *range(per_node, of_cluster + 1, per_node)}
+    numbers |= {1 << power for power in range(of_cluster.bit_length()) if of_cluster < per_node}
     nodes = 1
     while nodes * per_node <= of_cluster * MOST_TIMES_AS_MANY:
         numbers.add(nodes * per_node)
@@ -84,13 +86,38 @@ def numbers_of_gpus(of_cluster: int, per_node: int) -> list[int]:
     return sorted(numbers)
 
 
+def usable_context(context: SearchContext, fixed: tuple[str, ...] = ()) -> SearchContext:
+    """Return the context of the largest number of the cluster's GPUs for which a layout divides.
+
+    InputError: there is none.
+    """
+    cluster = context.spec.cluster
+    error: InputError | None = None
+    for num_gpus in reversed(numbers_of_gpus(cluster.num_gpus, cluster.gpus_per_node)):
+        if num_gpus > cluster.num_gpus:
+            continue
+        resized = _resized(context, num_gpus)
+        try:
+            search(resized, num_layouts=1, fixed=fixed)
+        except InputError as raised:
+            error = error or raised  # that of all GPUs
+            continue
+        return resized
+    assert error is not None
+    raise error
+
+
+def _resized(context: SearchContext, num_gpus: int) -> SearchContext:
+    cluster = msgspec.structs.replace(context.spec.cluster, num_gpus=num_gpus)
+    return replace(context, spec=replace(context.spec, cluster=cluster))
+
+
 def candidate(
     context: SearchContext, goal: Goal, rates: Interruptions, num_gpus: int, fixed: tuple[str, ...] = ()
 ) -> GoalCandidate:
     """Return the candidate for this number of GPUs. Raise InputError if no valid layout fits on them."""
     spec = context.spec
-    resized = replace(spec, cluster=msgspec.structs.replace(spec.cluster, num_gpus=num_gpus))
-    best = search(replace(context, spec=resized), num_layouts=1, fixed=fixed).layouts[0]
+    best = search(_resized(context, num_gpus), num_layouts=1, fixed=fixed).layouts[0]
     num_steps = math.ceil(goal.tokens / (spec.global_batch * spec.seq))
     return estimated(goal, rates, num_gpus, num_steps, best)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from flatout.catalog.interruptions import interruptions
 from flatout.catalog.prices import TERMS, Prices, Range, Terms, all_prices, exactly, read_prices
 from flatout.cost import bill
 from flatout.errors import UsageError
-from flatout.plan.goal import GoalCandidate
+from flatout.plan.goal import GoalCandidate, usable_context
 from flatout.plan.goal import candidate as goal_candidate
 from flatout.plan.goal import candidates as goal_candidates
+from flatout.plan.goal_probability import PricePerHour, probability
 from flatout.plan.goal_text import parse_goal
 from flatout.plan.search_context import SearchContext
 from flatout.records.cost import Bill
@@ -27,6 +29,7 @@ from flatout.report.plan_text import layout_text
 from flatout.report.progress import ProgressLine
 
 MOST_OPTIONS = 8
+LIKELY = 0.9  # probability above which a goal counts as likely to be reached
 S_PER_DAY = 86_400.0
 _EXAMPLE = '--goal "100B tokens in 30 days"'
 
@@ -77,6 +80,25 @@ def requested_goal(request: GoalRequest, *, global_batch: int, seq: int) -> tupl
     return parse_goal(request.text, global_batch=global_batch, seq=seq), rates
 
 
+def usable(
+    context: SearchContext,
+    request: tuple[Goal, Rates] | None,
+    fixed: tuple[str, ...],
+    note: Callable[[str], object],
+) -> SearchContext:
+    """Return the context for a goal: with fewer GPUs, and a note, if no layout divides all GPUs of the cluster."""
+    if request is None:
+        return context
+    whole, usable_part = context.spec.cluster, usable_context(context, fixed)
+    num_gpus = usable_part.spec.cluster.num_gpus
+    if num_gpus < whole.num_gpus:
+        note(
+            f"note: no layout of `{context.spec.workload.name}` that fits divides {whole.num_gpus:,} GPUs: the plan "
+            f"uses {num_gpus:,} of them"
+        )
+    return usable_part
+
+
 def with_goal(plan: Plan, context: SearchContext, request: tuple[Goal, Rates] | None, fixed: tuple[str, ...]) -> Plan:
     """Return the plan with the goal's answer if there is a goal. Raises InputError if no layout fits."""
     if request is None:
@@ -95,6 +117,7 @@ class _GoalSearch:
         self._fixed = fixed
         self._gpu = context.spec.cluster.gpu
         self._num_gpus = context.spec.cluster.num_gpus
+        self._price = rates.usd_per_gpu_hour or rates.prices.gpu(self._gpu, rates.terms)
         candidates = self._candidates()
         self._candidates_by_size = sorted(candidates, key=lambda candidate: candidate.num_gpus)
         self._reaching = [candidate for candidate in self._candidates_by_size if self._is_reached(candidate)]
@@ -104,25 +127,31 @@ class _GoalSearch:
 
         If none do, answer with all of them and name the nearest number that does.
         """
-        affordable = [candidate for candidate in self._reaching if candidate.num_gpus <= self._num_gpus]
-        if affordable:
-            return self._answer(affordable[0])
+        in_cluster = self._reaching_in_cluster()
+        if in_cluster:
+            return self._answer(in_cluster[0])
         return self._answer(
             next(candidate for candidate in self._candidates_by_size if candidate.num_gpus == self._num_gpus)
         )
 
+    def _reaching_in_cluster(self) -> list[GoalCandidate]:
+        """Return the candidates of the cluster that reach the goal, fewest GPUs first."""
+        return [candidate for candidate in self._reaching if candidate.num_gpus <= self._num_gpus]
+
     def _candidates(self) -> list[GoalCandidate]:
-        """Evaluate the goal on increasing numbers of GPUs until it is reached, and always on the cluster's number."""
+        """Evaluate the goal on every number of GPUs of the cluster, and if none reaches it, on larger numbers."""
         published = interruptions()
         candidates: list[GoalCandidate] = []
         has_target = self._goal.days is not None or self._goal.usd is not None
         if has_target:
             with ProgressLine("numbers of GPUs") as progress:
+                is_reached = False
                 for candidate in goal_candidates(self._context, self._goal, published, self._fixed):
+                    if candidate.num_gpus > self._num_gpus and is_reached:
+                        break
                     candidates.append(candidate)
                     progress.show(len(candidates), max(MOST_OPTIONS, len(candidates)))
-                    if candidate.num_gpus >= self._num_gpus and self._is_reached(candidate):
-                        break
+                    is_reached = is_reached or self._is_reached(candidate)
         if not any(candidate.num_gpus == self._num_gpus for candidate in candidates):
             candidates.append(goal_candidate(self._context, self._goal, published, self._num_gpus, self._fixed))
         return candidates
@@ -158,8 +187,9 @@ class _GoalSearch:
     def _answer(self, chosen: GoalCandidate) -> GoalAnswer:
         is_reached = chosen in self._reaching
         low, typical, high = self._bills(chosen)
-        price = self._rates.usd_per_gpu_hour or self._rates.prices.gpu(self._gpu, self._rates.terms)
+        price = self._price
         days = chosen.days
+        cheapest, fastest, likely = self._named()
         return GoalAnswer(
             goal=self._goal,
             is_reached=is_reached,
@@ -182,12 +212,38 @@ class _GoalSearch:
             carbon_t=_carbon(low, typical, high, self._rates.grid),
             interruptions=chosen.interruptions,
             effective_share=chosen.effective_share,
-            options=self._options(chosen),
+            options=self._options([each for each in (chosen, cheapest, fastest, likely) if each is not None]),
             notes=self._notes(price),
+            probability=self._probability(chosen),
+            cheapest=cheapest.num_gpus if cheapest else None,
+            fastest=fastest.num_gpus if fastest else None,
+            fewest_likely=likely.num_gpus if likely else None,
         )
+
+    def _named(self) -> tuple[GoalCandidate | None, GoalCandidate | None, GoalCandidate | None]:
+        """Return the cheapest, the fastest, and the smallest likely candidate of the cluster that reaches the goal."""
+        in_cluster = self._reaching_in_cluster()
+        if not in_cluster:
+            return None, None, None
+        # All GPUs have the same price, so the cheapest candidate uses the fewest GPU-hours.
+        cheapest = min(in_cluster, key=lambda candidate: candidate.num_gpus * candidate.days.value)
+        fastest = min(in_cluster, key=lambda candidate: candidate.days.value)
+        likely = next((each for each in in_cluster if (self._probability(each) or 0.0) >= LIKELY), None)
+        return cheapest, fastest, likely
+
+    def _probability(self, candidate: GoalCandidate) -> float | None:
+        price = self._price
+        per_hour = PricePerHour(price.low, price.typical, price.high) if price is not None else None
+        return probability(candidate, days=self._goal.days, usd=self._goal.usd, price=per_hour)
 
     def _notes(self, price: Range | None) -> tuple[str, ...]:
         notes = []
+        num_tried = sum(candidate.num_gpus <= self._num_gpus for candidate in self._candidates_by_size)
+        if num_tried > 1:
+            notes.append(
+                f"All numbers of whole nodes up to {self._num_gpus:,} GPUs that could do it in time were tried; of "
+                f"these, {num_tried} have a layout that divides the model and the global batch, and that fits."
+            )
         if price is None:
             notes.append(f"No price of {self._gpu} ({self._rates.terms}) is known: --gpu-price or --prices sets one.")
         if self._rates.grid is None:
@@ -209,12 +265,17 @@ class _GoalSearch:
             return f"{alone}; no number of GPUs that was tried costs less than {usd(goal.usd)}"
         return f"no number of GPUs that was tried reaches the goal with this global batch; {alone}"
 
-    def _options(self, chosen: GoalCandidate) -> tuple[GoalOption, ...]:
-        """Return the numbers of GPUs around the chosen one."""
+    def _options(self, named: list[GoalCandidate]) -> tuple[GoalOption, ...]:
+        """Return the numbers of GPUs around the chosen one, which is the first of the named ones, and all of these."""
         candidates = self._candidates_by_size
-        first = candidates.index(chosen) - MOST_OPTIONS // 2
+        first = candidates.index(named[0]) - MOST_OPTIONS // 2
         first = max(0, min(first, len(candidates) - MOST_OPTIONS))
-        return tuple(self._option(candidate) for candidate in candidates[first : first + MOST_OPTIONS])
+        shown = candidates[first : first + MOST_OPTIONS]
+        for candidate in named:
+            if candidate not in shown:
+                shown.append(candidate)
+        shown.sort(key=lambda candidate: candidate.num_gpus)
+        return tuple(self._option(candidate) for candidate in shown)
 
     def _option(self, candidate: GoalCandidate) -> GoalOption:
         low, typical, high = self._bills(candidate)
@@ -225,6 +286,7 @@ class _GoalSearch:
             days=candidate.days,
             usd=_spread(low.rent_usd, typical.rent_usd, high.rent_usd, source=""),
             is_reached=self._is_reached(candidate),
+            probability=self._probability(candidate),
         )
 
 

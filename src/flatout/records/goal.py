@@ -31,7 +31,8 @@ class GoalOption(msgspec.Struct, frozen=True, kw_only=True):
     layout: str  # in words
     days: GoalEstimate  # calendar days, including interruptions
     usd: GoalEstimate | None  # null: no price is known
-    is_reached: bool
+    is_reached: bool  # by the expected time and cost
+    probability: float | None = None  # of reaching the goal; null: it has no limit, or the price is unknown
 
 
 class GoalAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,3 +54,8 @@ class GoalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     effective_share: GoalEstimate  # share of the calendar time in productive steps
     options: tuple[GoalOption, ...]
     notes: tuple[str, ...]
+    probability: float | None = None  # of reaching the goal with these GPUs
+    # Numbers of the cluster's GPUs that reach the goal; null: none does.
+    cheapest: int | None = None
+    fastest: int | None = None
+    fewest_likely: int | None = None  # the fewest that reach it with a probability of at least 90 %

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flatout.records.goal import GoalAnswer, GoalEstimate
+from flatout.records.goal import GoalAnswer, GoalEstimate, GoalOption
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import number, percent, seconds
 
 INTERVALS = "Intervals combine the 90 % interval of the step time with the extremes of all rates and prices."
+OPTIONS = ("GPUs", "time", "money", "step", "layout", "probability", "reached")
 Row = tuple[str, str, str, str]  # what, expected, interval, where it comes from
 
 
@@ -28,12 +29,21 @@ def goal_sentence(answer: GoalAnswer) -> str:
     gpus = counted(answer.num_gpus, "GPU")
     if not limits:
         return f"{gpus} take {calendar(answer.days.value)}{money}"
-    can_be_late = goal.days is not None and answer.days.high > goal.days
-    risk = "; the slow end of the interval exceeds that" if can_be_late else ""
-    return (
-        f"{gpus} are needed to finish within {' and '.join(limits)}: {calendar(answer.days.value)}{money}; "
-        f"no smaller number of GPUs that was tried is enough{risk}"
-    )
+    expected = f"{calendar(answer.days.value)}{money} are expected"
+    sentence = f"{gpus} are the fewest that finish within {' and '.join(limits)}: {expected}"
+    if answer.probability is None:
+        return f"{sentence}."
+    sentence += f", and the probability of reaching the goal is {percent(answer.probability)}."
+    return sentence + _likely(answer)
+
+
+def _likely(answer: GoalAnswer) -> str:
+    """Say which number of GPUs reaches the goal almost surely, if that is another one."""
+    if answer.fewest_likely is None:
+        return " No number of the cluster's GPUs reaches it with 90 %."
+    if answer.fewest_likely == answer.num_gpus:
+        return ""
+    return f" {counted(answer.fewest_likely, 'GPU')} reach it with at least 90 %."
 
 
 def goal_rows(answer: GoalAnswer) -> list[Row]:
@@ -54,21 +64,30 @@ def goal_rows(answer: GoalAnswer) -> list[Row]:
 
 
 def option_rows(answer: GoalAnswer) -> list[list[str]]:
-    """Return a row per number of GPUs: GPUs, time, money, step, layout, and whether it reaches the goal."""
-    rows = []
-    for option in answer.options:
-        _, expected, interval, _ = _row("", option.days, calendar)
-        rows.append(
-            [
-                number(option.num_gpus),
-                f"{expected} ({interval})",
-                usd(option.usd.value) if option.usd else "unknown",
-                seconds(option.step_time_s),
-                option.layout,
-                "yes" if option.is_reached else "no",
-            ]
-        )
-    return rows
+    """Return a row per number of GPUs, with the columns of `OPTIONS`."""
+    return [
+        [
+            number(option.num_gpus),
+            calendar(option.days.value),
+            usd(option.usd.value) if option.usd else "unknown",
+            seconds(option.step_time_s),
+            option.layout,
+            percent(option.probability) if option.probability is not None else "unknown",
+            _reached(answer, option),
+        ]
+        for option in answer.options
+    ]
+
+
+def _reached(answer: GoalAnswer, option: GoalOption) -> str:
+    """Return whether the number of GPUs is expected to reach the goal, or that it does so with the fewest GPUs, etc."""
+    if not option.is_reached:
+        return "no"
+    if not answer.is_reached:
+        return "yes"
+    kinds = {"fewest": answer.num_gpus, "cheapest": answer.cheapest, "fastest": answer.fastest}
+    named = [kind for kind, number_of_kind in kinds.items() if number_of_kind == option.num_gpus]
+    return ", ".join(named) or "yes"
 
 
 def goal_text(answer: GoalAnswer, style: TextStyle) -> list[str]:
@@ -79,8 +98,7 @@ def goal_text(answer: GoalAnswer, style: TextStyle) -> list[str]:
     )
     if len(answer.options) > 1:
         lines += ["", "Other numbers of GPUs"]
-        header = ["GPUs", "time", "money", "step", "layout", "reached"]
-        lines += text_table(header, option_rows(answer), style=style, flexible=[4])
+        lines += text_table(list(OPTIONS), option_rows(answer), style=style, flexible=[4])
     for note in (INTERVALS, *answer.notes):
         lines += style.wrapped(note)
     return lines
