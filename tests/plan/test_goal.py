@@ -159,7 +159,7 @@ def candidate_of(
 def test_the_probability_is_that_of_the_step_times_interval(limit_s: float, expected: float) -> None:
     """10 s per step, with a 90 % interval of a quarter more or a fifth less, and 1,000 steps without interruptions."""
     found = candidate_of(step_s=10, interval_s=(8, 12.5), share=(1, 1, 1))
-    assert probability(found, days=limit_s / 86400, usd=None, price=None) == pytest.approx(expected, abs=1e-6)
+    assert probability(found, days=limit_s / 86400, usd=None, price=None) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_probability_is_that_of_drawn_steps_shares_and_prices() -> None:
@@ -193,9 +193,8 @@ def test_triangular_values_are_quantiles() -> None:
 
 
 def test_of_a_number_that_divides_badly_the_largest_that_divides_is_used() -> None:
-    whole = setting_of("llama3-8b", "h100x64")
-    assert usable_context(whole).spec.cluster.num_gpus == 64
+    assert usable_context(setting_of("llama3-8b", "h100x64")).spec.cluster.num_gpus == 64
     assert usable_context(setting_of("llama3-8b", "h100x104")).spec.cluster.num_gpus == 96  # 13 nodes
-    assert usable_context(setting_of("llama3-8b", "h100x7")).spec.cluster.num_gpus == 4
+    assert usable_context(setting_of("llama3-8b", "h100x13")).spec.cluster.num_gpus == 8
     with pytest.raises(InputError, match="2 GPUs"):
         usable_context(setting_of("llama3-70b", "h100x2"))

@@ -127,7 +127,6 @@ def plan(
             "a plan needs --model and --cluster", hint="flatout plan --model llama3-70b --cluster h100x512 --seq 8192"
         )
     from flatout import plan_pipeline as pipeline
-    from flatout.plan.search import plan as search
 
     files = pipeline.planned_files(html, emit or (), out, force=force)
     goal_request = pipeline.requested_goal(
@@ -147,8 +146,9 @@ def plan(
         risk=risk / 100,
         target=target,
     )
-    context = pipeline.usable(pipeline.search_context(request, _note), goal_request, request.fixed, _note)
-    result = search(context, num_layouts=top, fixed=request.fixed)
+    result, context = pipeline.planned(
+        pipeline.search_context(request, _note), goal_request, num_layouts=top, fixed=request.fixed, note=_note
+    )
     result = pipeline.with_goal(result, context, goal_request, request.fixed)
     next_command = _next_command(result, has_emitted=bool(emit))
     files.write(result, context, command=typed_command(), next_command=next_command, fixed=request.fixed, note=_note)

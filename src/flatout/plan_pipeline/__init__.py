@@ -7,16 +7,16 @@
 from __future__ import annotations
 
 from flatout.plan_pipeline.files import PlanFiles, planned_files
-from flatout.plan_pipeline.goal import GoalRequest, requested_goal, usable, with_goal
+from flatout.plan_pipeline.goal import GoalRequest, planned, requested_goal, with_goal
 from flatout.plan_pipeline.request import PlanRequest, search_context
 
 __all__ = [
     "GoalRequest",
     "PlanFiles",
     "PlanRequest",
+    "planned",
     "planned_files",
     "requested_goal",
     "search_context",
-    "usable",
     "with_goal",
 ]

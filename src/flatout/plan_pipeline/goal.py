@@ -12,12 +12,13 @@ from flatout.catalog.carbon import GridCarbon, all_grids, grid_carbon
 from flatout.catalog.interruptions import interruptions
 from flatout.catalog.prices import TERMS, Prices, Range, Terms, all_prices, exactly, read_prices
 from flatout.cost import bill
-from flatout.errors import UsageError
+from flatout.errors import InputError, UsageError
 from flatout.plan.goal import GoalCandidate, usable_context
 from flatout.plan.goal import candidate as goal_candidate
 from flatout.plan.goal import candidates as goal_candidates
 from flatout.plan.goal_probability import PricePerHour, probability
 from flatout.plan.goal_text import parse_goal
+from flatout.plan.search import plan as search
 from flatout.plan.search_context import SearchContext
 from flatout.records.cost import Bill
 from flatout.records.cost import Estimate as Cost
@@ -80,23 +81,30 @@ def requested_goal(request: GoalRequest, *, global_batch: int, seq: int) -> tupl
     return parse_goal(request.text, global_batch=global_batch, seq=seq), rates
 
 
-def usable(
+def planned(
     context: SearchContext,
     request: tuple[Goal, Rates] | None,
+    *,
+    num_layouts: int,
     fixed: tuple[str, ...],
     note: Callable[[str], object],
-) -> SearchContext:
-    """Return the context for a goal: with fewer GPUs, and a note, if no layout divides all GPUs of the cluster."""
-    if request is None:
-        return context
-    whole, usable_part = context.spec.cluster, usable_context(context, fixed)
-    num_gpus = usable_part.spec.cluster.num_gpus
-    if num_gpus < whole.num_gpus:
-        note(
-            f"note: no layout of `{context.spec.workload.name}` that fits divides {whole.num_gpus:,} GPUs: the plan "
-            f"uses {num_gpus:,} of them"
-        )
-    return usable_part
+) -> tuple[Plan, SearchContext]:
+    """Return the plan and its context.
+
+    For a goal, the context is one of fewer GPUs, with a note, if no layout divides all GPUs of the cluster. Raises
+    InputError if no layout is valid, or none fits.
+    """
+    try:
+        return search(context, num_layouts=num_layouts, fixed=fixed), context
+    except InputError:
+        if request is None:
+            raise
+    usable = usable_context(context, fixed)
+    note(
+        f"note: no layout of `{context.spec.workload.name}` that fits divides {context.spec.cluster.num_gpus:,} GPUs: "
+        f"the plan uses {usable.spec.cluster.num_gpus:,} of them"
+    )
+    return search(usable, num_layouts=num_layouts, fixed=fixed), usable
 
 
 def with_goal(plan: Plan, context: SearchContext, request: tuple[Goal, Rates] | None, fixed: tuple[str, ...]) -> Plan:
