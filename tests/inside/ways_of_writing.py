@@ -410,6 +410,43 @@ if importlib.util.find_spec("pyarrow"):
 
         pyarrow.parquet.write_table(pyarrow.table({"text": [text]}), path)
 
+    @way
+    def feather(path: str, text: str) -> None:
+        import pyarrow
+        import pyarrow.feather
+
+        pyarrow.feather.write_feather(pyarrow.table({"text": [text]}), path)
+
+    @way
+    def arrow_csv(path: str, text: str) -> None:
+        import pyarrow
+        import pyarrow.csv
+
+        pyarrow.csv.write_csv(pyarrow.table({"text": [text]}), path)
+
+    @way
+    def orc(path: str, text: str) -> None:
+        import pyarrow
+        import pyarrow.orc
+
+        pyarrow.orc.write_table(pyarrow.table({"text": [text]}), path)
+
+    @way
+    def arrow_ipc(path: str, text: str) -> None:
+        import pyarrow
+        import pyarrow.ipc
+
+        table = pyarrow.table({"text": [text]})
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+
+    @way
+    def arrow_stream(path: str, text: str) -> None:
+        import pyarrow
+
+        with pyarrow.output_stream(path) as stream:
+            stream.write(text.encode())
+
 
 def main() -> None:
     text = sys.argv[1]

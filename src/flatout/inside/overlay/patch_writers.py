@@ -23,7 +23,14 @@ _WRITERS = (
     ("torch.autograd.profiler", "profile.export_chrome_trace", 1, "path"),
     ("pyarrow.parquet.core", "ParquetWriter.__init__", 1, "where"),
     ("pyarrow.feather", "write_feather", 1, "dest"),
+    ("pyarrow.csv", "write_csv", 1, "output_file"),
+    ("pyarrow.orc", "write_table", 1, "where"),
+    ("pyarrow.ipc", "new_file", 0, "sink"),
+    ("pyarrow.ipc", "new_stream", 0, "sink"),
+    ("pyarrow", "output_stream", 0, "source"),
+    ("pyarrow", "create_memory_map", 0, "path"),
     ("cv2", "imwrite", 0, "filename"),
+    ("cv2", "imwritemulti", 0, "filename"),
     ("soundfile", "write", 0, "file"),
 )
 _SQLITE_COMPANIONS = ("-journal", "-wal", "-shm")
