@@ -172,7 +172,19 @@ def decode_written_json(data: bytes | str, *, has_file_names: bool = False) -> A
 
 
 def _may_have_surrogates(data: bytes | str) -> bool:
-    return (b"\\ud" in data.lower()) if isinstance(data, bytes) else ("\\ud" in data.lower())
+    """Whether a text has an escape of half a pair, or Python's `json` may have let one through as bytes."""
+    if isinstance(data, str):
+        return "\\ud" in data.lower()
+    is_another_encoding = b"\0" in data
+    return is_another_encoding or not _is_utf_8(data) or b"\\ud" in data.lower()
+
+
+def _is_utf_8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _with_whole_characters(value: Any) -> Any:

@@ -201,6 +201,56 @@ def test_a_folder_in_which_a_tuning_is_at_work_is_left_alone(tmp_path: Path) -> 
         assert first.wait(60) == 143
 
 
+NFS = """
+import errno, fcntl, os, stat, sys
+real = fcntl.flock
+def flock(file, operation):
+    number = file if isinstance(file, int) else file.fileno()
+    if stat.S_ISDIR(os.fstat(number).st_mode):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return real(file, operation)
+fcntl.flock = flock
+if HOST:
+    names = os.uname()
+    os.uname = lambda: os.uname_result((names[0], HOST, *names[2:]))
+import flatout.checkpoint.lock as lock
+lock.Lock.__init__.__defaults__ = (WATCH_S,)
+from flatout.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("host", "watch_s"), [("", 0.1), ("another-node", 8.0)])
+def test_a_folder_without_locks_as_on_nfs_is_left_alone_too(tmp_path: Path, host: str, watch_s: float) -> None:
+    """On one host, and from another, which sees the owner renew its lock every three seconds."""
+    program = "import pathlib, time; pathlib.Path('out/started').touch(); time.sleep(600)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+
+    def tuning(host: str, *options: str) -> list[str]:
+        flatout_on_nfs = NFS.replace("HOST", repr(host)).replace("WATCH_S", repr(watch_s))
+        command = [sys.executable, "-c", program]
+        return [sys.executable, "-c", flatout_on_nfs, "tune", "--out", "out", *options, "--", *command]
+
+    first = subprocess.Popen(tuning(""), cwd=tmp_path, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out" / "started").exists():
+            assert time.monotonic() < deadline and first.poll() is None
+            time.sleep(0.05)
+        before = (tmp_path / "out" / "journal.jsonl").read_bytes()
+        refused = subprocess.run(
+            tuning(host, "--force"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"error: another tuning is running in {tmp_path}/out: ")
+        assert f"process {first.pid} on {os.uname().nodename}" in refused.stderr
+        assert (tmp_path / "out" / "journal.jsonl").read_bytes() == before and first.poll() is None
+    finally:
+        first.terminate()
+        assert first.wait(60) == 143
+    assert not (tmp_path / "out" / "lock.json").exists()
+
+
 @pytest.mark.parametrize("no_history", [False, True])
 def test_the_history_is_used_and_added_to_unless_it_is_not_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_history: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,18 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="it is a pipe, and only files are read"):
         read_inputs([tmp_path / "pipe"])
+
+
+@pytest.mark.parametrize(
+    "part", ["<" + "a" * 150_000, "<" * 75_000 + "a" * 75_000, "<a " * 50_000, "<a>" * 50_000, "&amp;" * 30_000]
+)
+def test_xml_without_its_ends_costs_no_time(tmp_path: Path, part: str) -> None:
+    begin = "<?xml version='1.0'?>\n<nvidia_smi_log>\n<gpu id='00000000:1B:00.0'>\n"
+    (tmp_path / "smi.xml").write_text(f"{begin}{part}\n")
+    began_s = time.process_time()
+    with suppress(InputError):
+        judge_machine(read_inputs([tmp_path / "smi.xml"]))
+    assert time.process_time() - began_s < MAX_CPU_S
 
 
 def test_long_lines_cost_no_time(tmp_path: Path) -> None:

@@ -247,6 +247,21 @@ def test_half_of_a_character_is_replaced_in_json_of_python(half: str, form: str)
     assert input_files.decode_written_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'["\xed\xa0\x80"]',
+        b'{"\xed\xbf\xbf": 1}',
+        '["\ud800"]'.encode("utf-16", "surrogatepass"),
+        '["\\ud800"]'.encode("utf-16"),
+    ],
+)
+def test_half_of_a_character_in_bytes_is_replaced_too(data: bytes) -> None:
+    """Python's `json` lets them through, and no terminal and no other decoder takes them."""
+    assert "\ufffd" in json.dumps(input_files.decode_written_json(data), ensure_ascii=False)
+    assert json.dumps(input_files.decode_written_json(data), ensure_ascii=False).encode()
+
+
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "a = \udcff"])
 def test_toml_that_cannot_be_decoded_is_one_kind_of_error(tmp_path: Path, text: str) -> None:
     import tomllib

@@ -211,7 +211,17 @@ def test_words_about_the_network_are_read(text: str, rate: float) -> None:
     assert node_rate is not None and node_rate / 8 == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(("name", "value"), [("tp", "0.5"), ("micro_batch", "-1"), ("seq_len", "nan"), ("heads", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tp", "0.5"),
+        ("micro_batch", "-1"),
+        ("seq_len", "nan"),
+        ("heads", "x"),
+        ("hidden", "1e308"),
+        ("layers", "1.1e15"),
+    ],
+)
 def test_a_row_with_an_impossible_number_is_left_out(name: str, value: str, tmp_path: Path) -> None:
     row = {"layers": "32", "hidden": "4096", "heads": "32", "seq_len": "2048", "gpu": "H100", "num_gpus": "8",
            "tp": "1", "pp": "1", "micro_batch": "1", "global_batch": "8", "step_time_s": "1"}  # fmt: skip
@@ -219,6 +229,15 @@ def test_a_row_with_an_impossible_number_is_left_out(name: str, value: str, tmp_
     for changed, used in (({}, 1), ({name: value}, 0)):
         path.write_text(",".join(row) + "\n" + ",".join((row | changed).values()) + "\n")
         assert len(read_runs(path)[0]) == used
+
+
+def test_a_row_with_the_largest_number_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "layers,hidden,heads,seq_len,gpu,num_gpus,tp,pp,micro_batch,global_batch,step_time_s\n"
+        "32,4096,32,2048,H100,8,1,1,1,1e15,1\n"
+    )
+    assert len(read_runs(path)[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.read.samples import (
     to_ns,
 )
 
+from flatout.attribute.steps import host_steps
 from flatout.errors import InputError
 from flatout.read import event_text, lenient, read_trace
 from flatout.read.table import NO_NAME
@@ -131,6 +132,16 @@ def test_thousands_of_bad_events_do_not_take_forever(read: Read) -> None:
     table = read(text.replace('"gemm"', '"ge"mm"'))
     assert table.num_events == 6 * 3000
     assert problems(table) == "3,000 events of broken JSON were repaired"
+
+
+@pytest.mark.parametrize(("digits", "is_mark"), [(18, True), (19, False), (30, False), (5000, False)])
+def test_a_mark_of_a_step_has_a_number_of_at_most_18_digits(read: Read, digits: int, is_mark: bool) -> None:
+    """A longer one does not fit into 64 bits, and Python does not convert one of more than 4,300 digits."""
+    number = "1" * digits
+    marks = [event("user_annotation", f"ProfilerStep#{number}", 10.0 + 100 * place, 50.0) for place in range(2)]
+    steps = host_steps(read(small_trace([*small_events(), *marks])))
+    assert (number in map(str, steps.number)) == is_mark
+    assert {1, 2} <= set(steps.number)
 
 
 def test_entries_that_are_no_events(read: Read) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flatout.errors import InputError
 from flatout.read.sacct import _seconds, merged, parse_sacct, read_sacct
-from flatout.read.slurm_values import duration_s, gpus_of_gres, gpus_of_tres, state_of, time_s
+from flatout.read.slurm_values import duration_s, exit_code_of, gpus_of_gres, gpus_of_tres, state_of, time_s
 from flatout.records.attempts import Attempts, job_times
 
 COLUMNS = ("JobID", "JobName", "Account", "State", "AllocTRES", "ElapsedRaw", "Submit", "Start", "End")
@@ -365,6 +365,8 @@ def test_a_number_of_gpus_that_is_none_is_refused_in_one_line(count: str) -> Non
 def test_the_largest_number_of_gpus_and_the_longest_duration() -> None:
     assert gpus_of_tres("gres/gpu=999999999")[0] == gpus_of_gres("gpu:h100:999999999", 1)[0] == 999_999_999
     assert duration_s("999999999-00:00:01") == 999_999_999 * 86_400 + 1
+    with pytest.raises(ValueError, match="an exit code must look like 0:0"):
+        exit_code_of("9" * 5000 + ":0")
     for text in ("1000000000-00:00:01", "9" * 400 + ":00:01", "00:00:" + "9" * 5000):
         with pytest.raises(ValueError, match="a duration must look like"):
             duration_s(text)

@@ -49,7 +49,7 @@ WRAPPERS = {
     "fsdp": re.compile(r"^FSDP::|^FullyShardedDataParallel|fsdp::|torch/distributed/(?:_composable/)?fsdp/"),
     "deepspeed": re.compile(r"^DeepSpeed|^deepspeed[./]|deepspeed/runtime/"),
 }
-STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)$")
+STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})$")
 LAUNCH = re.compile(r"^(?:cuda|hip)(?:Ext)?(?:Module)?Launch|^cuLaunchKernel|^hipGraphLaunch|^urEnqueueKernelLaunch")
 BEGIN_CAPTURE = re.compile(r"^(?:cuda|hip|cu)StreamBeginCapture")
 END_CAPTURE = re.compile(r"^(?:cuda|hip|cu)StreamEndCapture")

@@ -18,7 +18,7 @@ from flatout.plan.constants import from_logs
 from flatout.plan.shipped import shipped
 from flatout.records.plan import Cluster
 
-_NAMED = re.compile(r"(.+?)x(\d+)")
+_NAMED = re.compile(r"(.+?)x(\d{1,18})")
 # The number of SMs assumed if the GPU's data sheet does not give one; it decides how full the last wave of tiles is.
 _ASSUMED_SMS = 148
 _ASSUMED_LINK_BYTES_PER_S, _ASSUMED_MEMORY_BYTES_PER_S = 64e9, 1e12

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+_LARGEST = 1e15
+
 
 class RunRow:
     """One row. An empty or missing cell is an empty text, and has no number."""
@@ -29,6 +31,11 @@ class RunRow:
         except ValueError:
             return None
         return value if math.isfinite(value) and value > 0 else None
+
+    def is_possible(self) -> bool:
+        """Whether no number in it is larger than any of a model, a machine or a run."""
+        numbers = [self.number(column) for column in self._cells]
+        return all(number <= _LARGEST for number in numbers if number is not None)
 
     def whole(self, column: str, default: int = 0) -> int:
         """Return the number in a cell without its fraction, or the default if it is below 1."""

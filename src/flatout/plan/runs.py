@@ -84,7 +84,7 @@ def usual_software(runs: list[MeasuredRun]) -> Software:
 
 def _run(row: RunRow) -> MeasuredRun | None:
     """Return the row's run; None if a value that the model needs is unknown."""
-    if not _has_what_is_needed(row):
+    if not _has_what_is_needed(row) or not row.is_possible():
         return None
     software = software_of(row)
     workload, machine, layout = model_of(row), cluster_of(row), layout_of(row, software)

@@ -145,8 +145,8 @@ def _text(value: Any) -> str | None:
     return str(value) if value not in (None, "") else None
 
 
-_OUT_OF_RANGE = re.compile(r"Out-of-range = (\d+)")
-_DROPPED = re.compile(r"[Dd]ropped (\d+) (?:activity )?records")
+_OUT_OF_RANGE = re.compile(r"Out-of-range = (\d{1,18})(?!\d)")
+_DROPPED = re.compile(r"[Dd]ropped (\d{1,18}) (?:activity )?records")
 _STOPPED_EARLY = re.compile(r"stopped early\? = 1|[Ss]topped early(?!\? = 0)|[Bb]uffer.*(?:exceeded|limit reached)")
 
 

@@ -17,9 +17,9 @@ from flatout.records.events import Quality, TraceMeta
 from flatout.units import NS_PER_S, seconds
 
 # rank-3, rank3_, rank_3, worker3_step, Rank 3
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)(?!\d)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d{1,18})(?!\d)", re.IGNORECASE)
 # trace_3.json: such a number is used only if it distinguishes all files of a job
-_NUMBER_AT_END = re.compile(r"(?:^|\D)(\d+)(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
+_NUMBER_AT_END = re.compile(r"(?:^|\D)(\d{1,18})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _MAX_RANK = 1 << 20
 _SESSION_HINT = "diagnose one session at a time: pass only its traces"
 _HINT = "pass one recording per rank, or assign ranks with --rank FILE=N"

@@ -161,7 +161,7 @@ def exit_code_of(text: str) -> tuple[int | None, int | None]:
     """Parse `1:9` into exit code and signal."""
     if text.casefold() in NONE_WORDS:
         return None, None
-    found = re.fullmatch(r"(\d+):(\d+)", text)
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
     if found is None:
         raise ValueError(f"an exit code must look like 0:0, but is `{text}`")
     return int(found[1]), int(found[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import math
 import os
@@ -14,6 +15,9 @@ from pathlib import Path
 import msgspec
 
 from flatout import __version__
+from flatout.checkpoint.lock import NAME as LOCK
+from flatout.checkpoint.lock import Lock
+from flatout.checkpoint.problems import LockedError
 from flatout.errors import FlatoutError, OutputError, UsageError
 from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import Variable
@@ -127,7 +131,7 @@ def _claim(folder: Path, options: TuneOptions, *, force: bool) -> bool:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is not a folder", hint="pass another --out")
     is_ours = folder.exists() and is_journal(folder / JOURNAL)
-    if folder.exists() and any(folder.iterdir()) and not is_ours:
+    if folder.exists() and not is_ours and any(entry.name != LOCK for entry in folder.iterdir()):
         raise OutputError(f"{folder} already has other files", hint="pass another --out")
     if is_ours:
         _lock(folder)
@@ -168,7 +172,7 @@ def _is_of_tuning(entry: Path) -> bool:
         names = [inner.name for inner in entry.iterdir()] if entry.name == "runs" else []
         is_left = entry.name == "files" or entry.name.startswith(TRIED)
         return is_left or (entry.name == "runs" and all(map(_is_of_runs, names)))
-    return entry.name in (JOURNAL, *RESULTS)
+    return entry.name in (JOURNAL, LOCK, *RESULTS)
 
 
 def _is_of_runs(name: str) -> bool:
@@ -207,7 +211,7 @@ def former_date(folder: Path) -> str | None:
 
 
 def _lock(folder: Path) -> None:
-    """Lock the folder, if its file system has locks. Raises OutputError if another process holds the lock."""
+    """Lock the folder until this process ends. Raises OutputError if another process holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY)  # open until the process ends
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -216,8 +220,20 @@ def _lock(folder: Path) -> None:
         raise OutputError(
             f"another tuning is running in {folder}", hint="wait for it, or pass another --out"
         ) from error
-    except OSError:
+    except OSError:  # file systems without locks, and NFS, which has none of folders
         os.close(descriptor)
+        _lock_by_file(folder)
+
+
+def _lock_by_file(folder: Path) -> None:
+    """Lock the folder by a file that names its owner, who renews it: also against processes of other hosts."""
+    try:
+        lock = Lock(folder)
+    except LockedError as error:
+        raise OutputError(
+            f"another tuning is running in {folder}: {error.args[0]}", hint=error.hint or "pass another --out"
+        ) from error
+    atexit.register(lock.release)
 
 
 def history_path(environment: Mapping[str, str] = os.environ) -> Path:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_TOKEN = re.compile(r"<(/?)(\w+)([^<>]*)>([^<]*)")
+# Possessive: a text without `>` would be searched again from each of its characters.
+_TOKEN = re.compile(r"<(/?)(\w++)([^<>]*+)>([^<]*+)")
 _GPU_ADDRESS = re.compile(r"\bid=[\"']([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])[\"']")
 _DEEPEST = 16
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
