@@ -19,7 +19,7 @@ Pieces = list[tuple[int, list[int], int]]  # node, its GPUs, thousandths of each
 def make_job(number: int, submit: int, gpus: int, duration: int, **rest: Any) -> Job:
     """Return a job; `milli` is its share of a GPU, `limit` the user's time limit."""
     job = {"id": number, "submit": submit, "gpus": gpus, "left": duration, "milli": WHOLE, "overhead": 0, "at": None}
-    job |= {"done": None, "ready": 0, "level": 0, "limit": duration, "priority": 0, "attained": 0}
+    job |= {"done": None, "ready": 0, "level": 0, "limit": duration, "priority": 0, "queued": None}
     return job | rest
 
 
@@ -111,7 +111,6 @@ class Naive:
 
     def stop(self, job: Job) -> None:
         give_back(self.nodes, job["at"])
-        job["attained"] += (self.now - job["began"]) * job["gpus"] * job["milli"] / WHOLE
         self.running.remove(job)
 
     def preempt(self, job: Job) -> None:
@@ -254,6 +253,132 @@ class Easy:
         if free == WHOLE:
             return self.room_beside(node) > 0
         return bool(free >= milli)
+
+
+class BlockedError(Exception):
+    """A blocked job lets no other pass."""
+
+
+class ByLevel:
+    """Serve jobs by level, the lower first, and stop running jobs of higher levels for them.
+
+    `level` gives a job's level. A job's time since it was queued, or became urgent, is `since`.
+    """
+
+    URGENT = -(10**6)
+
+    def __init__(
+        self,
+        level: Any,
+        *,
+        keeps_order: bool = False,
+        protected: int = 0,
+        loss: int = 10**9,
+        ageing: int = 10**9,
+        quantum: int = 0,
+    ):
+        self.level, self.keeps_order = level, keeps_order
+        self.protected, self.loss, self.ageing, self.quantum = protected, loss, ageing, quantum
+
+    def __call__(self, sim: Naive) -> None:
+        for job in sim.queue:
+            if job["queued"] is None:
+                self.queue(sim, job)
+        for job in sim.running:
+            turn = -(-self.quantum // sim.every) * sim.every  # it ends with a checkpoint
+            if job["level"] == self.URGENT and sim.now >= job["ready"] + turn:
+                job["level"] = self.level(job) + 1  # so that others of its level can have its GPUs
+        for job in sim.queue:
+            if job["level"] != self.URGENT and sim.now >= job["queued"] + self.ageing:
+                job["level"], job["since"] = self.URGENT, sim.now
+        level = self.URGENT - 1
+        blocked: set[tuple[int, int]] = set()
+        while later := [job["level"] for job in sim.queue if job["level"] > level]:
+            level = min(later)
+            try:
+                while self.serve_one(sim, level, blocked):
+                    pass
+            except BlockedError:
+                return
+
+    def queue(self, sim: Naive, job: Job) -> None:
+        job["level"], job["since"], job["queued"] = self.level(job), sim.now, sim.now
+
+    def serve_one(self, sim: Naive, level: int, blocked: set[tuple[int, int]]) -> bool:
+        """Start the first job of a level, if need be in the place of others, or note that its size is blocked."""
+        waiting = [job for job in sim.queue if job["level"] == level and (job["gpus"], job["milli"]) not in blocked]
+        if not waiting:
+            return False
+        order = "since" if level == self.URGENT else "submit"
+        job = min(waiting, key=lambda job: (job[order], job["id"]))
+        if not sim.try_to_start(job):
+            victims = self.victims(sim, job)
+            if not victims and self.keeps_order:
+                raise BlockedError
+            if not victims:
+                blocked.add((job["gpus"], job["milli"]))
+                return True
+            for victim in victims:
+                sim.preempt(victim)
+                self.queue(sim, victim)
+            blocked.clear()
+            assert sim.try_to_start(job)
+        job["queued"] = None
+        return True
+
+    def may_be_stopped(self, sim: Naive, running: Job, waiting: Job) -> bool:
+        worked = sim.now - running["ready"]
+        if worked < self.protected:
+            return False
+        return bool(worked % sim.every <= self.loss + sim.now - waiting["since"])
+
+    def cost(self, sim: Naive, job: Job) -> float:
+        lost = max(0, sim.now - job["ready"]) % sim.every
+        return (lost + sim.restart) * job["gpus"] * job["milli"] / WHOLE
+
+    def victims(self, sim: Naive, job: Job) -> list[Job]:
+        """Add jobs, the worst level and then the cheapest first, until there is room; then spare who is not needed."""
+        worse = [other for other in sim.running if other["level"] > job["level"]]
+        worse = [other for other in worse if self.may_be_stopped(sim, other, job)]
+        worse.sort(key=lambda other: (-other["level"], self.cost(sim, other), other["id"]))
+        touched: list[int] = []  # nodes, in the order in which a job on them was added
+        for number in range(1, len(worse) + 1):
+            added = worse[:number]
+            nodes_of_last = [node for node, _, _ in added[-1]["at"]]
+            touched += [node for node in nodes_of_last if node not in touched]
+            if job["gpus"] > sim.capacity:
+                victims = self.on_whole_nodes(sim, job, added, touched)
+                if victims:
+                    return victims
+                continue
+            for node in nodes_of_last:
+                if self.free_without(sim, added, node) >= job["gpus"]:
+                    return self.needed(sim, job, added, node)
+        return []
+
+    def free_without(self, sim: Naive, stopped: list[Job], node: int) -> int:
+        nodes = copy.deepcopy(sim.nodes)
+        for job in stopped:
+            give_back(nodes, job["at"])
+        return len(unused(nodes[node]))
+
+    def needed(self, sim: Naive, job: Job, added: list[Job], node: int) -> list[Job]:
+        on_node = [other for other in added if any(number == node for number, _, _ in other["at"])]
+        kept = list(on_node)
+        for other in reversed(on_node[:-1]):
+            fewer = [one for one in kept if one is not other]
+            if self.free_without(sim, fewer, node) >= job["gpus"]:
+                kept = fewer
+        return kept
+
+    def on_whole_nodes(self, sim: Naive, job: Job, added: list[Job], touched: list[int]) -> list[Job]:
+        num_empty = sum(len(unused(node)) == sim.capacity for node in sim.nodes)
+        num_missing = max(0, -(-job["gpus"] // sim.capacity) - num_empty)
+        emptied = [node for node in touched if self.free_without(sim, added, node) == sim.capacity]
+        if len(emptied) < num_missing:
+            return []
+        chosen = emptied[:num_missing]
+        return [other for other in added if any(number in chosen for number, _, _ in other["at"])]
 
 
 def shortest_remaining_first(sim: Naive) -> None:

@@ -13,6 +13,7 @@ from flatout.schedule.engine import Simulation
 from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.policies.easy import Easy, EasyOracle
 from flatout.schedule.policies.fifo import Fifo
+from flatout.schedule.policies.priority import Priority
 from flatout.schedule.policies.shortest import ShortestFirstOracle
 from flatout.schedule.policies.skip import Skip
 from flatout.schedule.policies.srtf import ShortestRemainingOracle
@@ -117,6 +118,57 @@ def test_the_quick_way_for_fifo_gives_the_same_segments(jobs: list[tuple[int, in
 @given(histories)
 def test_shortest_first_ends_each_job_when_a_tick_simulator_does(jobs: list[tuple[int, int, int]]) -> None:
     assert finish(jobs, ShortestFirstOracle()) == naive_finish(jobs, naive.shortest_first)
+
+
+class Retried(Priority):
+    """Priorities, with attempts to preempt at every decision, as the tick simulator makes them."""
+
+    retry_s = 0.0
+
+
+class Aged(Retried):
+    """The rules of the default policy about whom it stops and when, with small numbers and levels by priority."""
+
+    protected_s = 3.0
+    largest_loss_s = 2.0
+    ageing_s = 30.0
+    quantum_s = 6.0
+
+    def keeps_order(self, level: int) -> bool:
+        return False
+
+
+prioritised = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from(REQUESTS), st.integers(1, 30), st.integers(0, 3)),
+    max_size=20,
+    min_size=1,
+).map(sorted)
+
+
+@pytest.mark.parametrize("policy", [Retried, Aged])
+@settings(max_examples=120, deadline=None)
+@given(prioritised, st.integers(2, 3), st.integers(0, 4), st.integers(1, 8))
+def test_stopped_jobs_and_shares_end_when_a_tick_simulator_ends_them(
+    policy: type[Retried], jobs: SharedHistory, nodes: int, restart: int, every: int
+) -> None:
+    """Who is stopped for whom, restarts, lost work, protection, and turns of jobs that have waited for long."""
+    history = [
+        ClusterJob(
+            submit_s=float(submit), num_gpus=gpus, gpu_share=milli / 1000, duration_s=float(duration), priority=priority
+        )
+        for submit, (gpus, milli), duration, priority in jobs
+    ]
+    charged = Assumptions(checkpoint_s=float(every), restart_s=float(restart))
+    run = Simulation(history, uniform(nodes, CAPACITY), policy(), assumptions=charged).run()
+    made = [
+        naive.make_job(number, submit, gpus, duration, milli=milli, priority=priority)
+        for number, (submit, (gpus, milli), duration, priority) in enumerate(jobs)
+    ]
+    rules: dict[str, int] = {"keeps_order": True}
+    if policy is Aged:
+        rules = {"protected": 3, "loss": 2, "ageing": 30, "quantum": 6}
+    same = naive.ByLevel(lambda job: -job["priority"], **rules)  # type: ignore[arg-type]
+    assert run.finish_s == naive.Naive(made, nodes, CAPACITY, restart, every).run(same)
 
 
 class Exact(ShortestRemainingOracle):

@@ -3,8 +3,10 @@
 A blocked job lets others pass. A subclass states the level of a job (`level`), when that changes while it runs
 (`next_change`), and its order within a level (`order`). With `preempts`, a waiting job stops running ones that are at
 least `margin` levels worse, the worst first, and among equal levels those that lose the fewest GPU-seconds; it never
-stops a job that is restarting, or has run for less than `protected_s`. A job that has waited for `ageing_s` without
-interruption is urgent: it comes before all levels, and then keeps its GPUs for `quantum_s`.
+stops a job that is restarting, has run for less than `protected_s`, or would lose more work than `largest_loss_s` plus
+the time that the waiting job has waited; the waiting job then waits for the other's next checkpoint. A job that has
+waited for `ageing_s` without interruption is urgent: it comes before all levels, and then keeps its GPUs for its turn,
+`quantum_s` and until its next checkpoint. After that any waiting job of its level may have them.
 
 Waiting jobs are kept by level and shape, so a decision examines one job per level and shape, not the whole queue.
 """
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
 
 URGENT = -1_000_000
+_ROUNDING_S = 1e-6
+_LONGEST_INTERVAL_S = 86_400.0  # between checkpoints
 
 
 class MultilevelPolicy(Policy):
@@ -34,6 +38,7 @@ class MultilevelPolicy(Policy):
     margin: ClassVar[int] = 1
     protected_s: ClassVar[float] = 0.0
     ageing_s: ClassVar[float] = math.inf
+    largest_loss_s: ClassVar[float] = math.inf
     quantum_s: ClassVar[float] = 4 * 3600.0
     retry_s: ClassVar[float] = 60.0  # minimum time between attempts to preempt for jobs of one shape and level
 
@@ -62,8 +67,13 @@ class MultilevelPolicy(Policy):
         # Free whole GPUs that each shape needs to start; none for a share, which can fit on a GPU in use.
         self._needed_free = [shape.gpus if shape.milli == WHOLE else 0 for shape in sim.shapes]
         self._no_preemption_until: dict[tuple[int, int], float] = {}  # by shape and level
+        self._waiting_since = list(sim.submit_s)  # when a waiting job was last queued or became urgent
+        self._wakes: set[float] = set()
+        self._had_turn = [False] * count  # since a job last waited
 
     def submitted(self, job: int) -> None:
+        self._waiting_since[job] = self.sim.now
+        self._had_turn[job] = False
         self._queue(job, self.level(job))
         if self.ageing_s < math.inf:
             urgent_at = self.sim.now + self.ageing_s
@@ -91,21 +101,41 @@ class MultilevelPolicy(Policy):
         while changes and changes[0][0] <= now:
             _, job, stamp = heappop(changes)
             if self._stamp[job] == stamp and self.sim.status[job] == RUNNING:
+                if self.levels[job] == URGENT:
+                    self._had_turn[job] = True
                 self._remove_running(job)
-                self._add_running(job, self.level(job))
+                self._add_running(job, self._running_level(job))
+
+    def _running_level(self, job: int) -> int:
+        """Return the level of a running job; after its turn a waiting job of its level may stop it."""
+        level = self.level(job)
+        return level + self.margin if self._had_turn[job] else level
+
+    def turn_s(self, job: int) -> float:
+        """Return how long an urgent job keeps its GPUs: until a checkpoint, unless it writes hardly any."""
+        interval = self.sim.checkpoint_s[job]
+        if interval > _LONGEST_INTERVAL_S:
+            return self.quantum_s
+        return math.ceil(self.quantum_s / interval - _ROUNDING_S) * interval
 
     def _promote_aged_jobs(self) -> None:
         ageing, now = self._ageing, self.sim.now
         while ageing and ageing[0][0] <= now:
             _, job, stamp = ageing.popleft()
             if self._stamp[job] == stamp and self.sim.status[job] == WAITING:
+                self._waiting_since[job] = now
                 self._queue(job, URGENT)
 
     def _serve(self) -> None:
         """Start waiting jobs, level by level, until nothing more can start."""
         pool, blocked = self.sim.pool, set[int]()
         worst = self._worst_running()
-        for level in sorted(self.waiting):
+        level = URGENT - 1
+        while True:
+            later_levels = [other for other in self.waiting if other > level]  # a stopped job can add one
+            if not later_levels:
+                return
+            level = min(later_levels)
             while level in self.waiting:
                 may_preempt = worst >= level + self.margin
                 if not may_preempt and not pool.num_free and not pool.partial:
@@ -116,7 +146,7 @@ class MultilevelPolicy(Policy):
                 _, job, shape = head
                 if self._start(job):
                     continue
-                if may_preempt and self._preempt_for(level, shape):
+                if may_preempt and self._preempt_for(job, level):
                     blocked.clear()
                     has_started = self._start(job)
                     assert has_started
@@ -181,7 +211,8 @@ class MultilevelPolicy(Policy):
         self.levels[job] = level
         heaps = self.waiting.setdefault(level, {})
         heap = heaps.setdefault(self.sim.shape[job], [])
-        heappush(heap, (self.order(job), job, self._stamp[job]))
+        order = self._waiting_since[job] if level == URGENT else self.order(job)
+        heappush(heap, (order, job, self._stamp[job]))
 
     def _add_running(self, job: int, level: int) -> None:
         """Record a running job's level, and when that changes."""
@@ -189,7 +220,7 @@ class MultilevelPolicy(Policy):
         self.levels[job] = level
         self._running_at.setdefault(level, {})[job] = None
         self._gpus_at[level] = self._gpus_at.get(level, 0.0) + sim.held_gpus[job]
-        change = sim.ready_s[job] + self.quantum_s if level == URGENT else self.next_change(job)
+        change = sim.ready_s[job] + self.turn_s(job) if level == URGENT else self.next_change(job)
         if change is not None and change < math.inf:
             change = max(change, sim.now + 1e-3)
             heappush(self._level_changes, (change, job, self._stamp[job]))
@@ -212,12 +243,13 @@ class MultilevelPolicy(Policy):
 
     # Preemption.
 
-    def _preempt_for(self, level: int, shape: int) -> bool:
-        """Stop running jobs so that a job of this level and shape fits.
+    def _preempt_for(self, job: int, level: int) -> bool:
+        """Stop running jobs so that a waiting job of this level fits.
 
         If that is impossible, stop none and return False.
         """
         sim = self.sim
+        shape = sim.shape[job]
         if self._no_preemption_until.get((shape, level), -math.inf) > sim.now:
             return False
         worse_levels = sorted((other for other in self._running_at if other >= level + self.margin), reverse=True)
@@ -226,9 +258,11 @@ class MultilevelPolicy(Policy):
         most_free = sim.pool.num_free + len(sim.pool.partial) + sum(self._gpus_at[other] for other in worse_levels)
         if most_free < gpus:
             return False
-        victims = self._victims(worse_levels, sim.shapes[shape].allowed, gpus)
+        since = self._waiting_since[job]
+        victims = self._victims(worse_levels, sim.shapes[shape].allowed, gpus, since)
         if not victims:
             self._no_preemption_until[shape, level] = sim.now + self.retry_s
+            self._wake_when_one_more_may_be_stopped(worse_levels, since)
             return False
         for victim in victims:
             self._remove_running(victim)
@@ -240,17 +274,51 @@ class MultilevelPolicy(Policy):
         """Return the GPU-seconds that stopping a running job wastes."""
         return (self.sim.loss_if_stopped(job) + self.sim.restart_s[job]) * self.sim.held_gpus[job]
 
-    def may_stop(self, job: int) -> bool:
-        return self.sim.now - self.sim.ready_s[job] >= self.protected_s
+    def stoppable_at(self, job: int, since: float) -> float:
+        """Return when a running job may be stopped for a job that waits since this time: now, or a later time.
 
-    def _candidates(self, levels: list[int]) -> Iterator[int]:
+        The work that would be lost and the waiting time grow alike, so if too much would be lost now, it is too much
+        until the next checkpoint.
+        """
+        sim = self.sim
+        ready = sim.ready_s[job]
+        time = max(sim.now, ready + self.protected_s)
+        if self.largest_loss_s == math.inf:
+            return time
+        interval = sim.checkpoint_s[job]
+        loss = (time - ready) % interval
+        if loss > self.largest_loss_s + (time - since) + _ROUNDING_S:
+            time += interval - loss
+        return time
+
+    def may_stop(self, job: int, since: float) -> bool:
+        return self.stoppable_at(job, since) <= self.sim.now + _ROUNDING_S
+
+    def _wake_when_one_more_may_be_stopped(self, levels: list[int], since: float) -> None:
+        """Decide again, but not before the next attempt, when one more running job of these levels may be stopped."""
+        now = self.sim.now
+        earliest = math.inf
+        for level in levels:
+            for job in self._running_at[level]:
+                time = self.stoppable_at(job, since)
+                if now + _ROUNDING_S < time < earliest:
+                    earliest = time
+        if earliest == math.inf:
+            return
+        if self.retry_s:  # few different times, so that few events are added
+            earliest = math.ceil(max(earliest, now + self.retry_s) / self.retry_s) * self.retry_s
+        if earliest not in self._wakes:
+            self._wakes.add(earliest)
+            self.sim.wake(earliest)
+
+    def _candidates(self, levels: list[int], since: float) -> Iterator[int]:
         """Yield the jobs that may be stopped, level by level, the cheapest first within a level."""
         for level in levels:
-            jobs = [(self.cost_of_stopping(job), job) for job in self._running_at[level] if self.may_stop(job)]
+            jobs = [(self.cost_of_stopping(job), job) for job in self._running_at[level] if self.may_stop(job, since)]
             jobs.sort()
             yield from (job for _, job in jobs)
 
-    def _victims(self, worse_levels: list[int], allowed: int, gpus: int) -> list[int]:
+    def _victims(self, worse_levels: list[int], allowed: int, gpus: int, since: float) -> list[int]:
         """Return running jobs whose GPUs, with the free ones, hold a job of this size on one node or on whole nodes."""
         pool = self.sim.pool
         freed_on: dict[int, int] = {}  # whole GPUs, by node
@@ -258,7 +326,7 @@ class MultilevelPolicy(Policy):
         freed_milli: dict[tuple[int, int], int] = {}
         usable = allowed & ~pool.down
         groups = [] if gpus <= pool.width else pool.groups
-        for job in self._candidates(worse_levels):
+        for job in self._candidates(worse_levels, since):
             for node, count in self._freed_gpus(job, freed_milli):
                 if not usable >> node & 1:
                     continue

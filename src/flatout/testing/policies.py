@@ -21,7 +21,7 @@ from flatout.schedule.cluster import Cluster, Node, uniform
 from flatout.schedule.engine import FailureModel, Simulation
 from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import nodes_of
+from flatout.schedule.pool import WHOLE, as_share, is_wide, nodes_of
 from flatout.schedule.result import Segment, SimulationResult
 
 ASSUMED = Assumptions(checkpoint_s=700.0, restart_s=90.0)
@@ -48,6 +48,7 @@ def drawn_jobs(seed: int, count: int = 60) -> list[ClusterJob]:
                 team=draw.choice(TEAMS),
                 gpu_share=draw.choice([0.25, 0.5, 0.7]) if is_light else 1.0,
                 gpu_types=("fast",) if gpus <= 4 and draw.random() < 0.1 else (),
+                memory_bytes=2.0**40 if gpus <= 4 and number % 9 == 0 else 0.0,  # only fast nodes have so much
                 type_speeds=(("fast", 1.5),) if draw.random() < 0.3 else (),
                 priority=draw.choice([0, 0, 1, 5]),
                 restart_s=draw.choice([None, None, 0.0, 300.0]),
@@ -68,8 +69,11 @@ def _phases(draw: random.Random, duration: float) -> tuple[float, ...]:
 
 def drawn_cluster() -> Cluster:
     """Return nodes of two types in domains, with enough nodes for the widest job of each team."""
-    slow = [Node(name=f"s{n}", num_gpus=4, gpu_type="slow", domain=f"d{n // 3}") for n in range(9)]
-    return Cluster(nodes=(*slow, *(Node(name=f"f{n}", num_gpus=4, gpu_type="fast", domain="f") for n in range(3))))
+    slow = [
+        Node(name=f"s{n}", num_gpus=4, gpu_type="slow", domain=f"d{n // 3}", memory_bytes=2.0**39) for n in range(9)
+    ]
+    fast = [Node(name=f"f{n}", num_gpus=4, gpu_type="fast", domain="f", memory_bytes=2.0**40) for n in range(3)]
+    return Cluster(nodes=(*slow, *fast))
 
 
 class PolicyConformance:
@@ -120,6 +124,26 @@ class PolicyConformance:
                 assert used[node] <= run.cluster.nodes[node].num_gpus + 1e-6
             assert max(map(abs, used)) < 1e-6
 
+    def test_shares_of_a_gpu_are_at_most_the_gpu_and_count_as_one_gpu_of_their_node(self) -> None:
+        for run in self.runs():
+            changes: list[tuple[float, int, Segment]] = []
+            for row in run.log:
+                changes += [(row.end_s, 0, row), (row.start_s, 1, row)]
+            whole = [0.0] * len(run.cluster.nodes)
+            shares: dict[tuple[int, int], int] = {}  # thousandths in use, by node and shared GPU
+            for _, is_start, row in sorted(changes, key=lambda change: change[:2]):
+                sign = 1 if is_start else -1
+                if isinstance(row.placement, int) or is_wide(row.placement):
+                    for node, count in nodes_of(row.placement, row.gpus):
+                        whole[node] += sign * count
+                else:
+                    node, slot, milli = as_share(row.placement)
+                    shares[node, slot] = shares.get((node, slot), 0) + sign * milli
+                    assert 0 <= shares[node, slot] <= WHOLE
+                for node, _ in nodes_of(row.placement, row.gpus):
+                    num_shared = sum(used > 0 for (other, _), used in shares.items() if other == node)
+                    assert whole[node] + num_shared <= run.cluster.nodes[node].num_gpus + 1e-6
+
     def test_a_gang_is_whole_and_on_nodes_that_it_may_use(self) -> None:
         for run in self.runs():
             for row in run.log:
@@ -132,6 +156,8 @@ class PolicyConformance:
                 types = {run.cluster.nodes[node].gpu_type for node, _ in pieces}
                 assert len(types) == 1
                 assert not job.gpu_types or types <= set(job.gpu_types)
+                memory = min(run.cluster.nodes[node].memory_bytes or 0.0 for node, _ in pieces)
+                assert memory >= job.memory_bytes
 
     def test_a_job_is_in_one_place_at_a_time_and_not_before_it_came(self) -> None:
         for run in self.runs():

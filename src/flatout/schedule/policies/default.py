@@ -1,15 +1,18 @@
-"""Flatout's own policy: the Gittins index of each job's history times its GPUs, with restart costs, ageing and reclaim.
+"""Flatout's own policy: the Gittins index of each job's history and its GPUs, with restart costs, turns and reclaim.
 
-Rule: a job's level is the octave of its index times its GPUs. The index is the least GPU holding time per ended job,
-among jobs of the same user, team and size that ran as long as this job did. Better octaves are first. A running job is
-stopped only for a job that is `margin` octaves better, and not in the first minutes after its start. Of the jobs that
-could be stopped, the job that loses least is chosen: one that has just written a checkpoint. A job that has waited for
-`ageing_s` is served before all others, in order of submission, and keeps its GPUs for `quantum_s`, so that nothing
-starves. GPUs that a job leaves idle for `idle_s` are taken back until it has work again. Source: the proven parts of
-SRPT with unknown sizes (Gittins; Aalto et al. 2009), QSSF (Hu et al., SC'21), Tiresias (NSDI'19: no durations needed; a
-job without history is served by its attained service) and Slurm's age factor. When wrong: if all jobs are alike,
-because the history then does not imply an order; if stopping a job costs more than stated (`restart_s`,
-`checkpoint_s`). If a deadline or a contract decides, use `priority`.
+Rule: a job's level is the octave of its index times GPUs ** 0.75. The index is the least GPU holding time per ended
+job, among jobs of the same user, team and size that ran as long as this job did. Better octaves are first. A running
+job is stopped only for a job that is `margin` octaves better, not in the first minutes after its start, and, unless the
+other has waited for as long, not if it would lose more than `largest_loss_s` of work: then at its next checkpoint. Of
+the jobs that could be stopped, the job that loses least is chosen. A job that has waited for `ageing_s` has a turn: it
+is served before all others, keeps its GPUs for `quantum_s` and until its next checkpoint, and then gives them back, so
+that nothing starves and overload does not turn the order into FIFO. GPUs that a job leaves idle for `idle_s` are taken
+back until it has work again. Source: the proven parts of SRPT with unknown sizes (Gittins; Aalto et al. 2009), QSSF (Hu
+et al., SC'21), Tiresias (NSDI'19: no durations needed; a job without history is served by its attained service) and
+Slurm's age factor; the numbers are chosen on fifteen histories (`benchmarks/schedule_sweep.py`). When wrong: if few
+long jobs of equal length are all there is, because the history then does not imply an order and `las` lets them end one
+after the other; if stopping a job costs more than stated (`restart_s`, `checkpoint_s`). If a deadline or a contract
+decides, use `priority`.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ class Default(MultilevelPolicy):
     summary: ClassVar[str] = "by Gittins index and GPUs; counts restart costs, ages waiting jobs, reclaims idle GPUs"
     margin: ClassVar[int] = 2
     protected_s: ClassVar[float] = 300.0
-    ageing_s: ClassVar[float] = 3 * 86_400.0
-    quantum_s: ClassVar[float] = 12 * 3600.0
+    largest_loss_s: ClassVar[float] = 600.0
+    width_exponent: ClassVar[float] = 0.75
+    ageing_s: ClassVar[float] = 7 * 86_400.0
+    quantum_s: ClassVar[float] = 3600.0
     idle_s: ClassVar[float] = 900.0
 
     def attach(self, sim: Simulation) -> None:
@@ -54,7 +59,8 @@ class Default(MultilevelPolicy):
 
     def _level_at(self, job: int, bucket: int) -> int:
         """Return the level of a job that has reached this half octave."""
-        return int(math.log2(self.durations.index(job, bucket) * self.sim.requested_gpus[job]))
+        width: float = self.sim.requested_gpus[job] ** self.width_exponent
+        return int(math.log2(self.durations.index(job, bucket) * width))
 
     def level(self, job: int) -> int:
         return self._level_at(job, bucket_of(max(_SHORTEST_S, self.sim.elapsed(job))))

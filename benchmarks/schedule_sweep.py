@@ -1,0 +1,322 @@
+"""Which rules of the policy `flatout` hold on histories that they were not chosen on.
+
+    python benchmarks/schedule_sweep.py FOLDER [--rules NAME=VALUE[,NAME=VALUE] ...] [--jobs 800] [--out FILE]
+
+FOLDER holds philly.csv.gz (Sia's extract) and alibaba2023_openb_pod_list_default.csv.gz. Each history is a cut of one
+of them, or is made here from a distribution, and is replayed at several loads: the times between submissions are
+multiplied by one number, so that the work submitted is `load` times what the cluster can do in the time. Each set of
+rules is compared with plain policies on each history, and the choice among them is cross-validated: it is made on all
+histories but one, for each of them.
+
+Checkpoints are written every 1,800 s of work, and a start after a stop takes 180 s: what `flatout schedule replay`
+assumes. Starved is who waits for more than 14 days without interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from flatout.schedule.cluster import uniform
+from flatout.schedule.engine import Simulation
+from flatout.schedule.jobs import Assumptions, ClusterJob
+from flatout.schedule.load import openb, philly
+from flatout.schedule.measures import measure
+from flatout.schedule.policies.default import Default
+from flatout.schedule.policies.names import make
+
+HOUR, DAY = 3600.0, 86_400.0
+LOADS = (0.7, 1.0, 1.4, 2.0)
+PLAIN = ("las", "srtf", "srtf-oracle", "qssf", "easy")
+KEPT = (
+    *("jct_mean_s", "jct_p50_s", "jct_p99_s", "wait_mean_s", "longest_wait_s", "num_starved", "makespan_s"),
+    *("utilization", "goodput", "preemptions", "lost_gpu_hours", "restart_gpu_hours", "useful_gpu_hours"),
+)
+Row = dict[str, Any]
+
+
+class History(msgspec.Struct, frozen=True):
+    """Jobs, and the number of 8-GPU nodes that they are replayed on."""
+
+    name: str
+    jobs: list[ClusterJob]
+    num_nodes: int
+
+
+def histories(folder: Path | None, count: int) -> list[History]:
+    """Return all histories with at most `count` jobs each; without a folder, only those that are made here."""
+    drawn = [History(name, make_jobs(count), nodes) for name, (make_jobs, nodes) in MADE.items()]
+    if folder is None:
+        return drawn
+    jobs = philly.load(folder / "philly.csv.gz").jobs
+    of_team: dict[str, list[ClusterJob]] = {}
+    for job in jobs:
+        of_team.setdefault(job.team, []).append(job)
+    wide_teams = {"ee9e8c", "7f04ca", "2869ce", "e13805"}
+    wide = [job for job in jobs if job.team in wide_teams]
+    narrow = [job for job in jobs if job.num_gpus <= 32]
+    middle = len(of_team["6214e9"]) // 2
+    cuts = [
+        History("philly b436b2", of_team["b436b2"][:count], 8),
+        History("philly 6c71a0", of_team["6c71a0"][-count:], 8),
+        History("philly 11cb48", of_team["11cb48"][:count], 2),
+        History("philly 6214e9", of_team["6214e9"][middle : middle + count], 2),
+        History("philly wide teams", wide[:count], 24),
+        History("philly 0e4a51", of_team["0e4a51"][:count], 4),
+        History("philly first weeks", narrow[:count], 8),
+        History("philly last weeks", narrow[-count:], 8),
+        History("philly all, sampled", narrow[:: max(1, len(narrow) // count)], 6),
+    ]
+    pods = openb.load(folder / "alibaba2023_openb_pod_list_default.csv.gz").jobs
+    pods = tuple(msgspec.structs.replace(job, gpu_types=()) for job in pods)
+    cuts.append(History("openb pods", list(pods[:: max(1, len(pods) // count)]), 1))
+    return cuts + drawn
+
+
+# Histories that are made here: what they have in common with a cluster is told by their names.
+
+
+def _job(submit_s: float, gpus: int, duration_s: float, user: str, team: str = "t") -> ClusterJob:
+    return ClusterJob(submit_s=submit_s, num_gpus=gpus, duration_s=max(10.0, duration_s), user=user, team=team)
+
+
+def _arrivals(draw: random.Random, count: int, *, by_day: bool = True) -> list[float]:
+    """Return times of submission, with bursts, and with three times as many by day as by night."""
+    now, times = 0.0, []
+    while len(times) < count:
+        is_day = (now % DAY) < DAY / 2
+        now += draw.expovariate(1.0) * 200.0 * (1.0 if is_day or not by_day else 3.0)
+        times += [now] * min(count - len(times), draw.choice([1, 1, 1, 1, 2, 6]))
+    return times
+
+
+def users_who_repeat(count: int) -> list[ClusterJob]:
+    """Return jobs of 40 users whose own jobs are of a kind: durations can be predicted."""
+    draw = random.Random(1)
+    users = [(draw.lognormvariate(7.5, 2.0), draw.choice([1, 1, 1, 2, 4, 8, 16])) for _ in range(40)]
+    jobs = []
+    for submit_s in _arrivals(draw, count):
+        number = min(39, int(draw.expovariate(1 / 8)))
+        typical_s, gpus = users[number]
+        jobs.append(_job(submit_s, gpus, min(6e5, typical_s * draw.lognormvariate(0, 0.5)), f"u{number}"))
+    return jobs
+
+
+def heavy_tail(count: int) -> list[ClusterJob]:
+    """Return jobs whose durations are a Pareto distribution that no user or size tells about."""
+    draw = random.Random(2)
+    return [
+        _job(submit_s, draw.choice([1, 1, 1, 1, 2, 4, 8]), min(1e6, 120 * draw.paretovariate(0.7)), f"u{number % 30}")
+        for number, submit_s in enumerate(_arrivals(draw, count))
+    ]
+
+
+def alike(count: int) -> list[ClusterJob]:
+    """Return jobs of two hours, more or less, on one node each: stopping any of them gains nothing."""
+    draw = random.Random(3)
+    return [
+        _job(submit_s, draw.choice([4, 8]), 7200 * draw.uniform(0.8, 1.2), f"u{number % 10}")
+        for number, submit_s in enumerate(_arrivals(draw, count))
+    ]
+
+
+def exponential(count: int) -> list[ClusterJob]:
+    """Return jobs without memory: how long one ran says nothing about how long it has to go."""
+    draw = random.Random(4)
+    return [
+        _job(submit_s, draw.choice([1, 2, 4, 8, 8, 16]), draw.expovariate(1 / (4 * HOUR)), f"u{number % 10}")
+        for number, submit_s in enumerate(_arrivals(draw, count, by_day=False))
+    ]
+
+
+def tries_and_trainings(count: int) -> list[ClusterJob]:
+    """Return many tries of minutes and few wide trainings of days, by the same users."""
+    draw = random.Random(5)
+    jobs = []
+    for number, submit_s in enumerate(_arrivals(draw, count)):
+        user = f"u{number % 12}"
+        if draw.random() < 0.06:
+            jobs.append(_job(submit_s, draw.choice([8, 16, 32]), draw.uniform(12, 96) * HOUR, user))
+        else:
+            jobs.append(_job(submit_s, draw.choice([1, 1, 2, 4, 8]), draw.lognormvariate(6, 1.2), user))
+    return jobs
+
+
+MADE: dict[str, tuple[Callable[[int], list[ClusterJob]], int]] = {
+    "users who repeat": (users_who_repeat, 8),
+    "heavy tail": (heavy_tail, 6),
+    "alike": (alike, 8),
+    "exponential": (exponential, 8),
+    "tries and trainings": (tries_and_trainings, 12),
+}
+
+
+def at_load(history: History, load: float) -> list[ClusterJob]:
+    """Return the jobs with the times between submissions multiplied so that the load is as wished."""
+    jobs = sorted(history.jobs, key=lambda job: job.submit_s)
+    work_gpu_s = sum(job.num_gpus * job.gpu_share * job.duration_s for job in jobs)
+    first_s, span_s = jobs[0].submit_s, jobs[-1].submit_s - jobs[0].submit_s
+    wished_span_s = work_gpu_s / (history.num_nodes * 8 * load)
+    factor = wished_span_s / span_s
+    return [msgspec.structs.replace(job, submit_s=(job.submit_s - first_s) * factor) for job in jobs]
+
+
+def rules(text: str) -> type[Default]:
+    """Return the policy with other rules: `quantum_s=3600,margin=1`."""
+    changed: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if not hasattr(Default, name):
+            raise SystemExit(f"the policy has no rule {name}")
+        changed[name] = type(getattr(Default, name))(float(value))
+    return type("Changed", (Default,), changed)
+
+
+def run(history: History, load: float, policy: str) -> Row:
+    """Replay one history at one load; `policy` is the name of a policy, or changed rules of `flatout`."""
+    jobs, cluster = at_load(history, load), uniform(history.num_nodes, 8)
+    chosen = rules(policy)() if "=" in policy else make(policy, jobs, cluster)
+    began = time.perf_counter()
+    result = Simulation(jobs, cluster, chosen, assumptions=Assumptions()).run()
+    seconds = time.perf_counter() - began
+    measured = measure(result, "", seconds=seconds, starved_after_s=14 * DAY)
+    slowdown = np.array(result.finish_s) - np.array([job.submit_s for job in jobs])
+    slowdown /= np.array([max(600.0, job.duration_s) for job in jobs])
+    row: Row = {"history": history.name, "load": load, "policy": policy, "seconds": round(seconds, 2)}
+    row |= {name: getattr(measured, name) for name in KEPT}
+    row["slowdown_p99"] = float(np.quantile(slowdown, 0.99))
+    return row
+
+
+def small_cases(policies: Sequence[str], count: int = 40) -> Row:
+    """Return the mean completion time of each policy over that of the best order, on small cases.
+
+    Six jobs that are all submitted at once on one node of four GPUs: the best of all orders in which jobs start,
+    without preemption, each as soon as it fits.
+    """
+    totals: dict[str, list[float]] = {}
+    for seed in range(count):
+        draw = random.Random(seed)
+        jobs = [_job(0.0, draw.choice([1, 1, 2, 3, 4]), draw.lognormvariate(8, 1.5), f"u{n}") for n in range(6)]
+        best = min(_mean_in_order(jobs, order) for order in itertools.permutations(range(len(jobs))))
+        cluster = uniform(1, 4)
+        for policy in policies:
+            chosen = rules(policy)() if "=" in policy else make(policy, jobs, cluster)
+            finish_s = Simulation(jobs, cluster, chosen, assumptions=Assumptions()).run().finish_s
+            totals.setdefault(policy, []).append(sum(finish_s) / len(jobs) / best)
+    return {policy: float(np.mean(ratios_of)) for policy, ratios_of in totals.items()}
+
+
+def _mean_in_order(jobs: Sequence[ClusterJob], order: Sequence[int]) -> float:
+    """Return the mean completion time if jobs start in this order, each as soon as it and those before it fit."""
+    running: list[tuple[float, int]] = []  # end, GPUs
+    now, free, total = 0.0, 4, 0.0
+    for number in order:
+        job = jobs[number]
+        running.sort()
+        while free < job.num_gpus:
+            end, freed = running.pop(0)
+            now = max(now, end)
+            free += freed
+        free -= job.num_gpus
+        running.append((now + job.duration_s, job.num_gpus))
+        total += now + job.duration_s
+    return total / len(jobs)
+
+
+def ratios(rows: Sequence[Row], policies: Sequence[str]) -> list[Row]:
+    """Return, for each history and load, the mean completion time of each policy over the better of LAS and SRTF."""
+    of: dict[tuple[str, float], dict[str, Row]] = {}
+    for row in rows:
+        of.setdefault((row["history"], row["load"]), {})[row["policy"]] = row
+    table = []
+    for (history, load), by_policy in of.items():
+        best = min(by_policy["las"]["jct_mean_s"], by_policy["srtf"]["jct_mean_s"])
+        line: Row = {"history": history, "load": load}
+        line |= {name: by_policy[name]["jct_mean_s"] / best for name in policies if name in by_policy}
+        table.append(line)
+    return table
+
+
+def chosen_without(table: Sequence[Row], history: str, candidates: Sequence[str]) -> str:
+    """Return the candidate with the lowest mean ratio (geometric) on all other histories."""
+    others = [line for line in table if line["history"] != history and all(name in line for name in candidates)]
+    return min(candidates, key=lambda name: sum(math.log(line[name]) for line in others))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--rules", action="append", default=[])
+    parser.add_argument("--policy", action="append", default=[])
+    parser.add_argument("--load", action="append", type=float)
+    parser.add_argument("--jobs", type=int, default=2500)
+    parser.add_argument("--history", action="append")
+    parser.add_argument("--from", dest="former", type=Path, help="rows that need not be run again")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    policies = [*PLAIN, *(given.policy or ["flatout"]), *given.rules]
+    rows: list[Row] = json.loads(given.former.read_text())["rows"] if given.former and given.former.exists() else []
+    done = {(row["history"], row["load"], row["policy"]) for row in rows}
+    for history in histories(given.folder, given.jobs):
+        if given.history and history.name not in given.history:
+            continue
+        for load in given.load or LOADS:
+            missing = [policy for policy in policies if (history.name, load, policy) not in done]
+            rows += [run(history, load, policy) for policy in missing]
+            if given.out:
+                given.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            print(history.name, load, file=sys.stderr, flush=True)
+    table = ratios(rows, policies)
+    candidates = [name for name in policies if name == "flatout" or "=" in name]
+    crossed = [
+        {"history": history, "chosen": chosen_without(table, history, candidates)}
+        for history in dict.fromkeys(line["history"] for line in table)
+    ]
+    small = small_cases(policies)
+    result = {"rows": rows, "ratios": table, "cross_validation": crossed, "small_cases": small}
+    if given.out:
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    show(table, rows, policies)
+    for line in crossed:
+        print(f"{line['history']:22s}chosen on the others: {line['chosen']}")
+    print("six jobs on four GPUs, over the best order:", {name: round(value, 3) for name, value in small.items()})
+
+
+def show(table: Sequence[Row], rows: Sequence[Row], policies: Sequence[str]) -> None:
+    """Print the mean completion times over the better of LAS and SRTF, and what each policy costs."""
+    for number, name in enumerate(policies):
+        print(f"[{number}] {name}")
+    print(f"{'history':22s}{'load':>5s}" + "".join(f"{f'[{number}]':>8s}" for number in range(len(policies))))
+    for line in table:
+        cells = "".join(f"{line.get(name, math.nan):8.3f}" for name in policies)
+        print(f"{line['history']:22s}{line['load']:5.1f}{cells}")
+    for name in policies:
+        own = [row for row in rows if row["policy"] == name]
+        of_table = [line[name] for line in table if name in line]
+        mean = math.exp(sum(math.log(value) for value in of_table) / len(of_table))
+        lost = sum(row["lost_gpu_hours"] + row["restart_gpu_hours"] for row in own)
+        useful = sum(row["useful_gpu_hours"] for row in own)
+        print(
+            f"{name:44s} mean {mean:.3f} worst {max(of_table):.3f} starved {sum(row['num_starved'] for row in own):5d}"
+            f" longest {max(row['longest_wait_s'] for row in own) / DAY:6.1f} d lost {lost / useful:6.2%}"
+            f" makespan {sum(row['makespan_s'] for row in own) / DAY:7.0f} d"
+            f" goodput {np.mean([row['goodput'] for row in own]):.3f}"
+            f" p99 {np.exp(np.mean([np.log(row['jct_p99_s']) for row in own])) / HOUR:7.1f} h"
+            f" {sum(row['seconds'] for row in own):5.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
