@@ -209,6 +209,7 @@ def test_the_kind_of_gpu_and_the_network_are_asked_for(submit: Submit, refused: 
     assert made.container["resources"]["limits"]["rdma/hca"] == 2, "half of the node's, as of its GPUs"
     assert made.container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert not [note for note in made.notes if "which the pods do not use" in note]
+    assert "the ClusterQueue must cover rdma/hca, or Kueue never admits the job" in made.notes
     bare = submit(f"--nodes 2 --gpus 8 --queue q --kube-nodes {NODES}", "torchrun", "t.py")
     assert "the nodes have rdma/hca, which the pods do not use: pass --network rdma/hca" in bare.notes
     assert "`--gpu-memory` is 86 GB, but the GPUs of the nodes have at most 85.52 GB" in refused(
@@ -240,6 +241,7 @@ def test_a_type_without_nodes_is_any_product_of_that_name(submit: Submit, refuse
         (f"--nodes 3 --gpus 8 --kube-nodes {NODES}", "the job needs 3 nodes, but the cluster has 2 that fit"),
         ("--memory 64Gi --shm 64Gi", "`--shm` must be less than the memory of the pod, because it counts as such"),
         ("--memory 512", "`--memory` must be at least 64Mi, but is `512`"),
+        ("--memory 65535Ki", "`--memory` must be at least 64Mi, but is `65535Ki`"),
         ("--memory lots", "`--memory` must be a size such as 512Gi, but is `lots`"),
         ("--shm -1Gi", "`--shm` must be a size"),
         ("--network rdma", "`--network` must be RESOURCE or RESOURCE=N"),
@@ -258,6 +260,11 @@ def test_what_no_cluster_could_serve_is_refused_in_one_line(
 ) -> None:
     error = refused(options)
     assert error.startswith("error: ") and why in error and "Traceback" not in error
+
+
+def test_the_least_memory_is_taken(submit: Submit) -> None:
+    assert submit("--memory 64Mi", "python", "t.py").shm["sizeLimit"] == "32Mi"
+    assert submit("--memory 65Mi --shm 64Mi", "python", "t.py").shm["sizeLimit"] == "64Mi"
 
 
 def test_the_longest_name_is_one_that_pods_can_have(submit: Submit) -> None:

@@ -289,6 +289,9 @@ def _notes(
         )
     if num_nodes > 1 and not is_queued:
         notes.append("without --queue, the pods start one by one: some can hold GPUs while others wait")
+    if is_queued and needs.network:
+        names = ", ".join(needs.network)
+        notes.append(f"the ClusterQueue must cover {names}, or Kueue never admits the job")
     if num_nodes > 1 and not needs.network and groups is not None:
         offered = sorted({name for group in groups for name in group.resources if name.startswith(_NETWORKS)})
         if offered:

@@ -192,6 +192,29 @@ def test_a_broken_rule_is_refused_in_one_line(path: Path, old: str, new: str, wh
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("levels", "is_taken"), [(15, True), (16, False)])
+def test_kueue_takes_sixteen_levels_with_the_host(path: Path, levels: int, is_taken: bool) -> None:
+    topology = ", ".join(f'"l{level}"' for level in range(levels))
+    old = 'topology = ["cloud.example.com/block", "cloud.example.com/rack"]'
+    path.write_text(TEAMS.split("[[jobs]]")[0].replace(old, f"topology = [{topology}]"))
+    if is_taken:
+        assert [problem for each in objects(path).values() for problem in problems(each)] == []
+    else:
+        with pytest.raises(InputError, match="topology must have at most 15 levels"):
+            read_teams(path)
+
+
+@pytest.mark.parametrize(("labels", "is_taken"), [(8, True), (9, False)])
+def test_kueue_takes_eight_labels_of_a_flavor(path: Path, labels: int, is_taken: bool) -> None:
+    table = ", ".join(f'"l{label}" = "yes"' for label in range(labels))
+    path.write_text(TEAMS.replace('{ "nvidia.com/gpu.product" = "NVIDIA-H100-80GB-HBM3" }', f"{{ {table} }}"))
+    if is_taken:
+        assert objects(path)["ResourceFlavor", "h100"]["spec"]["nodeLabels"]["l0"] == "yes"
+    else:
+        with pytest.raises(InputError, match="at most 8 node_labels"):
+            read_teams(path)
+
+
 def pod(job: dict[str, Any]) -> dict[str, Any]:
     return job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]  # type: ignore[no-any-return]
 

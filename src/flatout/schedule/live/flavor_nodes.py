@@ -1,6 +1,6 @@
 """Compare the flavors of teams with the nodes of a cluster, so that no job asks for more than a node can allocate.
 
-In: `Teams` and groups of nodes. Out: the first flavor that promises more than its nodes have, as a sentence.
+In: `Teams` and groups of nodes. Out: the first flavor that has more than its nodes have, as a sentence.
 """
 
 from __future__ import annotations
