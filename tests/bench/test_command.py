@@ -73,7 +73,7 @@ def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path
     (tmp_path / "mine").write_text("mine")
     names = [f"--only=storage_{what}" for what in ("sequential_write", "sequential_read", "random_read", "small_files")]
     inject = SMALL + "    import flatout.probe.ceilings.storage as storage\n    storage.SHARD_BYTES = 16 << 20\n"
-    done = bench("--ranks", "1", "--time", "10s", "--path", tmp_path, "--allow-write", "--json", *names, inject=inject)
+    done = bench("--ranks", "1", "--time", "60s", "--path", tmp_path, "--allow-write", "--json", *names, inject=inject)
     found = content(done)
     assert {one["name"] for one in found["measurements"]} == {name.removeprefix("--only=") for name in names}
     assert all(one["note"] for one in found["measurements"])
@@ -84,7 +84,7 @@ def test_writing_is_done_in_a_folder_of_our_own_that_is_gone_afterwards(tmp_path
 def test_a_collective_that_does_nothing_is_a_failure() -> None:
     inject = SMALL + "    import torch.distributed as d\n    d.all_reduce = lambda *_, **__: None\n"
     done = bench(
-        "--ranks", "2", "--time", "10s", "--only", "all_reduce", "--only", "broadcast", "--json", inject=inject
+        "--ranks", "2", "--time", "60s", "--only", "all_reduce", "--only", "broadcast", "--json", inject=inject
     )
     found = content(done)
     assert done.returncode == 1
@@ -96,7 +96,7 @@ def test_a_collective_that_does_nothing_is_a_failure() -> None:
 
 def test_a_quick_and_wrong_decoder_is_a_failure_and_is_not_saved() -> None:
     done = bench(
-        *("--ranks", "1", "--time", "10s", "--only", "decode_zlib"),
+        *("--ranks", "1", "--time", "60s", "--only", "decode_zlib"),
         inject=SMALL + "import zlib\nreal = zlib.decompress\n"
         "zlib.decompress = lambda d, *a: b'' if len(d) > 100_000 else real(d, *a)\n",
     )
@@ -112,7 +112,7 @@ def test_without_torch_numpy_measures_and_says_so() -> None:
         "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"
         "sys.modules['torch'] = None\n"
     )
-    found = content(bench("--time", "10s", "--json", inject=SMALL + hide))
+    found = content(bench("--time", "60s", "--json", inject=SMALL + hide))
     products = [one for one in found["measurements"] if one["name"] == "matmul"]
     assert products
     assert {one["backend"] for one in products} == {"numpy"}
@@ -126,14 +126,14 @@ def test_a_slow_rank_is_found_among_four() -> None:
         "    torch.add = lambda *a, **k: (time.sleep(0.3), real(*a, **k))[1]\n"
     )
     inject = small(num_rounds=7, free_bytes=2 << 30) + slow  # calls of so many milliseconds that noise is no outlier
-    done = bench("--ranks", "4", "--time", "12s", "--only", "memory_triad", "--json", inject=inject)
+    done = bench("--ranks", "4", "--time", "60s", "--only", "memory_triad", "--json", inject=inject)
     found = content(done)
     assert [(one["name"], one["peer"]) for one in found["peers"]] == [("memory_triad fp32", "rank 2")]
 
 
 def test_under_torchrun_the_first_rank_reports_alone() -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = bench("--time", "10s", "--only", "broadcast", "--json", prefix=torchrun)
+    done = bench("--time", "60s", "--only", "broadcast", "--json", prefix=torchrun)
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert found["num_devices"] == 2
@@ -212,7 +212,7 @@ def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_is_told_all_the_same() -> None:
     """Two minutes of measuring are not lost with a full disk."""
-    done = bench("--only", "decode_zlib", "--ranks", "1", "--time", "10s", "--out", "/dev/full", "--force")
+    done = bench("--only", "decode_zlib", "--ranks", "1", "--time", "60s", "--out", "/dev/full", "--force")
     assert done.returncode == 2
     assert "decode_zlib" in done.stdout
     assert done.stderr.startswith("error: `/dev/full` cannot be written: no space left on device\n")
@@ -221,7 +221,7 @@ def test_what_cannot_be_saved_is_told_all_the_same() -> None:
 def test_over_two_nodes_of_a_real_slurm_the_first_rank_reports(slurm: SlurmLab) -> None:
     """The tasks that srun starts are started as users start them: none can be forked from a process that is warm."""
     srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", sys.executable)
-    done = bench("--time", "10s", "--only", "broadcast", "--json", prefix=srun)
+    done = bench("--time", "60s", "--only", "broadcast", "--json", prefix=srun)
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert found["num_devices"] == 4
@@ -255,7 +255,7 @@ def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     """On a terminal of its own; what is printed is on standard output alone."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "flatout", "bench", "--ranks", "1", "--time", "10s", "--only", "decode_zlib"],
+        [sys.executable, "-m", "flatout", "bench", "--ranks", "1", "--time", "60s", "--only", "decode_zlib"],
         stdout=subprocess.PIPE, stderr=follower, stdin=subprocess.DEVNULL, env=injected(tmp_path, SMALL),
     )  # fmt: skip
     os.close(follower)

@@ -162,7 +162,7 @@ def test_a_result_that_was_there_is_the_result_but_for_what_was_lost(monkeypatch
 def test_a_result_stays_where_a_rank_is_lost_at_its_end() -> None:
     """As where a library crashes while it is unloaded."""
     inject = SMALL + "import atexit\nif os.environ.get('RANK') == '1':\n    atexit.register(os.abort)\n"
-    done = bench("--ranks", "2", "--time", "10s", "--json", "--only=memory_copy", inject=inject)
+    done = bench("--ranks", "2", "--time", "60s", "--json", "--only=memory_copy", inject=inject)
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert {one["name"] for one in found["measurements"]} == {"memory_copy"}

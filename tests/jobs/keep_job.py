@@ -95,7 +95,7 @@ for step in range(begin, args.steps):
     if comes("late", step):
         dist.barrier()
     if args.fault == "slow" and rank == args.rank:
-        time.sleep(0.05)
+        time.sleep(0.2)
     loss.backward()
     optimizer.step()
     time.sleep(args.step_s)

@@ -347,18 +347,19 @@ def test_a_signal_between_two_attempts_ends_the_run_and_the_ledger(tmp_path: Pat
 
 
 def test_waiting_for_a_slow_rank_is_a_class_of_its_own_as_ddp_times_it(tmp_path: Path) -> None:
-    """Rank 1 is late by 50 ms in each step; rank 0 waits, in the exchange of gradients.
+    """Rank 1 is late by 200 ms in each step; rank 0 waits, in the exchange of gradients.
 
+    It waits much longer than for a core on a busy host.
     The last test here: the jobs of the others have ended, so that none of them makes a rank late.
     """
-    num = 150
+    num = 50
     done, lines = run(tmp_path, [], "--fault=slow", f"--steps={num}")
     assert done.returncode == 0, done.stderr
     totals = assert_sums(lines)
     known_ns = sum(line["known_ns"].get("late_rank_wait", {}).get("ddp", 0) for line in events(lines, "seconds"))
     steps_ns = sum(line["steps_ns"] for line in events(lines, "seconds"))
     assert known_ns > 0.8 * steps_ns, "all but the steps before the first that was timed"
-    assert totals["late_rank_wait"] / 1e9 == pytest.approx(0.05 * num, rel=0.25)
+    assert totals["late_rank_wait"] / 1e9 == pytest.approx(0.2 * num, rel=0.15)
     asked = subprocess.run(
         [sys.executable, "-m", "flatout", "ledger", str(tmp_path / "ledger.jsonl"), "--json"],
         capture_output=True,

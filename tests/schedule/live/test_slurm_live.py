@@ -19,7 +19,9 @@ FOR_URGENT = ("--urgent", "comment=*urgent*")
 
 
 def counted(path: Path) -> tuple[list[int], list[list[str]]]:
-    """The numbers that a counter wrote, and its starts: at, node, restarts."""
+    """The numbers that a counter wrote, and its starts: at, node, restarts. None yet, if it has only just begun."""
+    if not path.exists():
+        return [], []
     lines = [line.split() for line in path.read_text().splitlines()]
     return [int(words[0]) for words in lines if len(words) == 1], [
         [words[0], *words[2:]] for words in lines if len(words) > 1
