@@ -172,6 +172,14 @@ def test_a_gate_refuses_to_judge_by_runs_that_differ_by_more_than_a_quarter(
     assert same.is_passed  # bitwise the same is no matter of noise
 
 
+@pytest.mark.filterwarnings("error")
+def test_two_runs_show_that_they_differ_too_much_and_one_does_not() -> None:
+    baselines = [trial(tuple(factor * loss for loss in losses())) for factor in (0.7, 1.3)]
+    candidate = trial(tuple(1.0001 * loss for loss in losses()))
+    assert "cannot be judged" in check_losses(candidate, baselines, changes("rounding")).reason
+    assert check_losses(candidate, [trial(losses())], changes("rounding")).is_passed
+
+
 @pytest.mark.parametrize(
     ("factor", "is_passed"), [(0.0, False), (0.09, False), (0.11, True), (1.89, True), (1.91, False)]
 )
