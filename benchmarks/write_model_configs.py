@@ -51,8 +51,6 @@ def _entry(name: str) -> dict[str, Any]:
         for field in with_effect
         if isinstance(field.default, int | float | str | list | tuple)
     }
-    if "tie_word_embeddings" not in defaults:
-        defaults["tie_word_embeddings"] = bool(getattr(config, "tie_word_embeddings", True))
     names = {new: old for new, old in (config.attribute_map or {}).items() if not WITHOUT_EFFECT.search(new)}
     return {"defaults": defaults, "optional": sorted({field.name for field in fields} - set(defaults)), "names": names}
 

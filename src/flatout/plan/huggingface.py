@@ -15,7 +15,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.input_files import decode_json, read_bytes
 from flatout.plan.models.config import ModelConfig
-from flatout.plan.models.supported import READERS, RENAMED
+from flatout.plan.models.supported import READERS, RENAMED, SUPPORTED
 from flatout.records.plan import Workload
 
 _BY_WIDTHS = "give its widths instead: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)"
@@ -59,9 +59,9 @@ def _model_type(path: Path, values: dict[str, Any]) -> str:
             hint="pass the config.json of a Hugging Face model, or " + _BY_WIDTHS,
         )
     model_type = RENAMED.get(named, named)
-    if model_type in READERS:
+    if model_type in SUPPORTED:
         return model_type
-    similar = difflib.get_close_matches(model_type, READERS, n=1)
+    similar = difflib.get_close_matches(model_type, SUPPORTED, n=1)
     nearest = f"the nearest supported type is `{similar[0]}`; " if similar else ""
     raise InputError(
         f"models of type `{named:.60}` cannot be planned: their layers are unknown (`{path}`)",

@@ -6,7 +6,6 @@ would be wrong.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,15 @@ from flatout.errors import InputError
 
 MOST = 1 << 40  # far beyond any number in a model's config; products of such numbers are still floats
 MOST_LAYERS = 1 << 16
-# Keys with these parts add layers, experts, projections or recurrences.
-_STRUCTURAL = re.compile(
-    r"expert|moe_|_moe|lora_rank|layer_types|layers_block_type|block_types|mamba|ssm_|linear_(num|key|value|conv)|"
-    r"attn_layer|shared_(expert|intermediate)|first_k_dense|nextn|depth_|memory_tokens|sliding_window"
+# Keys that add experts, latent vectors, recurrences, windows or layers of another kind.
+_STRUCTURAL = (
+    *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "moe_intermediate_size"),
+    *("num_shared_experts", "num_shared_expert", "n_shared_experts", "moe_num_shared_experts"),
+    *("shared_intermediate_size", "shared_expert_intermediate_size", "shared_expert_num"),
+    *("kv_lora_rank", "q_lora_rank", "layer_types", "layers_block_type", "hybrid_override_pattern", "block_types"),
+    *("mamba_d_state", "ssm_state_size", "mamba_num_heads", "linear_num_value_heads", "attn_layer_period"),
+    *("attn_layer_indices", "attn_type_list", "full_attn_idxs", "cross_attention_layers", "sliding_window"),
+    *("attention_chunk_size", "attention_types", "block_configs", "linear_attn_config"),
 )
 # Values that switch a feature off.
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -95,12 +99,16 @@ class ModelConfig:
         """Raise InputError for a key that changes the architecture, and that neither the type nor its reader has."""
         known = {*self._type.defaults, *self._type.optional, *self._type.names, *self._asked}
         for key, value in self.values.items():
-            if key not in known and _STRUCTURAL.search(key) and value not in _OFF:
+            if key in _STRUCTURAL and key not in known and value not in _OFF:
                 raise InputError(
                     f"`{key}` in `{self.path}` is unknown for a model of type `{self.model_type}`, and may change its "
                     "size",
                     hint="remove the key if it has no effect, or give the widths: --model layers=N,hidden=N,heads=N",
                 )
+
+    def shares_keys_of(self, other: ModelConfig) -> None:
+        """Take the keys that another type's reader asked for as known: its values are in the same config."""
+        self._asked |= {*other._asked, *other._type.defaults, *other._type.optional}
 
     def _spellings(self, name: str) -> list[str]:
         spelling = self._type.names.get(name)

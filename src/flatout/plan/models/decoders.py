@@ -12,7 +12,7 @@ from flatout.plan.models.traits import TRAITS, Switch, Traits
 from flatout.records.layers import LayerKind
 from flatout.records.plan import Workload
 
-HIDDEN = ("hidden_size", "n_embd", "d_model")
+HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")

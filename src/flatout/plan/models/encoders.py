@@ -155,7 +155,8 @@ def read_t5(config: ModelConfig) -> Workload:
         msgspec.structs.replace(layer_kind(own, network, 2 * hidden, num_encoder), is_bidirectional=True),
         layer_kind(_crossing(own, own), network, 3 * hidden, num_decoder),
     )
-    return of_kinds(config, heads, kinds, is_gated=is_gated, outside_parameters=2 * hidden + num_tables * table)
+    workload = of_kinds(config, heads, kinds, is_gated=is_gated, outside_parameters=2 * hidden + num_tables * table)
+    return msgspec.structs.replace(workload, is_tied=True)  # transformers ties them whatever the config says
 
 
 def read_bart(config: ModelConfig) -> Workload:

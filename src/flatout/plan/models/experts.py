@@ -11,7 +11,7 @@ from flatout.plan.models.parts import FeedForward, experts, feed_forward
 from flatout.plan.models.traits import Traits
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 _WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 
 
@@ -76,6 +76,7 @@ EXPERTS: dict[str, ExpertTraits] = {
     "qwen3_vl_moe_text": _QWEN,
     "qwen3_next": replace(_QWEN, shared_width="shared_expert_intermediate_size", has_shared_gate=True),
     "qwen3_5_moe_text": ExpertTraits(shared_width="shared_expert_intermediate_size", has_shared_gate=True),
+    "deepseek": _DEEPSEEK,
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe": _DEEPSEEK,
@@ -85,7 +86,9 @@ EXPERTS: dict[str, ExpertTraits] = {
         num=("moe_num_experts",), used=("moe_k",), num_shared="moe_num_shared_experts", has_router_bias=True,
         is_expert_layer=_ernie_range,
     ),
-    "hunyuan_v1_moe": ExpertTraits(used=("moe_topk",), num_shared="num_shared_expert"),
+    "hunyuan_v1_moe": ExpertTraits(
+        used=("moe_topk",), width=("intermediate_size", "moe_intermediate_size"), num_shared="num_shared_expert"
+    ),
     "jamba": ExpertTraits(
         is_expert_layer=lambda config, layer: (
             layer % config.size("expert_layer_period") == config.whole("expert_layer_offset")

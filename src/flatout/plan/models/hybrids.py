@@ -35,7 +35,7 @@ _ZAMBA_LAYERS = [
 def read_mamba(config: ModelConfig) -> Workload:
     """Return a model of Mamba layers alone."""
     hidden, layers = config.size("hidden_size"), num_layers(config)
-    inner = int(config.whole("expand") * hidden)
+    inner = config.whole("intermediate_size", default=0) or config.whole("expand") * hidden
     mixing = recurrences.mamba(
         hidden,
         inner,
@@ -54,7 +54,7 @@ def read_mamba2(config: ModelConfig) -> Workload:
     num_heads = config.size("num_heads")
     mixing = recurrences.mamba2(
         hidden,
-        int(config.whole("expand") * hidden),
+        config.whole("expand") * hidden,
         config.size("state_size"),
         num_heads=num_heads,
         groups=config.size("n_groups"),

@@ -40,6 +40,9 @@ def read_multimodal(config: ModelConfig, parts: Multimodal, readers: Readers) ->
     if not knows_tower(vision.model_type):
         raise _unknown(config, "vision tower", vision.model_type)
     workload = readers[text.model_type](text)
+    if text.values is config.values:
+        config.shares_keys_of(text)
+        text.shares_keys_of(config)
     text.refuse_unknown_structure()
     tower = read_tower(vision)
     connector = parts.connector(config, vision, text)
@@ -83,6 +86,12 @@ def _num_vision_layers(config: ModelConfig) -> int:
 
 def _llava_with_newline(config: ModelConfig, vision: ModelConfig, text: ModelConfig) -> int:
     return _llava(config, vision, text) + text.size("hidden_size")
+
+
+def _vip_llava(config: ModelConfig, vision: ModelConfig, text: ModelConfig) -> int:
+    inputs = vision_width(vision) * len(config.value("vision_feature_layers") or [-2])
+    hidden = text.size("hidden_size")
+    return 2 * inputs + _two_linears(inputs, hidden, hidden)
 
 
 def _pixtral(config: ModelConfig, vision: ModelConfig, text: ModelConfig) -> int:
@@ -146,7 +155,7 @@ def _aya(config: ModelConfig, vision: ModelConfig, text: ModelConfig) -> int:
 
 MULTIMODAL = {
     "llava": Multimodal(text="llama", vision="clip_vision_model", connector=_llava),
-    "vipllava": Multimodal(text="llama", vision="clip_vision_model", connector=_llava),
+    "vipllava": Multimodal(text="llama", vision="clip_vision_model", connector=_vip_llava),
     "llava_next": Multimodal(text="llama", vision="clip_vision_model", connector=_llava_with_newline),
     "llava_onevision": Multimodal(text="qwen2", vision="siglip_vision_model", connector=_llava_with_newline),
     "mistral3": Multimodal(text="mistral", vision="pixtral", connector=_pixtral),

@@ -48,7 +48,7 @@ READERS: dict[str, Callable[[ModelConfig], Workload]] = {
 }
 READERS.update({name: partial(read_multimodal, parts=parts, readers=READERS) for name, parts in MULTIMODAL.items()})
 # Types whose code is with the model and not in transformers: their configs say everything.
-ONLY_ON_THE_HUB = ("grok-1", "arctic")
+ONLY_ON_THE_HUB = ("grok-1", "arctic", "internlm2", "baichuan", "deepseek")
 # Types of configs that have defaults in `catalog/model_configs.json`: the readers' own, and those inside them.
 CONFIG_TYPES = (
     *(name for name in READERS if name not in ONLY_ON_THE_HUB),
@@ -57,3 +57,6 @@ CONFIG_TYPES = (
 )
 # Names of types under which configs of the same form are published.
 RENAMED = {"kimi_k2": "deepseek_v3", "RefinedWeb": "falcon", "RefinedWebModel": "falcon"}
+# Types that are parts of others, and have no configs of models.
+PARTS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mllama_text_model")
+SUPPORTED = tuple(name for name in READERS if name not in PARTS)

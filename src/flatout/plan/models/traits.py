@@ -49,6 +49,10 @@ TRAITS: dict[str, Traits] = {
     "ministral": Traits(),
     "ministral3": Traits(),
     "mixtral": Traits(),
+    # On the Hub only.
+    "internlm2": Traits(qkv_bias="bias", out_bias="bias"),
+    "baichuan": Traits(),
+    "deepseek": _BY_KEYS,
     "qwen2": Traits(qkv_bias=True, windows="switched"),
     "qwen2_vl_text": Traits(qkv_bias=True, windows="switched"),
     "qwen2_5_vl_text": Traits(qkv_bias=True, windows="switched"),
