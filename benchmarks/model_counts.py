@@ -47,7 +47,7 @@ def _counted(name: str, config: dict[str, Any]) -> dict[str, Any]:
         return entry | {"parameters": parameters, "source": source}
     try:
         entry["parameters"] = parameters_in_transformers(config)
-    except Exception as error:
+    except (AttributeError, KeyError, TypeError, ValueError, StopIteration) as error:
         entry["source"] = f"none: {type(error).__name__}"
     return entry
 

@@ -29,7 +29,9 @@ from flatout.cli import parser
 from flatout.cli.help import NO_WRAP
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
-from flatout.plan.counts import num_parameters
+from flatout.plan.counts import num_active_parameters, num_parameters
+from flatout.plan.huggingface import from_values
+from flatout.plan.models.uniform import layer_kinds
 from flatout.records.attempts import SkippedRow
 from flatout.records.buying import BuyOrRent, OwnershipCost
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
@@ -306,6 +308,31 @@ def models() -> str:
     """The named models: parameters and source."""
     rows = [[f"`{name}`", f"{num_parameters(model):,}", model.source] for name, model in all_models().items()]
     return table(["Name", "Parameters", "Source"], rows)
+
+
+def model_types() -> str:
+    """Each supported type of a config.json: a published model, and its parameters by both counts."""
+    stored = msgspec.json.decode((ROOT / "benchmarks/results/model_counts.json").read_bytes())["models"]
+    configs = msgspec.json.decode((ROOT / "tests/data/models/configs.json").read_bytes())
+    rows = []
+    for name, config in sorted(configs.items(), key=lambda item: (item[1]["model_type"], item[0])):
+        workload = from_values(Path(f"{name}.json"), config)
+        counted = stored[name]
+        theirs = f"{counted['parameters']:,}" if counted["parameters"] else "not in transformers"
+        if counted["source"] != "transformers" and counted["parameters"]:
+            theirs = f"published: {theirs}"
+        kinds = sorted({kind.mixing for kind in layer_kinds(workload)} - {"none"})
+        rows.append(
+            [
+                f"`{config['model_type']}`",
+                name.removeprefix("default-") + (" (defaults)" if name.startswith("default-") else ""),
+                ", ".join([*kinds, *(f"{tower.name} tower" for tower in workload.towers)]),
+                f"{num_parameters(workload):,}",
+                theirs,
+                f"{num_active_parameters(workload):,}",
+            ]
+        )
+    return table(["Type", "Model", "Layers", "Parameters", "By transformers", "Active per token"], rows)
 
 
 def systems() -> str:
@@ -676,6 +703,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         ledger_json,
         recording_json,
         models,
+        model_types,
         systems,
         plan_accuracy,
         plan_calculon,

@@ -1,4 +1,4 @@
-"""Parameters as transformers counts them: a model is built from its config on the meta device, which takes no memory."""
+"""Parameters as transformers counts them: a model is built from its config on the meta device, without memory."""
 
 from __future__ import annotations
 

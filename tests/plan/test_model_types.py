@@ -10,8 +10,9 @@ import pytest
 from tests.plan.model_counts import configs, parameters_in_transformers, shrunk
 
 from flatout.errors import InputError
-from flatout.plan.counts import num_active_parameters, num_parameters
+from flatout.plan.counts import mean_attended, num_active_parameters, num_parameters, training_flops_per_token
 from flatout.plan.huggingface import from_values
+from flatout.plan.inputs import workload_columns
 from flatout.plan.models.supported import ONLY_ON_THE_HUB, RENAMED, SUPPORTED
 
 COUNTED = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "model_counts.json").read_text())["models"]
@@ -42,7 +43,7 @@ def test_models_without_a_count_have_the_number_of_their_authors(name: str) -> N
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_type_counts_as_the_installed_transformers_does() -> None:
-    """With few layers of each kind, so that all types take seconds; tests above hold the full sizes to stored counts."""
+    """With few layers of each kind, so that all types take seconds; the complete sizes are compared as stored."""
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
@@ -136,3 +137,111 @@ def test_a_tower_of_unknown_type_is_refused() -> None:
     odd = config | {"vision_config": {"model_type": "swin"}}
     with pytest.raises(InputError, match="vision tower of type `swin` cannot be planned"):
         counted(odd)
+
+
+TINY = {
+    "llama": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "vocab_size": 128},
+    "mixtral": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "vocab_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2,
+                  "shared_expert_intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2,
+                  "vocab_size": 128, "num_experts": 8, "num_experts_per_tok": 3, "mlp_only_layers": [0]},
+    "deepseek_v3": {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3,
+                    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128, "n_routed_experts": 8,
+                    "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 24,
+                    "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 1,
+                    "topk_group": 1},
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", TINY)
+def test_operations_are_those_that_torch_counts(model_type: str) -> None:
+    """A forward pass computes all scores, so the masked half is counted too; training has three times as many.
+
+    torch does not count the product that rotary positions make of their angles, nor the weighting of experts.
+    """
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    seq = 40
+    config = AutoConfig.for_model(model_type, **TINY[model_type])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.arange(seq)[None] % 128)
+    workload = from_values(Path("config.json"), {"model_type": model_type, **TINY[model_type]})
+    forward = training_flops_per_token(workload, seq, is_causal=False) / 3 * seq
+    assert counter.get_total_flops() == pytest.approx(forward, rel=0.002)
+
+
+def test_a_window_leaves_only_its_tokens() -> None:
+    """Mistral 7B with 131,072 tokens: 4096 - 4096^2 / (2 * 131072) = 4032 attended tokens, where all are 65,536.
+
+    Matrices: 32 layers of 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) weights, and 4096 * 32000 of the logits.
+    """
+    matrices = 32 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 4096 * 32000
+    config = configs()["mistral-7b-v0.1"]
+    windowed = from_values(Path("config.json"), config)
+    full = from_values(Path("config.json"), config | {"sliding_window": None})
+    assert training_flops_per_token(windowed, 131072) == pytest.approx(6 * (matrices + 32 * 2 * 4096 * 4032))
+    assert training_flops_per_token(full, 131072) == pytest.approx(6 * (matrices + 32 * 2 * 4096 * 65536))
+    # Not longer than the window: half of the sequence.
+    assert training_flops_per_token(windowed, 4096) == pytest.approx(6 * (matrices + 32 * 2 * 4096 * 2048))
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "attended"),
+    [
+        # 10 of 62 layers attend to all 65,536 tokens on average, the others to 1024 - 1024^2 / 262144 = 1020.
+        ("gemma-3-27b", 131072, {"attention": (10, 65536), "window": (52, 1020)}),
+        # Half of the layers have a window of 128.
+        ("gpt-oss-20b", 32768, {"attention": (12, 16384), "window": (12, 127.75)}),
+        # Three of four layers attend within chunks of 8192; half a chunk on average.
+        ("llama-4-scout", 32768, {"attention": (12, 16384), "chunk": (36, 4096)}),
+        ("c4ai-command-r7b", 8192, {"attention": (8, 4096), "window": (24, 3072)}),
+        # Bidirectional: a window of 128 tokens around each, and all of them in each third layer.
+        ("modernbert-base", 1024, {"attention": (8, 1024), "window": (14, 128)}),
+    ],
+)
+def test_each_layer_attends_within_its_window(name: str, seq: int, attended: dict[str, tuple[int, float]]) -> None:
+    workload = from_values(Path("config.json"), configs()[name])
+    found: dict[str, list[float]] = {}
+    for kind in workload.layers:
+        mean = mean_attended(kind, seq, is_causal=workload.is_causal)
+        number, _ = found.get(kind.mixing, [0, mean])
+        found[kind.mixing] = [number + kind.num_layers, mean]
+    assert found == {mixing: [number, pytest.approx(mean)] for mixing, (number, mean) in attended.items()}
+
+
+def test_a_recurrence_costs_the_same_at_any_length() -> None:
+    """Mamba 2.8B: 64 layers of 5120 inner elements with states of 16, by hand."""
+    workload = from_values(Path("config.json"), configs()["mamba-2.8b"])
+    weights = 2560 * 10240 + 5120 * (160 + 32) + 160 * 5120 + 5120 * 2560
+    scan = 3.5 * 5120 * 16 + 4 * 5120
+    by_hand = 6 * (64 * (weights + scan) + 2560 * 50280)
+    assert training_flops_per_token(workload, 2048) == pytest.approx(by_hand)
+    assert training_flops_per_token(workload, 131072) == training_flops_per_token(workload, 2048)
+
+
+def test_a_decoder_also_attends_to_all_of_its_encoder() -> None:
+    """T5 large: 24 layers of either; the encoder attends to all tokens, the decoder to half, and to the encoder."""
+    workload = from_values(Path("config.json"), configs()["t5-large"])
+    layer, network = 4 * 1024 * 1024, 2 * 1024 * 4096
+    scores = 2 * 1024 * 512
+    by_hand = 24 * (layer + network + scores) + 24 * (2 * layer + network + scores // 2 + scores) + 1024 * 32128
+    assert training_flops_per_token(workload, 512) == pytest.approx(6 * by_hand)
+
+
+def test_the_cost_model_sees_the_windows_and_the_recurrences() -> None:
+    """At 131,072 tokens, Gemma 3's attention has 10/62 + 52/62 * 1020/65536 of the scores of one without windows."""
+    gemma = from_values(Path("config.json"), configs()["gemma-3-27b"])
+    columns = workload_columns(gemma, 131072)
+    assert columns["windowed"] == pytest.approx(10 / 62 + 52 / 62 * 1020 / 65536, rel=1e-3)
+    assert workload_columns(gemma, 131072, document=1024)["windowed"] == pytest.approx(1.0)
+    jamba = workload_columns(from_values(Path("config.json"), configs()["jamba-1.5-mini"]), 4096)
+    assert jamba["recurrence"] == pytest.approx(28 / 32 * (3.5 * 8192 * 16 + 4 * 8192))
+    assert workload_columns(gemma, 4096)["outside_parameters"] > 400e6  # the tower is on the first stage

@@ -54,6 +54,27 @@ def plan(
         int, whole_number(help="Tokens per document, if several are packed into each sequence; 0 for no packing.")
     ] = 0,
     precision: Annotated[str, typer.Option(metavar="TYPE", help="Data type: bf16, fp16, fp32, fp8 or fp4.")] = "bf16",
+    optimizer: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Optimizer: adam, adam-8bit, adafactor, lion, muon or sgd."),
+    ] = "adam",
+    lora_rank: Annotated[
+        int, whole_number(most=1 << 16, help="Train adapters (LoRA) of this rank, not the model; 0 for none.")
+    ] = 0,
+    lora_targets: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="For --lora-rank: matrices with adapters: attention, linear (all), or names such as q_proj,v_proj.",
+        ),
+    ] = "attention",
+    base_bits: Annotated[
+        int, whole_number(least=1, most=16, help="For --lora-rank: bits per weight of the model: 16, 8, or 4 (QLoRA).")
+    ] = 16,
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PART", help="Do not train vision, audio, embedding or experts. Repeatable."),
+    ] = None,
     fix: Annotated[
         list[str] | None,
         typer.Option(
@@ -145,6 +166,13 @@ def plan(
         calibrate=calibrate,
         risk=risk / 100,
         target=target,
+        training=pipeline.requested_training(
+            optimizer=optimizer,
+            lora_rank=lora_rank,
+            lora_targets=lora_targets,
+            base_bits=base_bits,
+            freeze=freeze or (),
+        ),
     )
     result, context = pipeline.planned(
         pipeline.search_context(request, _note), goal_request, num_layouts=top, fixed=request.fixed, note=_note

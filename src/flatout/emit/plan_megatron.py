@@ -34,10 +34,16 @@ def unexpressed(job: PlannedJob) -> tuple[str, ...]:
     """Return a note for each part of the job that Megatron-LM has no argument for."""
     workload = job.workload
     is_language_model = workload.is_causal and not workload.patch_inputs
+    mixings = sorted({kind.mixing for kind in workload.layers} - {"attention"})
+    special = [
+        *(f"layers with {mixing}" for mixing in mixings),
+        *(f"a {tower.name} tower" for tower in workload.towers),
+    ]
     notes = {
         f"{workload.name} is not a causal language model: pretrain_gpt.py trains a GPT of the same size": (
             not is_language_model
         ),
+        f"{workload.name} has {', '.join(special)}: pretrain_gpt.py trains a GPT of the same widths": bool(special),
     }
     return tuple(note for note, applies in notes.items() if applies)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from flatout.catalog.targets import facts_of_layout, target_named
 from flatout.emit import plan_deepspeed, plan_fsdp2, plan_megatron, plan_nemo, plan_torchtitan
 from flatout.errors import InputError
+from flatout.records.plan import FULL_TRAINING
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -27,5 +28,11 @@ def settings_for(target: str, job: PlannedJob) -> tuple[Emitted, ...]:
         raise InputError(
             f"{framework.title} cannot run this layout of `{job.workload.name}`: it {broken.why}",
             hint=f"plan for it: flatout plan --for {target}",
+        )
+    if job.training != FULL_TRAINING:
+        raise InputError(
+            f"the settings for {framework.title} train the complete model with Adam, but the plan is for adapters, "
+            "frozen parts or another optimizer",
+            hint="plan without --emit, and set up the optimizer and what is trained in your script",
         )
     return PLAN_TARGETS[target](job)

@@ -81,17 +81,22 @@ def score_multiply_adds(kind: LayerKind, seq: int, *, is_causal: bool) -> float:
     return own + kind.cross_width * (kind.cross_attended or seq)
 
 
-def training_flops_per_token(workload: Workload, seq: int, *, is_causal: bool | None = None) -> float:
+def training_flops_per_token(
+    workload: Workload, seq: int, *, is_causal: bool | None = None, trains_weights: bool = True
+) -> float:
     """Return the operations of forward and backward for one token in a sequence of `seq`, without recomputation.
 
     `is_causal=False` counts the masked half of attention too, as Narayanan et al. (arXiv 2104.04473, eq. 3) do. Towers
-    are not counted: the number of images per sequence is unknown.
+    are not counted: the number of images per sequence is unknown. Without `trains_weights`, the model is frozen under
+    adapters: its matrices have no gradients, and adapters of usual ranks cost next to nothing.
     """
     w = workload
     if is_causal is None:
         is_causal = w.is_causal
-    multiply_adds = float(w.hidden * w.vocab)
+    in_matrices, in_mixing = float(w.hidden * w.vocab), 0.0
     for kind in layer_kinds(w):
         scores = score_multiply_adds(kind, seq, is_causal=is_causal)
-        multiply_adds += kind.num_layers * (kind.active_weights + scores + kind.recurrence)
-    return 6.0 * multiply_adds
+        in_matrices += kind.num_layers * kind.active_weights
+        in_mixing += kind.num_layers * (scores + kind.recurrence)
+    per_weight = 6.0 if trains_weights else 4.0
+    return per_weight * in_matrices + 6.0 * in_mixing

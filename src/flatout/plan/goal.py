@@ -65,7 +65,8 @@ def _least_gpus_at_peak(context: SearchContext, goal: Goal) -> float:
     spec = context.spec
     peaks = spec.cluster.peak_flops_per_s
     peak = peaks.get(context.precision) or max(peaks.get("bf16", 0.0), peaks.get("fp16", 0.0))
-    flops = training_flops_per_token(spec.workload, spec.seq) * goal.tokens
+    trains_weights = not spec.training.lora_rank
+    flops = training_flops_per_token(spec.workload, spec.seq, trains_weights=trains_weights) * goal.tokens
     return flops / (peak * goal.days * S_PER_DAY)
 
 

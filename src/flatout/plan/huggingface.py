@@ -50,6 +50,11 @@ def from_values(path: Path, values: dict[str, Any]) -> Workload:
     return workload
 
 
+def is_supported(model_type: str) -> bool:
+    """Whether a reader knows this type of config."""
+    return RENAMED.get(model_type, model_type) in SUPPORTED
+
+
 def _model_type(path: Path, values: dict[str, Any]) -> str:
     """Return the type whose reader reads the config. Raise InputError if there is none."""
     named = values.get("model_type")

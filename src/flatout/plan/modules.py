@@ -15,7 +15,7 @@ from typing import Any
 
 from flatout.errors import InputError
 from flatout.plan.counts import num_parameters
-from flatout.plan.huggingface import from_values
+from flatout.plan.huggingface import from_values, is_supported
 from flatout.plan.run_apart import run_apart
 from flatout.records.plan import Workload
 
@@ -50,10 +50,24 @@ def read_module(path: Path, name: str) -> Workload:
             f"`{name}` in `{path}` must be a torch module or return one, but is {type(module).__name__}",
             hint="for example: def model(): return MyTransformer(config)",
         )
+    full_name = f"{path}:{name}"
     config = getattr(module, "config", None)
-    if config is not None and hasattr(config, "to_dict"):
-        return from_values(path, config.to_dict())
-    return _Transformer(f"{path}:{name}", module, torch).workload()
+    if hasattr(config, "to_dict") and is_supported(getattr(config, "model_type", "")):
+        shape = from_values(path, config.to_dict())
+        _check_parameters(full_name, module, shape)
+        return shape
+    return _Transformer(full_name, module, torch).workload()
+
+
+def _check_parameters(name: str, module: Any, shape: Workload) -> None:
+    """Raise InputError if a transformer of this shape has another number of parameters than the module."""
+    parameters = {id(tensor): tensor.numel() for tensor in module.parameters()}
+    total, counted = sum(parameters.values()), num_parameters(shape)
+    if abs(counted / max(total, 1) - 1) > _CLOSE:
+        raise InputError(
+            f"`{name}` has {total:,} parameters, but a transformer with the shape that was read from it has {counted:,}",
+            hint="give its widths: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)",
+        )
 
 
 class _Transformer:
@@ -96,14 +110,7 @@ class _Transformer:
             max_positions=self._num_positions(),
             source=self._name,
         )
-        parameters = {id(tensor): tensor.numel() for tensor in self._module.parameters()}
-        total, counted = sum(parameters.values()), num_parameters(shape)
-        if abs(counted / total - 1) > _CLOSE:
-            raise InputError(
-                f"`{self._name}` has {total:,} parameters, but a transformer with the shape that was read from it has "
-                f"{counted:,}",
-                hint="give its widths: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)",
-            )
+        _check_parameters(self._name, self._module, shape)
         return shape
 
     def _lacks(self, part: str) -> InputError:

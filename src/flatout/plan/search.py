@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from flatout.catalog.targets import runners
+from flatout.plan.adapters import trained_parameters
 from flatout.plan.calibrate import Z_90, predict_logs
 from flatout.plan.constants import from_logs
 from flatout.plan.counts import num_parameters, training_flops_per_token
@@ -17,7 +18,7 @@ from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.fixed_parameters import only
 from flatout.plan.infeasible import no_valid_layout, too_large
 from flatout.plan.inputs import Column
-from flatout.plan.layouts import Columns, all_layouts, layout_at
+from flatout.plan.layouts import Columns, TrainingSpec, all_layouts, layout_at
 from flatout.plan.memory import memory
 from flatout.plan.neighbours import neighbours, sensitivity, why_worse
 from flatout.plan.search_context import (
@@ -68,6 +69,8 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
         workload=spec.workload.name,
         cluster=spec.cluster.name,
         num_parameters=num_parameters(spec.workload),
+        num_trained_parameters=_num_trained(spec),
+        optimizer=spec.training.optimizer,
         global_batch=spec.global_batch,
         seq=spec.seq,
         precision=context.precision,
@@ -169,7 +172,8 @@ def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[Plann
     lows_s, highs_s = np.exp(logs - Z_90 * deviations), np.exp(logs + Z_90 * deviations)
     spec = context.spec
     num_gpus, tokens = spec.cluster.num_gpus, spec.global_batch * spec.seq
-    flops = training_flops_per_token(spec.workload, spec.seq) * tokens
+    trains_weights = not spec.training.lora_rank
+    flops = training_flops_per_token(spec.workload, spec.seq, trains_weights=trains_weights) * tokens
     peak = _peak_flops_per_s(context)
     planned = []
     for number, row in enumerate(rows):
@@ -202,3 +206,9 @@ def _peak_flops_per_s(context: SearchContext) -> float:
 def _at(column: Column, row: int) -> float:
     """Return a row's value; a scalar applies to every row."""
     return float(column if np.ndim(column) == 0 else column[row])
+
+
+def _num_trained(spec: TrainingSpec) -> int | None:
+    """Return the number of trained parameters; None if all are trained."""
+    is_partial = spec.training.lora_rank or spec.training.frozen
+    return sum(trained_parameters(spec.workload, spec.training)) if is_partial else None

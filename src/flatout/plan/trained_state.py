@@ -24,9 +24,10 @@ def frozen(inputs: CostModelInputs) -> Pair:
 def weight_bytes(inputs: CostModelInputs) -> Pair:
     """Return the bytes of the weights per parameter of the model."""
     frozen_dense, frozen_experts = frozen(inputs)
+    frozen_bytes = np.where(inputs.frozen_bytes > 0, inputs.frozen_bytes, inputs.element_bytes)
     return (
-        inputs.trained * inputs.element_bytes + frozen_dense * inputs.frozen_bytes,
-        inputs.trained_experts * inputs.element_bytes + frozen_experts * inputs.frozen_bytes,
+        inputs.trained * inputs.element_bytes + frozen_dense * frozen_bytes,
+        inputs.trained_experts * inputs.element_bytes + frozen_experts * frozen_bytes,
     )
 
 

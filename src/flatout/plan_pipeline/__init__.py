@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flatout.plan_pipeline.files import PlanFiles, planned_files
 from flatout.plan_pipeline.goal import GoalRequest, planned, requested_goal, with_goal
-from flatout.plan_pipeline.request import PlanRequest, search_context
+from flatout.plan_pipeline.request import PlanRequest, requested_training, search_context
 
 __all__ = [
     "GoalRequest",
@@ -17,6 +17,7 @@ __all__ = [
     "planned",
     "planned_files",
     "requested_goal",
+    "requested_training",
     "search_context",
     "with_goal",
 ]

@@ -88,6 +88,7 @@ def _job(planned: PlannedLayout, context: SearchContext) -> PlannedJob:
         global_batch=spec.global_batch,
         seq=spec.seq,
         precision=context.precision,
+        training=spec.training,
         step_time_s=planned.step_time_s,
         step_time_interval_s=planned.step_time_interval_s,
         memory_bytes=planned.memory_bytes,

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.catalog.targets import targets
 from flatout.errors import UsageError
+from flatout.plan.adapters import trained_parameters
 from flatout.plan.clusters import cluster as read_cluster
 from flatout.plan.fits import SAFE
 from flatout.plan.inputs import PRECISIONS
 from flatout.plan.layouts import TrainingSpec
 from flatout.plan.model_names import executed_file, workload
+from flatout.plan.optimizers import OPTIMIZERS
 from flatout.plan.search_context import SearchContext
 from flatout.plan.shipped import shipped
 from flatout.plan.targets import ANY
+from flatout.plan.training import BASE_BYTES
 from flatout.plan_pipeline.calibration import calibrated
-from flatout.records.plan import Cluster, Software
+from flatout.records.plan import FULL_TRAINING, Cluster, Software, Training, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,20 @@ class PlanRequest:
     calibrate: Path | None = None
     risk: float = SAFE  # probability of running out of memory below which layouts are offered
     target: str = ANY
+    training: Training = FULL_TRAINING
+
+
+def requested_training(
+    *, optimizer: str, lora_rank: int, lora_targets: str, base_bits: int, freeze: Sequence[str]
+) -> Training:
+    """Return the training that the options describe. `lora_targets` and `freeze` may name several, with commas."""
+    return Training(
+        optimizer=optimizer,
+        lora_rank=lora_rank,
+        lora_targets=tuple(name.strip() for name in lora_targets.split(",") if name.strip()),
+        base_bits=base_bits,
+        frozen=tuple(part for text in freeze for part in text.split(",") if part),
+    )
 
 
 def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
@@ -50,12 +67,14 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         note(
             f"note: `--model` executes `{file}` as you, with all that you may do: plan only with a file that you trust"
         )
+    shape = workload(request.model)
     spec = TrainingSpec(
-        workload=workload(request.model),
+        workload=shape,
         cluster=cluster,
         global_batch=request.global_batch,
         seq=request.seq,
         document=request.document,
+        training=_checked_training(request.training, shape),
     )
     context = SearchContext(
         spec=spec,
@@ -69,6 +88,21 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
     if request.calibrate is None:
         return context
     return calibrated(context, request.calibrate, request.fixed, note)
+
+
+def _checked_training(training: Training, shape: Workload) -> Training:
+    """Return the training. Raise UsageError if its options contradict each other, or the model lacks what they name."""
+    if training.optimizer not in OPTIMIZERS:
+        raise UsageError(f"--optimizer must be one of {', '.join(OPTIMIZERS)}, but is `{training.optimizer}`")
+    if training.base_bits not in (16, *BASE_BYTES):
+        raise UsageError(f"--base-bits must be 16, 8 or 4, but is {training.base_bits}")
+    if not training.lora_rank and (training.base_bits != 16 or training.lora_targets != FULL_TRAINING.lora_targets):
+        name = "--base-bits" if training.base_bits != 16 else "--lora-targets"
+        raise UsageError(f"{name} is for adapters, which need --lora-rank", hint=f"--lora-rank 16 {name} ...")
+    if training.lora_rank and training.frozen:
+        raise UsageError("--freeze is for training without adapters: with --lora-rank, all of the model is frozen")
+    trained_parameters(shape, training)
+    return training
 
 
 def _check_target(target: str) -> None:

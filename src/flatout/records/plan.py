@@ -50,6 +50,10 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, and by which optimizer."""
 
     optimizer: str = "adam"  # a name in `plan/optimizers.py`
+    lora_rank: int = 0  # of the adapters that are trained in place of the model; 0: the model itself is trained
+    lora_targets: tuple[str, ...] = ("attention",)  # names of matrices, or `attention` or `linear`
+    base_bits: int = 16  # per weight of the frozen model's matrices: 4 (QLoRA), 8, or 16
+    frozen: tuple[str, ...] = ()  # parts that are not trained: `vision`, `audio`, `embedding`, `experts`
 
 
 FULL_TRAINING = Training()
@@ -163,6 +167,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     cluster: str
     num_parameters: int
+    num_trained_parameters: int | None = None  # of adapters, or without frozen parts; null: all
+    optimizer: str = "adam"
     global_batch: int
     seq: int
     precision: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.records.plan import Cluster, Layout, PlannedLayout, Workload
+from flatout.records.plan import FULL_TRAINING, Cluster, Layout, PlannedLayout, Training, Workload
 
 
 class PipelineInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,3 +49,4 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     step_time_interval_s: tuple[float, float]
     memory_bytes: float
     out_of_memory_probability: float
+    training: Training = FULL_TRAINING

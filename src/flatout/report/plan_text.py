@@ -46,11 +46,21 @@ def layout_text(layout: Layout) -> str:
     return " ".join(words)
 
 
+def parameters_text(plan: Plan) -> str:
+    """Return the number of parameters, with how many are trained if not all are, and an optimizer other than Adam."""
+    words = [f"{number(plan.num_parameters)} parameters"]
+    if plan.num_trained_parameters is not None:
+        words.append(f"{number(plan.num_trained_parameters)} of them trained")
+    if plan.optimizer != "adam":
+        words.append(f"optimizer {plan.optimizer}")
+    return ", ".join(words)
+
+
 def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
     """Return the best layouts, the winner's time and memory, why similar layouts lost, and what to measure."""
     best = plan.layouts[0]
     lines = [
-        style.bold(f"{plan.workload} ({number(plan.num_parameters)} parameters) on {plan.cluster}"),
+        style.bold(f"{plan.workload} ({parameters_text(plan)}) on {plan.cluster}"),
         *style.wrapped(
             f"{number(plan.global_batch)} sequences of {number(plan.seq)} tokens per step, {plan.precision}: "
             f"{number(plan.num_layouts)} valid layouts in {seconds(plan.search_s)}, {number(plan.num_fitting)} fit "

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from flatout.errors import InputError
 from flatout.plan.models.config import MOST_LAYERS, ModelConfig
@@ -34,7 +37,7 @@ def read_decoder(config: ModelConfig) -> Workload:
         outside += norm_parameters(traits.norm, hidden)
     if switched(config, traits.head_bias):
         outside += config.size("vocab_size")
-    return assembled(
+    workload = assembled(
         config,
         heads,
         mixings,
@@ -43,6 +46,20 @@ def read_decoder(config: ModelConfig) -> Workload:
         is_gated=traits.is_gated,
         outside_parameters=outside,
     )
+    return msgspec.structs.replace(workload, **_described(config, traits))
+
+
+def _described(config: ModelConfig, traits: Traits) -> dict[str, Any]:
+    """Return the traits that other tools have settings for; the layers say everything that is counted."""
+    has_qkv_bias, has_out_bias = switched(config, traits.qkv_bias), switched(config, traits.out_bias)
+    has_bias = has_qkv_bias and has_out_bias and switched(config, traits.ffn_bias)
+    is_qk_norm_on = not traits.qk_norm_if or config.is_on(traits.qk_norm_if)
+    return {
+        "has_bias": has_bias,
+        "has_qkv_bias": has_qkv_bias and not has_bias,
+        "has_qk_norm": bool(traits.qk_norm) and is_qk_norm_on,
+        "max_positions": config.size(traits.positions) if traits.positions else 0,
+    }
 
 
 def read_heads(config: ModelConfig) -> Heads:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from flatout.errors import InputError
 from flatout.plan.models import recurrences
 from flatout.plan.models.config import ModelConfig
@@ -27,13 +29,20 @@ def read_latent(config: ModelConfig) -> Workload:
     """Return a model with latent attention: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash."""
     hidden, layers = config.size("hidden_size"), num_layers(config)
     mixing, heads = _latent(config, hidden)
-    return assembled(
+    workload = assembled(
         config,
         heads,
         [mixing] * layers,
         feed_forward_of_layers(config, _GATED),
         norms_per_layer=2 * hidden,
         outside_parameters=hidden,
+    )
+    return msgspec.structs.replace(
+        workload,
+        q_rank=config.whole("q_lora_rank", default=0),
+        kv_rank=config.size("kv_lora_rank"),
+        rope_dim=config.size("qk_rope_head_dim"),
+        value_dim=config.size("v_head_dim"),
     )
 
 
