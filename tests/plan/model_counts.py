@@ -32,6 +32,8 @@ def shrunk(config: dict[str, Any], few: int = FEW) -> dict[str, Any]:
             smaller[name] = min(value, few)
         elif (isinstance(value, list) and num_layers and len(value) == num_layers) or name == "hybrid_override_pattern":
             smaller[name] = value[:few]
+        elif name == "hybrid_layer_ids":
+            smaller[name] = [layer for layer in value if layer < few]
         elif name == "attention_types":
             smaller[name] = [[kinds, few // len(kinds)] for kinds, _ in value]
         else:

@@ -51,7 +51,7 @@ def read_module(path: Path, name: str) -> Workload:
             hint="for example: def model(): return MyTransformer(config)",
         )
     full_name = f"{path}:{name}"
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     if hasattr(config, "to_dict") and is_supported(getattr(config, "model_type", "")):
         shape = from_values(path, config.to_dict())
         _check_parameters(full_name, module, shape)
@@ -65,7 +65,8 @@ def _check_parameters(name: str, module: Any, shape: Workload) -> None:
     total, counted = sum(parameters.values()), num_parameters(shape)
     if abs(counted / max(total, 1) - 1) > _CLOSE:
         raise InputError(
-            f"`{name}` has {total:,} parameters, but a transformer with the shape that was read from it has {counted:,}",
+            f"`{name}` has {total:,} parameters, but a transformer with the shape that was read from it has "
+            f"{counted:,}",
             hint="give its widths: --model layers=N,hidden=N,heads=N,ffn=N,vocab=N (experts=N,topk=N,expert_ffn=N)",
         )
 

@@ -95,6 +95,10 @@ class ModelConfig:
         values = values if isinstance(values, dict) else {}
         return ModelConfig(self.path, values, str(values.get("model_type") or default_type))
 
+    def knows(self, name: str) -> bool:
+        """Whether configs of this type have a key."""
+        return name in self._type.defaults or name in self._type.optional or name in self._type.names
+
     def refuse_unknown_structure(self) -> None:
         """Raise InputError for a key that changes the architecture, and that neither the type nor its reader has."""
         known = {*self._type.defaults, *self._type.optional, *self._type.names, *self._asked}

@@ -107,6 +107,8 @@ def num_norms(config: ModelConfig, traits: Traits) -> int:
 def windows(config: ModelConfig, rule: str | int) -> list[int]:
     """Return each layer's window; 0 for a layer that attends to all tokens."""
     layers = num_layers(config)
+    if not config.knows("sliding_window"):
+        return [0] * layers
     window = config.whole("sliding_window", default=0)
     types = config.texts("layer_types")
     if types is not None:
