@@ -26,6 +26,10 @@ def launched(command: str, *, num_nodes: int = 2, num_gpus: int | None = 8, num_
         ("mpirun -n 6 python train.py", 8, 12),
         ("python train.py", 8, 12),
         ("./train.py", 8, 12),
+        ("env NCCL_DEBUG=INFO python train.py", 8, 12),
+        ("numactl --interleave=all python3.11 -m pkg.train", 8, 12),
+        ("bash run.sh train.py", None, 96),
+        ("sh -c python", None, 96),
         ("srun python train.py", None, None),  # the user's own tasks
         ("srun torchrun train.py", 1, 96),
         ("./train.sh", None, 96),

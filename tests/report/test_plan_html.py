@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from tests.report import plan_builder as builder
 from tests.report.page import Node, read_page
 
-from flatout.records.plan import Plan
+from flatout.records.plan import ExcludedLayouts, Plan
 from flatout.records.plan_details import PlanDetails
 from flatout.report.plan_charts import HEIGHT, MOST_DRAWN, WIDTH, beginning_s, front_points, pipeline_chart
 from flatout.report.plan_html import plan_html
@@ -130,6 +131,17 @@ def test_everything_a_plan_says_is_on_its_page() -> None:
         *("flatout plan --calibrate RUNS.csv", "90 % interval", "70.6 billion parameters", "micro batch 2"),
     ):
         assert words in text
+
+
+def test_who_can_run_a_layout_and_what_was_excluded_is_on_the_page() -> None:
+    plan, details = builder.interleaved()
+    layouts = tuple(msgspec.structs.replace(each, runs_on=("megatron", "nemo")) for each in plan.layouts)
+    excluded = (ExcludedLayouts(framework="torchtitan", why="has no such schedule", num_layouts=1234),)
+    targeted = msgspec.structs.replace(plan, target="any", layouts=layouts, excluded=excluded)
+    text = read_page(text_of((targeted, details))).section("layouts").text
+    assert "Runs on" in text and "megatron, nemo" in text
+    assert "1,234 layouts that no framework can run. For example, torchtitan has no such schedule (1,234)." in text
+    assert "Runs on" not in read_page(text_of((plan, details))).section("layouts").text
 
 
 def test_hostile_texts_are_shown_and_do_nothing() -> None:

@@ -32,6 +32,7 @@ _FILL_IN_RANK = 'exec "${@/' + _NODE_RANK + '/$SLURM_NODEID}"'
 _ON_NODE, _ON_RANK, _COUNTED_RANKS = "$on_node", "$on_rank", "--num_processes=$num_ranks"
 # The GPUs that Slurm gives the batch script's node; all nodes of these jobs have as many.
 _GPUS_OF_NODE = "${SLURM_GPUS_ON_NODE:?allocate GPUs, e.g. with flatout submit --gpus 8}"
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _MPIRUN_COUNTS = ("-np", "-n", "--np", "--n", "-c")
 _RANK_OF_TASK = (
     'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID; exec "$@"'
@@ -163,11 +164,9 @@ def _on_each_node(
 
 def _without_launcher(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
     """Return the launch of a program: Python with one task per GPU and torch's variables, others as they are."""
-    program = Path(launched_program(words)[0]).name
-    is_python = program.startswith("python") or program.endswith(".py")
     tasks = nodes.num_gpus or None
     cpus = max(nodes.num_cpus // (tasks or 1), 1) if nodes.num_cpus else None
-    if not is_python:
+    if not _is_python(words):
         return SlurmLaunch(words=words, cpus_per_task=nodes.num_cpus)
     notes: tuple[str, ...] = ()
     if tasks is not None and tasks > 1:
@@ -197,7 +196,7 @@ def _mpirun(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
         words = (*words[: position + 1], "-n", str(nodes.num_nodes * tasks), *words[position + 1 :])
     program = launched_program(words)
     before = words[: len(words) - len(program)]
-    is_python = Path(program[0]).name.startswith("python") or program[0].endswith(".py")
+    is_python = program != words and _is_python(program)
     if is_python:
         words = (*before, "bash", "-c", _ON_RANK, "bash", *program)
     return SlurmLaunch(
@@ -209,3 +208,11 @@ def _mpirun(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
         cpus_per_task=max(nodes.num_cpus // (tasks or 1), 1) if nodes.num_cpus else None,
         has_srun=False,
     )
+
+
+def _is_python(words: Sequence[str]) -> bool:
+    """Whether the command starts Python, also through a program such as `env`; a shell's script may start anything."""
+    first = Path(words[0]).name
+    if first in _SHELLS or first.endswith(".sh"):
+        return False
+    return any(Path(word).name.startswith("python") or word.endswith(".py") for word in words)

@@ -16,7 +16,7 @@ from flatout.report.command import command_line, quoted
 from flatout.report.goal_text import INTERVALS, goal_rows, goal_sentence, option_rows
 from flatout.report.plan_charts import PipelineChart, beginning_s, front_points, pipeline_chart
 from flatout.report.plan_phrases import SENSITIVITY, difference, layout_words, memory_part, schedule_name, step_part
-from flatout.report.plan_text import calibration_note, layout_text
+from flatout.report.plan_text import calibration_note, excluded_note, layout_text
 from flatout.report.template import rendered
 from flatout.secrets import masked_command
 
@@ -55,6 +55,8 @@ def page_content(
         "memory": _memory(details, plan.risk),
         "front": _front(details),
         "layouts": [_layout_row(position, planned) for position, planned in enumerate(plan.layouts, 1)],
+        "has_target": bool(plan.target),
+        "excluded": excluded_note(plan) if plan.excluded else "",
         "neighbours": [
             {
                 "difference": difference(neighbour.layout, best.layout),
@@ -249,6 +251,7 @@ def _layout_row(position: int, planned: PlannedLayout) -> dict[str, str]:
         "mfu": units.percent(planned.mfu),
         "memory": units.num_bytes(planned.memory_bytes),
         "out": units.percent(planned.out_of_memory_probability),
+        "runs_on": ", ".join(planned.runs_on) or "none",
     }
 
 
