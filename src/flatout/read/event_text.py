@@ -21,7 +21,7 @@ from flatout.read.stream import ByteStream
 # Small enough that the objects of one block stay in the processor's cache: 512 KiB decode 1.6 times as fast as 64 MiB.
 BLOCK_BYTES = 1 << 19
 _MAX_HEAD_BYTES = 1 << 26
-_MAX_EVENT_BYTES = 1 << 28
+_MAX_EVENT_BYTES = 1 << 26
 _TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _REPORT_OF_OURS = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"flatout/')
 # The output of `--perfetto`, which is a copy of the traces that it was made from.
