@@ -18,7 +18,8 @@ import msgspec
 from flatout.change.launchers import with_launch_words
 from flatout.emit.command import CONFIG, config_note, named_head, tuned_command, unplaced, without_srun
 from flatout.emit.heading import commented
-from flatout.emit.job_set import CONTAINER, IMAGE, PodJob, escaped, host_name, pod_objects
+from flatout.emit.job_set import pod_objects
+from flatout.emit.pod_job import CONTAINER, IMAGE, PodJob, escaped, host_name
 from flatout.emit.pod_launch import INDEX
 from flatout.emit.rendezvous import is_static, needs_rendezvous, num_nodes, with_own_rendezvous, with_variables
 from flatout.emit.yaml_text import Value

@@ -9,8 +9,8 @@ import msgspec
 
 from flatout.emit import kubernetes
 from flatout.emit.command import CONFIG
-from flatout.emit.job_set import IMAGE, name_problem
 from flatout.emit.masked import masked_note, masked_tuning
+from flatout.emit.pod_job import IMAGE, name_problem
 from flatout.emit.rendezvous import num_nodes, own_rendezvous
 from flatout.errors import UsageError
 from flatout.read.kubernetes_nodes import read_kubernetes_nodes

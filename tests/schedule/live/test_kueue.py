@@ -298,6 +298,8 @@ def test_a_job_chooses_its_flavor_its_memory_and_the_memory_of_its_gpus(path: Pa
     assert spec["volumes"][0]["emptyDir"]["sizeLimit"] == "100Gi"
     assert spec["containers"][0]["resources"]["requests"]["memory"] == "800Gi"
     assert "nvidia.com/gpu.memory" in str(spec["affinity"])
+    with pytest.raises(InputError, match="shm_gib is 1000, but is a part of the memory, which is 900 GiB"):
+        added(path, 'nodes = 2\nshm_gib = 1000\ncommand = ["torchrun", "t.py"]', before=small)
     free = pod(added(path, 'nodes = 2\ncommand = ["torchrun", "t.py"]', before=small)["JobSet", "more"])["spec"]
     assert "nodeSelector" not in free, "any flavor will do"
     assert free["containers"][0]["resources"]["requests"]["cpu"] == "64", "it fits both"

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import msgspec
 
 from flatout.change.launchers import first_launcher
-from flatout.emit.job_set import IMAGE, PodJob, escaped, pod_objects
+from flatout.emit.job_set import pod_objects
+from flatout.emit.pod_job import IMAGE, PodJob, escaped
 from flatout.emit.pod_launch import PodGroup, PodLaunch, pod_launch
 from flatout.emit.pod_spec import container_needs, pod_resources, pod_template
 from flatout.emit.rendezvous import with_rendezvous

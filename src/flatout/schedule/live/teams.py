@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from flatout.change.launchers import first_launcher
-from flatout.emit.job_set import IMAGE, name_problem
+from flatout.emit.pod_job import IMAGE, name_problem
 from flatout.errors import InputError
 from flatout.input_files import read_toml
 from flatout.records.pods import HOST_LABEL
@@ -224,27 +224,32 @@ def _problems_of_job(job: JobTable, teams: Teams) -> Iterator[str]:
 
 def _problems_of_needs(job: JobTable, teams: Teams) -> Iterator[str]:
     """Yield what no flavor, or no single pod, can have."""
-    yield from _problems_of_network(f"job {job.name}: `network`", job.network)
+    yield from _problems_of_numbers(job)
     if job.flavor is not None and job.flavor not in {flavor.name for flavor in teams.flavors}:
         yield f"job {job.name}: there is no flavor `{job.flavor}`"
-    if job.restarts < 0:
-        yield f"job {job.name}: `restarts` must be at least 0, but is {job.restarts}"
-    if min(job.memory_gib or 1, job.shm_gib or 1) < 1 or job.memory_gib == 0 or job.shm_gib == 0:
-        yield f"job {job.name}: memory_gib and shm_gib must be at least 1"
-    if job.gpu_memory_gb is not None and not 0 < job.gpu_memory_gb <= _MAX_GPU_GB:
-        yield f"job {job.name}: gpu_memory_gb must be more than 0, and at most {_MAX_GPU_GB:,}"
     able = flavors_for(job, teams)
     if not able:
         needs = [f"{job.gpus_per_node} GPUs", *(f"{number} {name}" for name, number in job.network.items())]
         needs += [f"{job.memory_gib} GiB"] if job.memory_gib else []
         yield f"job {job.name}: no node of {job.flavor or 'any flavor'} has {', '.join(needs)}"
         return
-    memory_gib = job.memory_gib or max(_shared_memory_gib(job, flavor) for flavor in able)
+    memory_gib = job.memory_gib or min(_shared_memory_gib(job, flavor) for flavor in able)
     if job.shm_gib is not None and job.shm_gib >= memory_gib:
         yield f"job {job.name}: shm_gib is {job.shm_gib}, but is a part of the memory, which is {memory_gib} GiB"
     most_gpus = max(flavor.gpus_per_node for flavor in able)
     if job.within == HOST_LABEL and job.nodes * job.gpus_per_node > most_gpus:
         yield f"job {job.name}: {job.nodes} * {job.gpus_per_node} GPUs are not `within` one host, which has {most_gpus}"
+
+
+def _problems_of_numbers(job: JobTable) -> Iterator[str]:
+    yield from _problems_of_network(f"job {job.name}: `network`", job.network)
+    if job.restarts < 0:
+        yield f"job {job.name}: `restarts` must be at least 0, but is {job.restarts}"
+    sizes = [size for size in (job.memory_gib, job.shm_gib) if size is not None]
+    if any(size < 1 for size in sizes):
+        yield f"job {job.name}: memory_gib and shm_gib must be at least 1"
+    if job.gpu_memory_gb is not None and not 0 < job.gpu_memory_gb <= _MAX_GPU_GB:
+        yield f"job {job.name}: gpu_memory_gb must be more than 0, and at most {_MAX_GPU_GB:,}"
 
 
 def _shared_memory_gib(job: JobTable, flavor: FlavorTable) -> int:
