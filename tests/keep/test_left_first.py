@@ -33,7 +33,9 @@ JOB = Path(__file__).parents[1] / "jobs" / "left_job.py"
 )
 def test_the_rank_that_left_first_is_the_root(tmp_path: Path, fault: str, rule: str, restarts: bool, says: str) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FLATOUT_", "TORCHELASTIC"))}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    # It looks once a second, so that the other rank has said what it misses before it is ended.
+    patient = ["--standalone", "--nproc-per-node=2", "--monitor-interval=1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *patient]
     kept = [sys.executable, "-m", "flatout", "run", "--hang-after=60", "--ledger", str(tmp_path / "ledger.jsonl")]
     done = subprocess.run(
         [*kept, "--", *launcher, str(JOB), f"--fault={fault}"],

@@ -32,6 +32,14 @@ def test_the_order_is_as_wanted(values: list[int], random: object) -> None:
     assert new_priorities(wanted, after) == {}
 
 
+def test_a_job_that_gets_its_own_number_again_is_not_changed() -> None:
+    current = {str(number): value for number, value in enumerate([1, 1, 3, 2, 1, 6, 2, 1, 10])}
+    wanted = ["8", "1", "2", "3", "5", "7", "4", "0", "6"]
+    new = new_priorities(wanted, current)
+    assert ordered(current, new) == wanted
+    assert all(new[job] != current[job] for job in new)
+
+
 def test_what_is_in_order_stays() -> None:
     assert new_priorities(["a", "b", "c"], {"a": 9, "b": 8, "c": 1}) == {}
 

@@ -30,7 +30,8 @@ def new_priorities(wanted: Sequence[str], current: dict[str, int]) -> dict[str, 
                 new[wanted[position]] = number
                 values[position] = number
             kept.add(position)
-    return new
+    # A value that was widened twice may be the first one again.
+    return {job: number for job, number in new.items() if number != current[job]}
 
 
 def _longest_decreasing(values: Sequence[int]) -> set[int]:
