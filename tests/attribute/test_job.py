@@ -127,6 +127,18 @@ def test_exposed_times_of_the_kernels_sum_to_the_parts() -> None:
     assert np.array([job.exposed_unsplit_ns[rank] for rank in (0, 1)]).sum() == 0
 
 
+def test_time_in_calls_beyond_the_recorded_transfers_is_described_as_such() -> None:
+    """The call lasts 400 us and the transfer in it 100: no kernel lacks its partner."""
+    traces = []
+    for rank in (0, 1):
+        trace = TraceBuilder(rank).step(1, 0, 1000).op("aten::mm", 0, 500)
+        trace.op("c10d::broadcast_", 500, 400).annotation("gloo:broadcast", 600, 100)
+        traces.append(trace)
+    (note,) = [note for note in attributed(*traces).quality if "cannot be split" in note.effect]
+    assert note.problem.startswith("calls of collectives last longer than the transfers")
+    assert "0 of" not in note.problem
+
+
 def test_blame_counts_whole_steps_only_and_the_window_where_there_are_none() -> None:
     """The first collective is in the lead-in: the kernel launched before the step ends at 200."""
     traces = [TraceBuilder(rank) for rank in (0, 1)]

@@ -136,9 +136,12 @@ def _unmatched_note(
         return []
     unmatched = sum(int((~arrival[t.rank].is_known).sum()) for t in timelines)
     total = sum(t.communication.num_kernels for t in timelines)
+    problem = f"{unmatched:,} of {total:,} communication kernels could not be matched between the ranks"
+    if not unmatched:
+        problem = "calls of collectives last longer than the transfers that were recorded in them"
     return [
         Quality(
-            problem=f"{unmatched:,} of {total:,} communication kernels could not be matched between the ranks",
+            problem=problem,
             effect=f"{percent(unsplit)} of the step is communication that cannot be split into waiting and transfer",
         )
     ]
