@@ -71,6 +71,27 @@ def test_no_trap_and_no_mistake_of_the_user_excludes_a_host_or_is_restarted(corp
             assert (answer.failure_class, answer.restart) == (row["class"], row["should_restart"]), row
 
 
+@pytest.mark.parametrize(
+    ("text", "phase", "expected"),
+    [
+        ("RuntimeError: network error: expected 3 input channels, got 1", "start", ("mistake", "no")),
+        ("RuntimeError: dataset quota exceeded for class 3", "start", ("mistake", "no")),
+        ("RuntimeError: heartbeat timeout column is missing in ecg.csv", "start", ("mistake", "no")),
+        ("RuntimeError: could not connect to parent node 5 of the graph", "start", ("mistake", "no")),
+        ("RuntimeError: class 503 has no samples", "start", ("mistake", "no")),
+        ("KeyError: 'cudaErrorECCUncorrectable'", "start", ("mistake", "no")),
+        ("ValueError: errno=5 is not a valid class", "start", ("mistake", "no")),
+        ("BlockingIOError: [Errno 11] write could not complete without blocking", "training", ("job", "yes")),
+        ("RuntimeError: the buffer is full", "training", ("job", "yes")),
+        ("AssertionError: KeyboardInterrupt token in the vocabulary", "start", ("mistake", "no")),
+        ("ValueError: sample was preempted by user", "start", ("mistake", "no")),
+    ],
+)
+def test_words_of_failures_that_mean_something_else_here(text: str, phase: Phase, expected: tuple[str, str]) -> None:
+    answer = explain_failure(text, phase)
+    assert (answer.failure_class, answer.restart) == expected
+
+
 def test_words_of_machines_in_errors_of_scripts_say_nothing() -> None:
     """Each phrase of a host's or GPU's failure, in types that only a script raises, and quoted in one of torch's."""
     for known in known_failures():

@@ -432,3 +432,14 @@ def test_the_error_of_predictions_is_told_with_and_without_what_was_learned_and_
     assert told["median_prediction_error"] == pytest.approx(with_it)
     assert told["median_prediction_error_without_history"] == pytest.approx(without)
     assert (told["median_screening_error"], told["num_screening_predictions"]) == (pytest.approx(0.25), 1)
+
+
+@pytest.mark.parametrize(("bound", "is_said"), [(2.71, False), (2.70, True)])
+def test_a_gain_above_the_cost_of_its_findings_is_explained(bound: float, is_said: bool) -> None:
+    """The first change was measured at 2.71x."""
+    better = builder.better()
+    first = msgspec.structs.replace(better.tried[0], bound=bound, prediction=None)
+    result = msgspec.structs.replace(better, tried=(first, *better.tried[1:]))
+    for shown in (text_of(result), tuning_html(result, ["flatout", "tune"], OUT)):
+        words = " ".join(re.sub(r"<[^>]+>", "", shown).split())
+        assert ("brought 2.71x (2.66-2.76), more than the 2.70x that its findings cost" in words) == is_said

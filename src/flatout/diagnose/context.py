@@ -43,6 +43,7 @@ MIN_UNKNOWN_STALLS = 3
 MIN_SHARE_OF_STALL = 0.5  # of the median stall of unknown cause, for a traced step to be one
 MIN_TRACED_SHARE = 0.9  # share of the job that its traces represent; below this, the data quality says so
 HOST_PARTS = (Part.HOST_SYNC, Part.HOST_LAUNCH)
+_IDLE_PARTS = (Part.HOST_LAUNCH, Part.HOST_SYNC, Part.LAUNCH_LATENCY, Part.UNATTRIBUTED)
 _PART_OF_STALL = {
     StallCause.LOADER_START: Part.DATA_LOADING,
     StallCause.LOADER: Part.DATA_LOADING,
@@ -121,6 +122,18 @@ class DiagnosisContext:
         got = min(max(seconds, 0.0), self.log.without_stalls_s - self._changing_s)
         self._changing_s += got
         return got
+
+    def in_trace(self, job_s: float) -> float:
+        """Convert a cost per step of the job to one of the traced step, the inverse of `cost_in_job`."""
+        factor = self.cost_in_job(1.0)
+        return job_s / factor if factor > 0 else 0.0
+
+    def claim_idle(self, seconds: float) -> float:
+        """Claim up to `seconds` of idle time of any kind, which the recorder can turn into one another."""
+        claimed_s = 0.0
+        for part in _IDLE_PARTS:
+            claimed_s += self.claim(part, seconds - claimed_s)
+        return claimed_s
 
     def share_of_job(self, cost_s: float) -> float:
         """Return a cost found in the traces as a share of the step."""

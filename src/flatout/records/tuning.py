@@ -109,7 +109,10 @@ class Screened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """The maximum speedup of a step from fixing a finding completely: no change for it can bring more."""
+    """The maximum speedup of a step from fixing a finding completely, if all other work takes as long as before.
+
+    A change that also makes other work shorter, for example by freeing cores, can bring more.
+    """
 
     finding: str
     speedup: float

@@ -29,6 +29,7 @@ from flatout.report.tuning_phrases import (
     OUTCOME_MEANINGS,
     OUTCOME_ORDER,
     UNKNOWN,
+    above_bound_sentences,
     adopted_rows,
     all_notes,
     end_sentence,
@@ -111,6 +112,7 @@ def page_content(result: TuneResult, command: Sequence[str], folder: Path | str)
             }
             for bound in result.bounds[:MOST_BOUNDS]
         ],
+        "above_bounds": above_bound_sentences(result),
         "how": _how(result),
         "notes": notes[:MOST_NOTES],
         "num_more_notes": max(0, len(notes) - MOST_NOTES),

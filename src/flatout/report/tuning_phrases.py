@@ -138,6 +138,24 @@ def not_shown_sentence(rows: Sequence[Adopted]) -> str:
     return f"Not shown alone: {', '.join(names)}. Its own trial was no better than noise, so it possibly gains nothing."
 
 
+def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
+    """Say which accepted changes brought more than the cost of their findings, and why that can be."""
+    if result.objective not in _DEFAULT_OBJECTIVES:
+        return ()
+    sentences = []
+    for row in adopted_rows(result):
+        predicted = row.prediction
+        bound = row.bound if predicted is None or predicted.bound is None else predicted.bound
+        measured = None if row.verdict is None else row.verdict.speedup
+        if bound is None or measured is None or measured <= bound:
+            continue
+        sentences.append(
+            f"{row.name} brought {measured_text(row.verdict)}, more than the {ratio(bound)} that its findings cost: it"
+            " also makes other work of a step shorter, or its trials have more of the finding than the recording has."
+        )
+    return tuple(sentences)
+
+
 def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:
     """Return the changes that were tried but are not in the final set, by outcome, then by trial order."""
     final = {change.name for change in result.tuning.changes.changes}

@@ -20,6 +20,7 @@ from flatout.report.tuning_phrases import (
     OUTCOME_ORDER,
     UNKNOWN,
     Quantity,
+    above_bound_sentences,
     adopted_rows,
     all_notes,
     compared_quantity,
@@ -129,7 +130,10 @@ def _bounds(result: TuneResult, style: TextStyle) -> list[str]:
     if not result.bounds:
         return lines + style.wrapped("Unknown: the baseline has no finding that gives a bound.")
     cells = [[bound.finding, ratio(bound.speedup)] for bound in result.bounds]
-    return lines + text_table(("finding", "speedup of a step, at most"), cells, style=style, flexible=(0,))
+    lines += text_table(("finding", "speedup of a step, at most"), cells, style=style, flexible=(0,))
+    for sentence in above_bound_sentences(result):
+        lines += style.wrapped(sentence)
+    return lines
 
 
 def _measured(result: TuneResult, style: TextStyle) -> list[str]:

@@ -11,7 +11,8 @@ Evidence
     Idle seconds per step in each rank's loader, how long the other ranks wait for the slowest one, and the type of the
     loader: `_SingleProcessDataLoaderIter` has no worker processes, `_MultiProcessingDataLoaderIter` has at least one. A
     recording also has the CPU time of making a batch, as a share of its time: a small share means waiting for storage
-    or for a network.
+    or for a network. A recording has every step's wait for its batch (`wait_in_all_steps_s`). Where that is longer than
+    in the traced steps, it counts: the recorder prolongs the rest of a traced step, and batches are ready in time.
 
 Change to try
     Set `num_workers`: up to the cores that this process may use if workers compute, and more if they wait. Each worker
@@ -30,6 +31,7 @@ from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding, rank_words
 from flatout.diagnose.host_evidence import busy_cores, busy_disk
 from flatout.diagnose.loader_advice import keep_new_workers, pin_memory, prefetch_more
+from flatout.diagnose.logged_wait import logged_wait_s
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
 from flatout.units import percent
@@ -47,9 +49,12 @@ REPEATS = (
 
 def find(context: DiagnosisContext) -> list[Finding]:
     cost = context.claim(Part.DATA_LOADING, context.available(Part.DATA_LOADING))
+    logged_s = logged_wait_s(context)
+    if logged_s is not None:
+        cost += context.claim_idle(context.in_trace(logged_s) - cost)
     if cost <= 0:
         return []
-    ranks = context.ranks_with_most(Part.DATA_LOADING)
+    ranks = context.ranks_with_most(Part.DATA_LOADING) or tuple(t.rank for t in context.ranks)
     slowest = context.busiest_rank(Part.DATA_LOADING)
     facts = context.facts(slowest)
     single = "SingleProcess" in (facts.loader_name or "")
@@ -76,6 +81,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
         "loader_cpu_share": loader.loader_cpu_share,
         "is_iterable_dataset": loader.loader_is_iterable,
     }
+    if logged_s is not None:
+        evidence["wait_in_all_steps_s"] = logged_s
     if late is not None:
         evidence["last_rank"] = late
         evidence["last_rank_late_by_s"] = context.lateness_causes(late)
