@@ -21,6 +21,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     nic_gbit_per_s: float
     host_link_gb_per_s: float
     host_memory_gb_per_s: float
+    link_gb_per_s: float | None = None
     matmul_share: dict[str, float] = {}
     assumed_share: dict[str, float] = {}
     source: str
