@@ -26,13 +26,31 @@ Array = npt.NDArray[np.float64]
 Z_90 = 1.6449  # a normal distribution has 90 % within this many standard deviations of its mean
 # Standard deviations of one source's offsets, by level. Identical layouts differ by 20 % between software stacks (SC21
 # and MT-NLG), and all runs on the same GPU or model shape share the cost model's error for it.
-LEVELS = {"source": 0.12, "gpu": 0.05, "model": 0.05, "software": 0.05}
+#
+# The rest is doubt about what few or no published runs show, and applies only to rows that have it: experts, whose
+# dispatch changes with each release (identical layouts of NVIDIA's recipes drift by up to 77 %); experts beyond an
+# NVLink domain, where dispatchers differ by half; a GPU whose matrix rate nobody has measured; and software that the
+# catalogue does not know.
+LEVELS = {
+    "source": 0.12,
+    "gpu": 0.05,
+    "model": 0.05,
+    "software": 0.05,
+    "experts": 0.12,
+    "far_experts": 0.2,
+    "new_gpu": 0.12,
+    "new_software": 0.12,
+}
 # The inputs that distinguish two kinds of the same level.
 _DISTINGUISHING = {
     "source": (),
     "gpu": ("half_peak", "memory", "memory_rate", "domain"),
     "model": ("layers", "hidden", "heads", "experts"),
     "software": ("is_low", "matmul_peak", "eager", "fused", "overlaps_dp", "overlaps_tp", "overlaps_ep", "gathers"),
+    "experts": ("experts", "topk"),
+    "far_experts": (),
+    "new_gpu": ("half_peak", "memory"),
+    "new_software": (),
 }
 NOISE_SD = 0.06  # within a source: the median difference between repeats or software versions is 6 %, sometimes 20 %
 NOISE_FREEDOM = 10.0
@@ -87,7 +105,8 @@ def predict_logs(inputs: CostModelInputs, calibration: Calibration) -> tuple[Arr
     for level, deviation in LEVELS.items():
         seen_kinds = [kind for kind in calibration.kinds if kind.level == level]
         is_seen = _design(inputs, seen_kinds).sum(axis=1) > 0
-        variance = variance + np.where(is_seen, 0.0, deviation**2)
+        is_unknown = _applies(inputs, level, len(mean)) & ~is_seen
+        variance = variance + np.where(is_unknown, deviation**2, 0.0)
     return mean + calibration.offset(inputs), np.sqrt(variance + NOISE_SD**2)
 
 
@@ -182,6 +201,18 @@ def _distinguishing_columns(inputs: CostModelInputs, level: str, num_rows: int) 
     return np.stack([np.broadcast_to(column, (num_rows,)) for column in columns], axis=1)
 
 
+def _applies(inputs: CostModelInputs, level: str, num_rows: int) -> npt.NDArray[np.bool_]:
+    """Return which rows have the offset of a level."""
+    has_experts = np.asarray(inputs.moe_layers) > 0
+    applies = {
+        "experts": has_experts,
+        "far_experts": has_experts & (np.asarray(inputs.ep) > np.asarray(inputs.domain)),
+        "new_gpu": np.asarray(inputs.is_measured) == 0,
+        "new_software": np.asarray(inputs.is_known) == 0,
+    }.get(level, True)
+    return np.broadcast_to(np.asarray(applies, dtype=bool), (num_rows,))
+
+
 def _num_rows(inputs: CostModelInputs) -> int:
     return max(np.size(inputs.tp), np.size(inputs.layers))
 
@@ -190,7 +221,8 @@ def _kinds(inputs: CostModelInputs, rows: npt.NDArray[np.bool_]) -> list[Kind]:
     """Return the kinds that occur in the rows, at every level."""
     kinds: list[Kind] = []
     for level in LEVELS:
-        values = _distinguishing_columns(inputs, level, len(rows))[rows]
+        applies = rows & _applies(inputs, level, len(rows))
+        values = _distinguishing_columns(inputs, level, len(rows))[applies]
         kinds += [Kind(level, kind) for kind in dict.fromkeys(map(tuple, values.tolist()))]
     return kinds
 
@@ -206,7 +238,9 @@ def _design(inputs: CostModelInputs, kinds: Sequence[Kind]) -> Array:
     if not kinds:
         return np.zeros((num_rows, 0))
     is_of_kind = [
-        np.all(_distinguishing_columns(inputs, kind.level, num_rows) == np.array(kind.values), axis=1) for kind in kinds
+        np.all(_distinguishing_columns(inputs, kind.level, num_rows) == np.array(kind.values), axis=1)
+        & _applies(inputs, kind.level, num_rows)
+        for kind in kinds
     ]
     return np.array(is_of_kind, dtype=np.float64).T
 

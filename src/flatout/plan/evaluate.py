@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.errors import InputError
-from flatout.plan.calibrate import Z_90, Calibration, fit, most_informative, predict_logs, update
+from flatout.plan.calibrate import Z_90, Calibration, most_informative, predict_logs, update
 from flatout.plan.fits import SAFE, MemoryCalibration, out_of_memory_probability
 from flatout.plan.inputs import RECOMPUTE
 from flatout.plan.memory import MemoryConstants, memory
-from flatout.plan.memory_fit import fit_memory
 from flatout.plan.runs import MeasuredRun, as_inputs
 from flatout.plan.shipped import shipped as shipped_constants
-from flatout.plan.shipped import shipped_sources
+from flatout.plan.shipped import shipped_without
 from flatout.records.plan import GroupRegret, PlanEvaluation, SourceAccuracy
 
 Array = npt.NDArray[np.float64]
@@ -50,8 +49,8 @@ def evaluate(
     """Return the errors by source and the regrets by group.
 
     If `shipped` is given, all predictions use these constants. Otherwise each source is predicted with constants that
-    were not fitted to it: those of this version if possible, else a fit to all other sources in the file. Raise
-    InputError if no row can be replayed, or if all rows are from one source and no other constants are available.
+    were not fitted to it: those of this version, or if they were fitted to it, those that this version has without it.
+    Raise InputError if no row can be replayed.
     """
     if not runs:
         raise InputError(
@@ -62,10 +61,12 @@ def evaluate(
     predicted_s: dict[int, float] = {}  # keyed by id(run)
     is_safe: dict[int, bool] = {}
     for source in dict.fromkeys(run.source for run in runs):
-        constants = shipped or _constants_without(source, timed)
+        held_out = shipped_without(source)
+        constants = shipped or (held_out[0] if held_out else shipped_constants())
+        memory_constants = held_out[1] if held_out and shipped is None else MemoryConstants()
         predicted = _predict([run for run in timed if run.source == source], constants)
         own = [run for run in runs if run.source == source]
-        judged = _judged(own, _memory_constants_without(source, runs, is_shipped=shipped is not None))
+        judged = _judged(own, memory_constants)
         accuracies.append(_accuracy(source, own, predicted, judged))
         is_safe |= {id(run): bool(safe) for run, safe in zip(own, judged.probability < SAFE, strict=True)}
         for run, log in zip(predicted.runs, predicted.logs, strict=True):
@@ -84,26 +85,6 @@ def evaluate(
         rows_used=len(runs),
         held_out="none" if shipped is not None else "source",
     )
-
-
-def _constants_without(source: str, timed: Sequence[MeasuredRun]) -> Calibration:
-    """Return constants that were fitted without any run of the source."""
-    if source not in shipped_sources():
-        return shipped_constants()
-    others = [run for run in timed if run.source != source]
-    if not others:
-        raise InputError(
-            f"holding out a source needs at least two sources, but every row is from `{source}`",
-            hint="--shipped uses the constants that Flatout ships",
-        )
-    return fit(as_inputs(others), _measured_logs(others), [run.source for run in others])
-
-
-def _memory_constants_without(source: str, runs: Sequence[MeasuredRun], *, is_shipped: bool) -> MemoryConstants:
-    """Return the memory model's constants, fitted without the source's runs unless they must be the shipped ones."""
-    if is_shipped or source not in shipped_sources():
-        return MemoryConstants()
-    return fit_memory([run for run in runs if run.source != source])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,11 +81,13 @@ class CostModelInputs:
     host_memory: Column
     domain: Column
     head_power: Column  # exponent of 128 / head size: the slowdown of late attention on smaller heads
+    is_measured: Column  # the reachable share of its peaks was measured, or is a near relative's
     after_ampere: Column  # Hopper and later, whose asynchronous matrix units are half idle under older kernels
     # precision
     element_bytes: Column  # size of weights and activations in computations
     is_low: Column  # fp8 or fp4, which need casts before each matmul
     # software
+    is_known: Column
     fused: Column
     overlaps_dp: Column
     overlaps_pp: Column
@@ -219,6 +221,7 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
         "host_link": cluster.host_link_bytes_per_s,
         "host_memory": cluster.host_memory_bytes_per_s,
         "domain": cluster.nvlink_domain,
+        "is_measured": half_type in matmul_share,
         "after_ampere": "fp8" in peaks,
         # A score's exponential costs the same for any head size. On Hopper, half of this cost is exposed (arXiv
         # 2407.08608, figure 5); Blackwell has twice the matrix rate but as many units for exponentials.
@@ -239,6 +242,7 @@ def _half_type(precision: str, peaks: dict[str, float]) -> str:
 def software_columns(software: Software) -> dict[str, float]:
     """Return the software's part of the inputs."""
     return {
+        "is_known": software.is_known,
         "fused": software.fused_attention,
         "overlaps_dp": software.overlaps_dp,
         "overlaps_pp": software.overlaps_pp,

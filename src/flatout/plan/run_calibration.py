@@ -11,11 +11,14 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError, OutputError
-from flatout.plan.calibrate import Array, Calibration, fit, predict_logs, update
+from flatout.plan.calibrate import Array, Calibration, fit, predict_logs, prior, update
 from flatout.plan.constants import NAMES
 from flatout.plan.fits import MemoryCalibration, Outcome, with_outcomes
+from flatout.plan.memory import MemoryConstants
+from flatout.plan.memory_fit import NAMES as MEMORY_NAMES
+from flatout.plan.memory_fit import fit_memory
 from flatout.plan.runs import MeasuredRun, as_inputs, read_runs
-from flatout.plan.shipped import StoredConstants
+from flatout.plan.shipped import HeldOut, StoredConstants
 
 # No published run is off by a fifth of this. Beyond it, the file has other units, another batch or another model.
 MOST_OFF = 20.0
@@ -26,16 +29,43 @@ def fit_and_write(runs: list[MeasuredRun], path: Path, *, force: bool = False) -
     if path.exists() and not force:
         raise OutputError(f"`{path}` already exists", hint="pass another name, or --force")
     timed = [run for run in runs if run.step_time_s is not None]
-    fitted = fit(as_inputs(timed), np.log(_seconds(timed)), [run.source for run in timed])
+    fitted, memory = _fitted(runs)
+    sources = sorted({run.source for run in runs})
+    without = {} if len(sources) == 1 else {source: _fitted_without(source, runs) for source in sources}
     stored = StoredConstants(
         schema="flatout/plan-constants",
         num_runs=len(timed),
-        sources=tuple(sorted({run.source for run in timed})),
-        logs={name: round(float(value), 5) for name, value in zip(NAMES, fitted.logs, strict=True)},
-        covariance=tuple(tuple(round(float(value), 7) for value in row) for row in fitted.covariance),
+        sources=tuple(sources),
+        logs=_rounded_logs(fitted),
+        covariance=_rounded_covariance(fitted),
+        memory=_rounded_memory(memory),
+        without=without,
     )
     path.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
     return fitted
+
+
+def _fitted(runs: list[MeasuredRun]) -> tuple[Calibration, MemoryConstants]:
+    timed = [run for run in runs if run.step_time_s is not None]
+    constants = fit(as_inputs(timed), np.log(_seconds(timed)), [run.source for run in timed]) if timed else prior()
+    return constants, fit_memory(runs)
+
+
+def _fitted_without(source: str, runs: list[MeasuredRun]) -> HeldOut:
+    fitted, memory = _fitted([run for run in runs if run.source != source])
+    return HeldOut(logs=_rounded_logs(fitted), covariance=_rounded_covariance(fitted), memory=_rounded_memory(memory))
+
+
+def _rounded_logs(fitted: Calibration) -> dict[str, float]:
+    return {name: round(float(value), 5) for name, value in zip(NAMES, fitted.logs, strict=True)}
+
+
+def _rounded_covariance(fitted: Calibration) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(round(float(value), 6) for value in row) for row in fitted.covariance)
+
+
+def _rounded_memory(memory: MemoryConstants) -> dict[str, float]:
+    return {name: float(f"{getattr(memory, name):.4g}") for name in MEMORY_NAMES}
 
 
 def runs_of_rows(path: Path) -> tuple[list[MeasuredRun], int]:

@@ -15,8 +15,9 @@ _ON = ("yes", "recipe", "true")
 def software_of(row: RunRow) -> Software:
     """Return the behaviour of the row's software, from the catalogue's entries for its framework and columns."""
     columns = row.all_lower()
-    settings: dict[str, bool | float] = {}
-    for entry in (*frameworks_named(row.text("framework")), *options_of(columns)):
+    frameworks = frameworks_named(row.text("framework"))
+    settings: dict[str, bool | float] = {"is_known": any(entry.words for entry in frameworks)}
+    for entry in (*frameworks, *options_of(columns)):
         settings |= entry.software
     return Software(**settings)  # type: ignore[arg-type]  # the catalogue's tests hold the settings to the fields
 

@@ -26,6 +26,7 @@ KERNELS_EXPERT, KERNELS_CAST = 3.0, 3.0
 KERNELS_LOW_PRECISION = 6.0  # number of casts in one layer in fp8 and fp4
 NATIVE = 0.5  # host time per expert kernel, relative to a launch from Python: experts are launched by a C++ loop
 GRAPHED_GAP = 0.7  # share of the gap between kernels that a CUDA graph removes
+SMALLEST_BUCKET, BUCKET_PER_RANK = 40e6, 1e6  # parameters of a bucket of gradients
 HIDDEN_SENDS = 0.8  # share of the steady-state sends that interleaving hides
 HIDES_RING = 0.8  # share of attention's time that can hide the transfer of keys and values around the ring
 PARTS = (
@@ -287,7 +288,7 @@ def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) ->
     dense, expert = sizes.dense_parameters(inputs), sizes.expert_parameters(inputs)
     trained, trained_experts = inputs.trained * dense, inputs.trained_experts * expert
     is_zero3 = inputs.zero >= 3
-    calls = layers * np.where(is_zero3, inputs.gathers, 1.0)
+    calls = np.where(is_zero3, layers * inputs.gathers, _num_buckets(dense, size))
     copies_of_pieces = np.where(is_zero3, inputs.gather_copies, 1.0)
     gradient_bytes = inputs.gradient_bytes * trained
     # With ZeRO 1 and 2, only what was updated is gathered; with ZeRO 3, all weights are.
@@ -301,13 +302,25 @@ def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) ->
         copies = all_reduce_s(inputs, constants, gradient_bytes / shards, size / shards, stride * shards)
     if np.any(inputs.moe_layers):
         gradient_bytes = inputs.gradient_bytes * trained_experts
-        gather = gather + all_gather_s(inputs, constants, 2.0 * gathered_experts, expert_shards, expert_stride, layers)
-        reduce = reduce + all_gather_s(inputs, constants, gradient_bytes, expert_shards, expert_stride, layers)
+        expert_calls = np.where(is_zero3, layers, _num_buckets(expert, expert_size))
+        gather = gather + all_gather_s(
+            inputs, constants, 2.0 * gathered_experts, expert_shards, expert_stride, expert_calls
+        )
+        reduce = reduce + all_gather_s(inputs, constants, gradient_bytes, expert_shards, expert_stride, expert_calls)
         all_reduce = all_reduce + all_reduce_s(inputs, constants, gradient_bytes, expert_size, expert_stride)
         if has_copies:
             num_copies, copy_stride = expert_size / expert_shards, expert_stride * expert_shards
             copies = copies + all_reduce_s(inputs, constants, gradient_bytes / expert_shards, num_copies, copy_stride)
     return _DataParallel(gather=gather, reduce=reduce, all_reduce=all_reduce, copies=copies)
+
+
+def _num_buckets(parameters: Column, size: Column) -> Column:
+    """Return the number of calls in which gradients are reduced once a step, and parameters gathered.
+
+    Megatron-Core's buckets grow with the group, so that the latency of its ring stays small beside the transfer
+    (`distributed_data_parallel_config.py`: 40 million parameters, or a million per rank if that is more).
+    """
+    return np.ceil(parameters / np.maximum(SMALLEST_BUCKET, BUCKET_PER_RANK * size))
 
 
 def _optimizer_s(inputs: CostModelInputs, constants: Constants) -> Column:

@@ -107,6 +107,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 class Software(msgspec.Struct, frozen=True, kw_only=True):
     """The behaviour of the training software in a step. The defaults are those of current Megatron-Core and FSDP2."""
 
+    is_known: bool = True  # whether the catalogue knows the framework
     fused_attention: bool = True  # FlashAttention or cuDNN; otherwise the scores are written to memory
     overlaps_dp: bool = True  # gradients are reduced during the backward pass
     overlaps_pp: bool = True  # interleaved sends and receives run alongside compute
