@@ -359,19 +359,27 @@ def plan_accuracy() -> str:
             one["source"],
             str(one["rows"]),
             *(_share(one[key]) for key in (*keys, "mape_in_sample", "bias", "coverage_90", "memory_mape")),
+            _share(one["called_unsafe"]),
+            _share(one["called_unsafe_as_read"]),
             f"{one['out_of_memory_called_safe']} of {one['out_of_memory_rows']}" if one["out_of_memory_rows"] else "-",
         ]
         for one in stored["sources"]
     ]
     means = [_share(stored[key]) for key in keys]
-    rows.append(["all, sources weighed alike", "", *means, "", "", _share(stored["coverage_90"]), "", ""])
+    of_memory = [_share(stored[key]) for key in ("memory_mape", "called_unsafe", "called_unsafe_as_read")]
+    rows.append(["all, sources weighed alike", "", *means, "", "", _share(stored["coverage_90"]), *of_memory, ""])
     header = ["Source", "Rows", "Error", "Calibrated", "By random three", "By all its rows", "Bias", "In interval",
-              "Memory error", "Out of memory, called safe"]  # fmt: skip
+              "Memory error", "Called unsafe", "as read", "Out of memory, called safe"]  # fmt: skip
     groups = [
-        [one["group"].split("|20")[0], str(one["n"]), *(_share(one[f"regret_top{count}"]) for count in (1, 3, 5))]
+        [
+            one["group"].split("|20")[0],
+            str(one["n"]),
+            *(_share(one[f"regret_top{count}"]) for count in (1, 3, 5)),
+            *(_share(one[f"regret_top{count}_gated"]) for count in (1, 3, 5)),
+        ]
         for one in stored["groups"]
     ]
-    regrets = table(["Group", "Layouts", "Best of 1", "Best of 3", "Best of 5"], groups)
+    regrets = table(["Group", "Layouts", "Best of 1", "Best of 3", "Best of 5", "Behind the gate: 1", "3", "5"], groups)
     return f"{table(header, rows)}\n\n{regrets}"
 
 

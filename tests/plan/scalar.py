@@ -116,7 +116,8 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     parameters += (table if p > 1 or w.is_tied else 2 * table) + small_outside(w)
     size = lay.dp * lay.cp
     cut = min(lay.shard, size) if lay.shard else size
-    g, r = gather(2 * parameters, cut, t, most), gather(4 * parameters, cut, t, most)
+    calls = most if lay.zero == 3 else math.ceil(parameters / max(40e6, 1e6 * size))  # layers, or Megatron's buckets
+    g, r = gather(2 * parameters, cut, t, calls), gather(4 * parameters, cut, t, calls)
     copies = reduce_all(4 * parameters / cut, size // cut, t * cut)
     compute = L / p * layer
     share = min(c.overlap, 1)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.plan.scalar import memory_bytes, step_seconds
 
 from flatout.catalog import all_models
+from flatout.plan import sizes
 from flatout.plan.clusters import cluster
 from flatout.plan.collectives import all_gather_s, all_reduce_s, dispatch_s
 from flatout.plan.constants import PRIOR, Constants, from_logs, to_logs
@@ -338,3 +339,26 @@ def test_small_heads_are_bound_by_their_exponentials() -> None:
             for model in (wide, small)
         ]
         assert seconds[1] / seconds[0] == pytest.approx(slower)
+
+
+def test_experts_split_over_a_group_hold_and_move_as_much_and_gather_tokens() -> None:
+    """ETP 4 with EP 2 holds as many parameters of experts as EP 8 does, and its ranks gather each other's tokens."""
+    model = all_models()["mixtral-8x7b"]
+    machine = machine_of("h100x8", "bf16")
+
+    def case(**layout: Any) -> CostModelInputs:
+        return one_case(model, machine, Layout(tp=4, sequence_parallel=True, dp=2, zero=1, **layout), 4096, Software())
+
+    spread, split, neither = case(ep=8), case(ep=2, etp=4), case(ep=2)
+    for count in (sizes.expert_parameters, sizes.expert_replicas):
+        assert count(split) == pytest.approx(count(spread))
+    assert sizes.expert_parameters(neither) == pytest.approx(4 * sizes.expert_parameters(split))
+    held = [memory(inputs, MemoryConstants()).parts for inputs in (spread, split)]
+    assert held[1]["weights"] == pytest.approx(held[0]["weights"])
+    copies = 4096 / 4 * model.experts_per_token * model.hidden * 2.0 * model.num_moe_layers  # of the tokens received
+    activations = [float(parts["activations"][0]) / MemoryConstants().activations for parts in held]
+    assert activations[1] - activations[0] == pytest.approx(3 * copies)
+    seconds = [step_time(inputs, PRIOR).parts_s["expert_parallel"][0] for inputs in (neither, split)]
+    group_bytes = 2.0 * 4096 / 4 * model.hidden * model.experts_per_token * 4
+    gathered_s = float(all_gather_s(split, PRIOR, group_bytes, 4.0, 1.0)[0]) * 4 * model.num_moe_layers
+    assert seconds[1] > gathered_s

@@ -18,12 +18,16 @@ from flatout.plan import search
 from flatout.plan.clusters import cluster
 from flatout.plan.fits import SAFE
 from flatout.plan.huggingface import from_config
+from flatout.plan.infeasible import too_large
 from flatout.plan.layouts import TrainingSpec, all_layouts
 from flatout.plan.search_context import SearchContext, evaluate_layouts
 from flatout.plan.shipped import shipped
+from flatout.plan_pipeline.calibration import calibrated
 from flatout.records.plan import Plan, Software
+from flatout.report.plan_text import layout_text
 
-OWN = Path(__file__).parents[1] / "data" / "readers"
+DATA = Path(__file__).parents[1] / "data"
+OWN = DATA / "readers"
 
 
 def setting_of(model: str, machine: str, batch: int = 64, seq: int = 2048, precision: str = "bf16") -> SearchContext:
@@ -215,3 +219,63 @@ def test_a_number_that_no_model_has_is_refused(tmp_path: Path, name: str, value:
         from_config(path)
     message = str(caught.value)
     assert name in message and "\n" not in message and len(message) < 1200
+
+
+def test_the_list_shows_different_degrees(planned: Plan) -> None:
+    degrees = [(one.layout.tp, one.layout.pp, one.layout.ep) for one in planned.layouts]
+    assert len(set(degrees)) == len(degrees) == 10
+
+
+def test_with_few_degrees_left_the_list_is_filled_with_variants() -> None:
+    fixed = search.plan(setting_of("llama3-8b", "h100x16"), fixed=("tp=2", "pp=2"), num_layouts=5)
+    assert len({layout_text(one.layout) for one in fixed.layouts}) == 5
+    seconds = [one.step_time_s for one in fixed.layouts]
+    assert seconds == sorted(seconds)
+
+
+def test_a_higher_risk_offers_more_and_a_lower_one_fewer_layouts() -> None:
+    context = setting_of("llama3-70b", "h100x32")
+    plans = [search.plan(replace(context, risk=risk)) for risk in (0.01, 0.10, 0.50)]
+    fitting = [one.num_fitting for one in plans]
+    assert fitting == sorted(set(fitting))
+    assert plans[0].layouts[0].step_time_s >= plans[1].layouts[0].step_time_s >= plans[2].layouts[0].step_time_s
+    for one in plans:
+        assert all(layout.out_of_memory_probability < one.risk for layout in one.layouts)
+
+
+@pytest.mark.parametrize("file", ["cal.csv", "calm.csv"])
+def test_a_measured_layout_is_offered(file: str) -> None:
+    """NVIDIA's 70 B layout on 64 H100: without the measurement another of the same degrees is listed."""
+    context = setting_of("llama3-70b", "h100x64", batch=128, seq=8192)
+    corrected = calibrated(context, DATA / "plan_clusters" / file, (), print)
+    found = [one for one in search.plan(corrected).layouts if (one.layout.tp, one.layout.pp) == (4, 4)]
+    layout = found[0].layout
+    assert (layout.cp, layout.vpp, layout.micro_batch, layout.dp) == (2, 5, 1, 2)
+    assert found[0].out_of_memory_probability <= 0.01
+    assert found[0].step_time_s == pytest.approx(14.61, rel=0.03)
+
+
+@pytest.mark.parametrize(("probability", "hint"), [(0.94, "--risk 95 plans nonetheless"), (0.96, None)])
+def test_a_refusal_says_which_risk_would_plan_unless_it_is_hopeless(probability: float, hint: str | None) -> None:
+    context = setting_of("llama3-8b", "h100x1")
+    error = too_large(context, np.array([90e9, 80e9]), np.array([0.99, probability]), ())
+    assert f"{probability * 100:.0f} %" in str(error) and "74.5 GiB of the usable 77.6 GiB" in str(error)
+    assert (hint in error.hint) if hint else ("--risk" not in error.hint)
+
+
+@pytest.mark.parametrize(("seconds", "is_listed"), [(1.049, True), (1.051, False)])
+def test_a_measured_layout_takes_the_place_of_one_that_is_hardly_faster(seconds: float, is_listed: bool) -> None:
+    columns = {"tp": np.array([1.0, 1.0, 2.0]), "pp": np.ones(3), "ep": np.ones(3)}
+    order, times = np.array([0, 1, 2]), np.array([1.0, seconds, 1.2])
+    rows = search._with_measured(columns, np.array([0, 2]), order, times, np.array([1]))
+    assert rows.tolist() == ([1, 2] if is_listed else [0, 2])
+    # A measured layout that is not safe is not in the order, and not listed.
+    assert search._with_measured(columns, np.array([0, 2]), np.array([0, 2]), times, np.array([1])).tolist() == [0, 2]
+
+
+def test_expert_tensor_parallelism_is_planned_if_it_is_fixed() -> None:
+    context = setting_of("mixtral-8x7b", "h100x16")
+    assert all(one.layout.etp == 1 for one in search.plan(context).layouts)
+    split = replace(context, spec=replace(context.spec, splits_experts=True))
+    planned = search.plan(split, fixed=("etp=2", "tp=2"))
+    assert all(one.layout.etp == 2 and one.layout.ep <= 8 for one in planned.layouts)

@@ -60,7 +60,7 @@ def _parallel(job: PlannedJob) -> list[str]:
     if layout.cp > 1:
         words += [f"--context-parallel-size={layout.cp}", "--cp-comm-type=p2p"]
     if job.workload.num_experts:
-        words += [f"--expert-model-parallel-size={layout.ep}", "--expert-tensor-parallel-size=1"]
+        words += [f"--expert-model-parallel-size={layout.ep}", f"--expert-tensor-parallel-size={layout.etp}"]
     return [*words, *_sharding(layout), *_RECOMPUTE.get(layout.recompute, ())]
 
 

@@ -73,7 +73,7 @@ def strategy(job: PlannedJob) -> dict[str, object]:
         "sequence_parallel": layout.sequence_parallel,
     }
     if job.workload.num_experts:
-        arguments |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
+        arguments |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": layout.etp}
     if layout.pp > 1 and layout.vpp == 1 and num_layers % layout.pp:
         layers_per_stage = -(-num_layers // layout.pp)
         arguments["num_layers_in_last_pipeline_stage"] = num_layers - layers_per_stage * (layout.pp - 1)

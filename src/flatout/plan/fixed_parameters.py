@@ -87,6 +87,7 @@ def _rule(spec: TrainingSpec, parameter: str) -> str:
         "pp": f"pp must split {workload.num_layers} layers and divide the number of GPUs",
         "vpp": f"pp * vpp must divide {workload.num_layers} layers, and pp the number of micro-batches",
         "cp": f"2 * cp * tp must divide sequences of {spec.seq} tokens, and cp the number of GPUs",
+        "etp": "etp must divide tp and the width of an expert, and the model must have experts",
         "ep": f"ep must divide {workload.num_experts} experts and the GPUs of a pipeline stage",
         "sp": "sequence parallelism needs tp above 1",
         "zero": "ZeRO 2 needs one micro-batch per step and no pipeline, and any ZeRO more than one replica",

@@ -117,6 +117,7 @@ class CostModelInputs:
     vpp: Column
     cp: Column
     ep: Column
+    etp: Column
     dp: Column
     zero: Column
     shard: Column
@@ -277,6 +278,7 @@ def layout_columns(layout: Layout) -> dict[str, float]:
         "vpp": layout.vpp,
         "cp": layout.cp,
         "ep": layout.ep,
+        "etp": layout.etp,
         "dp": layout.dp,
         "zero": layout.zero,
         "shard": layout.shard,

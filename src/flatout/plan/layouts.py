@@ -27,10 +27,10 @@ Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
 # The parameters of a layout, which `--fix` accepts.
 LAYOUT_PARAMETERS = (
-    *("tp", "sp", "pp", "vpp", "cp", "ep", "zero", "shard", "offload", "micro_batch", "recompute", "schedule"),
+    *("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "zero", "shard", "offload", "micro_batch", "recompute", "schedule"),
 )
 _COLUMNS = (
-    *("tp", "pp", "cp", "ep", "dp", "sp", "vpp", "zero", "shard", "offload"),
+    *("tp", "pp", "cp", "ep", "etp", "dp", "sp", "vpp", "zero", "shard", "offload"),
     *("micro_batch", "num_micro", "recompute", "schedule"),
 )
 # No published run exceeds these limits, and without them such layouts would dominate a search.
@@ -48,6 +48,7 @@ class TrainingSpec:
     document: int = 0  # tokens per document if several are packed into a sequence; otherwise 0
     offloads: bool = False  # whether to include layouts that keep the optimizer in host memory
     training: Training = FULL_TRAINING
+    splits_experts: bool = False  # whether to include layouts with expert tensor parallelism
 
 
 class Degrees(NamedTuple):
@@ -57,6 +58,7 @@ class Degrees(NamedTuple):
     pp: int
     cp: int
     ep: int
+    etp: int
 
 
 class _Sharding(NamedTuple):
@@ -108,8 +110,16 @@ def degrees(spec: TrainingSpec) -> Iterator[Degrees]:
                 if not cp_is_valid(spec.seq, cp, tp):
                     continue
                 for ep in divisors(max(workload.num_experts, 1), num_gpus // pp):
-                    if (num_gpus // pp) % ep == 0:
-                        yield Degrees(tp, pp, cp, ep)
+                    for etp in _expert_tensor_degrees(spec, tp):
+                        if (num_gpus // pp) % (ep * etp) == 0:
+                            yield Degrees(tp, pp, cp, ep, etp)
+
+
+def _expert_tensor_degrees(spec: TrainingSpec, tp: int) -> list[int]:
+    """Return the degrees of expert tensor parallelism to consider."""
+    if not spec.splits_experts or not spec.workload.num_experts:
+        return [1]
+    return [etp for etp in divisors(tp) if spec.workload.expert_ffn % etp == 0]
 
 
 def all_layouts(spec: TrainingSpec) -> Columns:
@@ -127,7 +137,7 @@ def all_layouts(spec: TrainingSpec) -> Columns:
 
 def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
     """Return all layouts with these degrees, with one row per name in `_COLUMNS` and one column per layout."""
-    tp, pp, cp, ep = split
+    tp, pp, cp, ep, etp = split
     sequences = spec.global_batch // dp
     all_chunks = divisors(spec.workload.num_layers // pp or 1, MOST_CHUNKS)
     shardings = _shardings(spec, dp * cp, tp, pp)
@@ -146,7 +156,7 @@ def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
     divides_stages = (vpp == 1) | (num_micro % pp == 0)
     keeps_gradients_sharded = (zero != 2) | (num_micro == 1)
     is_valid = has_schedule & divides_stages & keeps_gradients_sharded
-    constant = [np.full(int(is_valid.sum()), value, dtype=np.float64) for value in (tp, pp, cp, ep, dp)]
+    constant = [np.full(int(is_valid.sum()), value, dtype=np.float64) for value in (tp, pp, cp, ep, etp, dp)]
     varied = (sp, vpp, zero, shard, offload, micro_batch, num_micro, recompute, schedule)
     return np.stack([*constant, *(values[is_valid] for values in varied)])
 
@@ -186,6 +196,7 @@ def layout_at(columns: Columns, row: int) -> Layout:
         vpp=whole["vpp"],
         cp=whole["cp"],
         ep=whole["ep"],
+        etp=whole["etp"],
         dp=whole["dp"],
         zero=whole["zero"],
         shard=whole["shard"],

@@ -37,6 +37,7 @@ def layout_of(row: RunRow, software: Software) -> Layout | None:
         vpp=_chunks(row, pp),
         cp=cp,
         ep=row.whole("ep", 1),
+        etp=row.whole("etp", 1),
         dp=dp,
         zero=_zero_stage(row),
         shard=_shard_group(row, dp * cp),

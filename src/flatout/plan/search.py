@@ -28,6 +28,7 @@ from flatout.plan.search_context import (
     any_fits,
     calibration_factor,
     evaluate_layouts,
+    measured_rows,
 )
 from flatout.plan.step_time import step_time
 from flatout.plan.targets import none_runnable, runnable
@@ -35,6 +36,7 @@ from flatout.records.plan import ExcludedLayouts, Layout, Plan, PlannedLayout
 
 MOST_IN_FRONT = 20
 SMALLER = 0.995  # each layout of the front needs at least 0.5 % less memory than the previous layout
+HARDLY_FASTER = 1.05  # a prediction this little better than a measured layout of the same degrees is no gain
 MOST_LOOKED_AT = 20_000  # number of fastest rows to examine for layouts that differ
 
 
@@ -60,8 +62,10 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
         raise too_large(context, totals, probabilities, fixed)
     safe = np.flatnonzero(is_safe)
     order = safe[np.lexsort((totals[safe], times[safe]))]  # among equally fast layouts, smaller ones first
-    best = int(order[0])
-    layouts = _planned(context, columns, _distinct(columns, order, num_layouts))
+    rows = _distinct(columns, order, num_layouts)
+    rows = _with_measured(columns, rows, order, times, measured_rows(context, columns))
+    best = int(rows[0])
+    layouts = _planned(context, columns, rows)
     around = _planned(context, columns, neighbours(columns, best, times))
     around.sort(key=lambda neighbour: neighbour.step_time_s)
     spec = context.spec
@@ -129,22 +133,46 @@ def _front(times: Array, totals: Array, order: Rows) -> Rows:
 
 
 def _distinct(columns: Columns, order: Rows, count: int) -> Rows:
-    """Return the first `count` rows that differ in degrees, recomputation or tokens per rank.
+    """Return `count` rows in the given order: the first of each combination of TP, PP and EP.
 
-    Rows that differ only in how they reach the same time, such as in schedule or sharding, count as the same.
+    Beside the fastest layout of some degrees stand many that differ in chunks, schedule or sharding and are as fast
+    within the prediction's error: with them, the list would hide the other degrees. If there are too few degrees, rows
+    follow that also differ in recomputation or tokens per rank.
     """
-    rows: list[int] = []
-    seen = set()
-    for row in order[:MOST_LOOKED_AT]:
-        # Layouts with the same tokens per rank, from shorter pieces of more sequences, are the same in effect.
-        tokens = columns["micro_batch"][row] / columns["cp"][row]
-        key = (tokens, *(columns[name][row] for name in ("tp", "pp", "vpp", "ep", "recompute")))
-        if key not in seen:
-            seen.add(key)
-            rows.append(int(row))
-        if len(rows) == count:
+    looked_at = order[:MOST_LOOKED_AT]
+    # Layouts with the same tokens per rank, from shorter pieces of more sequences, are the same in effect.
+    tokens = columns["micro_batch"] / columns["cp"]
+    by_degrees = [columns[name] for name in ("tp", "pp", "ep")]
+    rows = _first_of_each(by_degrees, looked_at, count)
+    if len(rows) < count:
+        rows += _first_of_each([*by_degrees, tokens, columns["recompute"]], looked_at, count)
+    if len(set(rows)) < count:
+        rows += _first_of_each([*by_degrees, tokens, columns["recompute"], columns["vpp"]], looked_at, count)
+    kept = set(list(dict.fromkeys(rows))[:count])
+    return np.array([row for row in looked_at if int(row) in kept], dtype=np.intp)
+
+
+def _with_measured(columns: Columns, rows: Rows, order: Rows, times: Array, measured: Rows) -> Rows:
+    """Return the rows with measured layouts in place of those that have the same degrees and are hardly faster."""
+    by_degrees = {tuple(columns[name][row] for name in ("tp", "pp", "ep")): int(row) for row in rows[::-1]}
+    replaced = {int(row): int(row) for row in rows}
+    is_safe = set(order.tolist())
+    for row in measured.tolist():
+        listed = by_degrees.get(tuple(columns[name][row] for name in ("tp", "pp", "ep")))
+        if listed is not None and row in is_safe and times[row] <= times[listed] * HARDLY_FASTER:
+            replaced[listed] = row
+    kept = np.array(list(dict.fromkeys(replaced.values())), dtype=np.intp)
+    return np.asarray(kept[np.argsort(times[kept], kind="stable")], dtype=np.intp)
+
+
+def _first_of_each(keys: Sequence[Array], rows: Rows, count: int) -> list[int]:
+    """Return the first of the rows with each combination of the keys' values, at most `count`."""
+    first: dict[tuple[float, ...], int] = {}
+    for row in rows:
+        first.setdefault(tuple(float(values[row]) for values in keys), int(row))
+        if len(first) == count:
             break
-    return np.array(rows, dtype=np.intp)
+    return list(first.values())
 
 
 def _different(planned: Sequence[PlannedLayout]) -> tuple[Layout, ...]:

@@ -22,6 +22,11 @@ from flatout.plan.step_time import step_time
 from flatout.records.plan import Software
 
 CHUNK = 8192
+# What makes a run one of this search's layouts.
+IDENTIFYING = (
+    *("layers", "hidden", "seq", "gpus", "tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "shard"),
+    *("micro_batch", "num_micro", "selective", "full", "gpipe", "zero_bubble"),
+)
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
@@ -36,6 +41,7 @@ class SearchContext:
     software: Software
     calibration: Calibration
     memory: MemoryCalibration = field(default_factory=MemoryCalibration)
+    measured: tuple[tuple[float, ...], ...] = ()  # of each run that calibrated: the values of `IDENTIFYING`
     risk: float = SAFE  # layouts are offered below this probability of running out of memory
     target: str = ""  # the framework that must be able to run each layout, or `any`; empty: every valid layout counts
 
@@ -48,6 +54,17 @@ class SearchContext:
             **software_columns(self.software),
         }
         return CostModelInputs(**{name: float(value) for name, value in shared.items()}, **input_columns(columns, rows))
+
+
+def measured_rows(context: SearchContext, columns: Columns) -> Rows:
+    """Return the rows whose layouts were measured."""
+    if not context.measured:
+        return np.zeros(0, dtype=np.intp)
+    inputs = context.inputs(columns, slice(None))
+    count = len(columns["tp"])
+    values = np.stack([np.broadcast_to(getattr(inputs, name), (count,)) for name in IDENTIFYING], axis=1)
+    is_measured = np.any([np.all(values == np.array(run), axis=1) for run in context.measured], axis=0)
+    return np.flatnonzero(is_measured)
 
 
 class Evaluated(NamedTuple):

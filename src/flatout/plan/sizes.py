@@ -52,15 +52,15 @@ def table_parameters(inputs: CostModelInputs) -> Column:
 
 
 def expert_parameters(inputs: CostModelInputs) -> Column:
-    """Return the rank's parameters of routed experts; each expert is complete on one of `ep` ranks."""
+    """Return the rank's parameters of routed experts, which `ep` groups of `etp` ranks hold."""
     per_expert = inputs.ffn_matrices * inputs.hidden * inputs.expert_ffn
     moe_layers = layers_of_largest_stage(inputs) * moe_share(inputs)
-    return moe_layers * per_expert * inputs.experts / inputs.ep
+    return moe_layers * per_expert * inputs.experts / (inputs.ep * inputs.etp)
 
 
 def expert_replicas(inputs: CostModelInputs) -> Column:
     """Return the number of ranks of a stage that have the same experts."""
-    return np.maximum(inputs.tp * inputs.cp * inputs.dp / inputs.ep, 1.0)
+    return np.maximum(inputs.tp * inputs.cp * inputs.dp / (inputs.ep * inputs.etp), 1.0)
 
 
 def shards(inputs: CostModelInputs) -> tuple[Column, Column]:

@@ -180,8 +180,9 @@ def _ffn_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Col
     moe_share = sizes.moe_share(inputs)
     shared = up_and_down(tokens, inputs.shared_ffn / inputs.tp)
     experts_here = np.maximum(inputs.experts / inputs.ep, 1.0)
-    rows = tokens / inputs.tp * inputs.topk / experts_here
-    routed = experts_here * up_and_down(np.maximum(rows, 1.0), inputs.expert_ffn) / constants.experts
+    # The ranks that share an expert's matrices multiply the tokens of all of them, each with its part.
+    rows = tokens / inputs.tp * inputs.topk / experts_here * inputs.etp
+    routed = experts_here * up_and_down(np.maximum(rows, 1.0), inputs.expert_ffn / inputs.etp) / constants.experts
     router = matmul_s(inputs, constants, tokens, inputs.experts, inputs.hidden, in_half=True)
     return (1.0 - moe_share) * dense + moe_share * (shared + routed + router)
 
@@ -202,8 +203,11 @@ def _expert_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Co
     forward: Column = 0.0
     if np.any(inputs.moe_layers):
         token_bytes = 2.0 * tokens / inputs.tp * inputs.hidden
-        dispatch = dispatch_s(inputs, constants, token_bytes, inputs.topk, inputs.ep, 1.0)
-        forward = 2.0 * sizes.moe_share(inputs) * dispatch * constants.exchange
+        dispatch = dispatch_s(inputs, constants, token_bytes, inputs.topk, inputs.ep, inputs.etp)
+        # With expert tensor parallelism, a group gathers what arrived at its ranks, and sums the results.
+        gathered_bytes = token_bytes * inputs.topk * inputs.etp
+        gather = all_gather_s(inputs, constants, gathered_bytes, inputs.etp, 1.0)
+        forward = 2.0 * sizes.moe_share(inputs) * (dispatch * constants.exchange + gather)
     total = forward * (2.0 + inputs.full)
     return total * (1.0 - inputs.overlaps_ep * np.minimum(constants.expert_overlap, 1.0))
 
@@ -282,7 +286,7 @@ class _DataParallel:
 
 def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) -> _DataParallel:
     size, stride = inputs.dp * inputs.cp, inputs.tp
-    expert_size, expert_stride = sizes.expert_replicas(inputs), inputs.ep
+    expert_size, expert_stride = sizes.expert_replicas(inputs), inputs.ep * inputs.etp
     shards, expert_shards = sizes.shards(inputs)
     layers = sizes.layers_of_largest_stage(inputs)
     dense, expert = sizes.dense_parameters(inputs), sizes.expert_parameters(inputs)

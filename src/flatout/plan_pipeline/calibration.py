@@ -14,7 +14,7 @@ from flatout.plan.inputs import FIELDS, RECOMPUTE, SCHEDULES, CostModelInputs
 from flatout.plan.layouts import Columns, all_layouts
 from flatout.plan.run_calibration import corrected_by, memory_corrected_by, runs_of_rows
 from flatout.plan.runs import MeasuredRun, usual_software
-from flatout.plan.search_context import SearchContext
+from flatout.plan.search_context import IDENTIFYING, SearchContext
 from flatout.profile import is_recording, read_recording
 from flatout.records.recording import Recording
 
@@ -51,6 +51,7 @@ def _corrected(context: SearchContext, runs: list[MeasuredRun]) -> SearchContext
         context,
         calibration=corrected_by(runs, context.calibration),
         memory=memory_corrected_by(runs, context.memory),
+        measured=tuple(tuple(run.columns[name] for name in IDENTIFYING) for run in runs if not run.ran_out_of_memory),
     )
 
 

@@ -75,6 +75,7 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         seq=request.seq,
         document=request.document,
         training=_checked_training(request.training, shape),
+        splits_experts=any(text.partition("=")[0] == "etp" for text in request.fixed),
     )
     context = SearchContext(
         spec=spec,

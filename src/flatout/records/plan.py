@@ -85,7 +85,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The distribution of a job over its GPUs. `tp * pp * cp * dp` is the number of GPUs.
 
-    Experts are spread over `ep` of the `tp * cp * dp` ranks of a stage.
+    Experts are spread over `ep` groups of the `tp * cp * dp` ranks of a stage; the `etp` ranks of a group share the
+    matrices of the same experts.
     """
 
     tp: int = 1
@@ -94,6 +95,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     vpp: int = 1  # model chunks per pipeline rank (interleaved schedule)
     cp: int = 1
     ep: int = 1
+    etp: int = 1  # expert tensor parallelism
     dp: int = 1
     zero: int = 0  # what is sharded. 0: nothing, 1: optimizer, 2: also gradients, 3: also parameters (FSDP)
     shard: int = 0  # ranks over which ZeRO shards; each such group has a complete copy (HSDP); 0: all replicas

@@ -66,6 +66,8 @@ def layout_words(layout: Layout) -> list[str]:
         words.append(f"context parallelism {layout.cp}")
     if layout.ep > 1:
         words.append(f"expert parallelism {layout.ep}")
+    if layout.etp > 1:
+        words.append(f"expert tensor parallelism {layout.etp}")
     sharding = {1: " with ZeRO-1", 2: " with ZeRO-2", 3: " with ZeRO-3 (FSDP)"}.get(layout.zero, "")
     if layout.shard and sharding:
         sharding += f" in groups of {layout.shard} ranks"

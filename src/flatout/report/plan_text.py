@@ -34,6 +34,8 @@ def layout_text(layout: Layout) -> str:
         words.append(f"CP{layout.cp}")
     if layout.ep > 1:
         words.append(f"EP{layout.ep}")
+    if layout.etp > 1:
+        words.append(f"ETP{layout.etp}")
     words.append(f"DP{layout.dp}")
     if layout.zero:
         group = f"/{layout.shard}" if layout.shard else ""
