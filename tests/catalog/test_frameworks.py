@@ -34,6 +34,16 @@ def test_options_name_frameworks_of_the_file() -> None:
     assert {name for option in ENTRIES["option"] for name in option.get("frameworks", ())} <= set(names)
 
 
+# ZeRO stage of a framework that was not told one.
+USUAL_ZERO = {
+    "NeMo 25.02": 1,
+    "Megatron-Core r0.8": 1,
+    "torchtitan FSDP2": 3,
+    "NeMo Automodel": 3,
+    "Megatron-LM 2021": 0,
+}
+
+
 def settings_of(**columns: str) -> dict[str, bool | float]:
     settings: dict[str, bool | float] = {}
     for entry in (*frameworks_named(columns["framework"]), *options_of(columns)):
@@ -51,7 +61,17 @@ def test_nvidias_frameworks_interleave_and_have_kernels_for_the_gpu() -> None:
     entries = frameworks_named("NeMo/Megatron-Core 24.07")
     assert max(entry.most_chunks or 0 for entry in entries) == 10
     assert settings_of(framework="NeMo/Megatron-Core 24.07")["has_late_attention"] is True
-    assert settings_of(framework="NeMo AutoModel")["has_late_attention"] is False
+    # NeMo Automodel is FSDP2 with Transformer Engine's kernels: it neither interleaves nor runs plain operators.
+    automodel = frameworks_named("NeMo AutoModel")
+    assert all(entry.most_chunks is None for entry in automodel)
+    assert max(entry.usual_zero or 0 for entry in automodel) == 3
+    assert settings_of(framework="NeMo AutoModel")["has_late_attention"] is True
+    assert "is_eager" not in settings_of(framework="NeMo AutoModel")
+
+
+def test_sharding_is_the_frameworks_usual_one_where_a_row_is_silent() -> None:
+    usual = {name: max((entry.usual_zero or 0 for entry in frameworks_named(name)), default=0) for name in USUAL_ZERO}
+    assert usual == USUAL_ZERO
 
 
 @pytest.mark.parametrize(
