@@ -36,7 +36,7 @@ from flatout.records.plan import ExcludedLayouts, Layout, Plan, PlannedLayout
 
 MOST_IN_FRONT = 20
 SMALLER = 0.995  # each layout of the front needs at least 0.5 % less memory than the previous layout
-HARDLY_FASTER = 1.05  # a prediction this little better than a measured layout of the same degrees is no gain
+HARDLY_FASTER = 1.05  # a prediction must be better by more than this to be listed instead of a measured layout
 MOST_LOOKED_AT = 20_000  # number of fastest rows to examine for layouts that differ
 
 
@@ -135,7 +135,7 @@ def _front(times: Array, totals: Array, order: Rows) -> Rows:
 def _distinct(columns: Columns, order: Rows, count: int) -> Rows:
     """Return `count` rows in the given order: the first of each combination of TP, PP and EP.
 
-    Beside the fastest layout of some degrees stand many that differ in chunks, schedule or sharding and are as fast
+    For the fastest layout of some degrees there are many that differ in chunks, schedule or sharding and are as fast
     within the prediction's error: with them, the list would hide the other degrees. If there are too few degrees, rows
     follow that also differ in recomputation or tokens per rank.
     """

@@ -1,6 +1,6 @@
 """Load the constants that Flatout ships, fitted to published runs, with their covariance: `constants.json`.
 
-`flatout plan evaluate RUNS.csv --fit FILE` writes the file. Beside the constants it has those fitted without each
+`flatout plan evaluate RUNS.csv --fit FILE` writes the file. It also has the constants fitted without each
 source, with which an evaluation predicts that source's runs.
 """
 
