@@ -512,7 +512,12 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader(
         "plan --model",
-        lambda: [_file(OWN / "plan" / name) for name in ("config.json", "moe.json")],
+        lambda: [
+            _file(OWN / "plan" / name)
+            for name in (
+                *("config.json", "moe.json", "hybrid.json", "vision.json", "encoder_decoder.json", "windows.json"),
+            )
+        ],
         _command(*_PLAN, *_FIXED, "--cluster", "h100x16", "--model", "{}"),
     ),
     Reader("plan --cluster", _plan_clusters, _command(*_PLAN, *_FIXED, "--model", "llama3-8b", "--cluster", "{}")),

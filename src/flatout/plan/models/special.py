@@ -200,7 +200,7 @@ def read_gpt_neo(config: ModelConfig) -> Workload:
     types = config.texts("attention_layers")
     if types is None:
         pattern = config.value("attention_types") or [[["global", "local"], layers // 2]]
-        types = [kind for kinds, times in pattern for _ in range(times) for kind in kinds]
+        types = [kind for kinds, times in pattern for _ in range(min(times, layers)) for kind in kinds]
     check_length(config, "attention_types", types, layers)
     full = attention(heads, out_bias=True)
     local = full._replace(kind="window", window=config.size("window_size"))
