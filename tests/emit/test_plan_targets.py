@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.emit.test_targets import bash_words
+from tests.plan.model_counts import configs
 
 from flatout.catalog import all_models
 from flatout.catalog.targets import facts_of_layout, runners, target_named
@@ -23,7 +24,8 @@ from flatout.emit import plan_deepspeed, plan_fsdp2, plan_megatron, plan_nemo, p
 from flatout.emit.plan_targets import PLAN_TARGETS, settings_for
 from flatout.emit.write import write
 from flatout.errors import InputError, OutputError
-from flatout.records.plan import Cluster, Layout
+from flatout.plan.huggingface import from_values
+from flatout.records.plan import Cluster, Layout, Training
 from flatout.records.plan_details import PlannedJob
 
 DATA = Path(__file__).parents[1] / "data" / "frameworks"
@@ -360,6 +362,41 @@ def test_scripts_and_programs_can_be_read(target: str, job: PlannedJob) -> None:
             assert "@@" not in each.text
         else:
             json.loads(each.text)
+
+
+@pytest.mark.parametrize("target", PLAN_TARGETS)
+@pytest.mark.parametrize("training", [Training(lora_rank=8), Training(optimizer="muon"), Training(frozen=("vision",))])
+def test_settings_for_adapters_or_another_optimizer_are_refused(target: str, training: Training) -> None:
+    """The files would train the complete model with Adam."""
+    job = planned("llama3-8b", Layout(dp=8, num_micro_batches=8), 8, batch=64)
+    assert settings_for(target, job)
+    with pytest.raises(InputError, match="train the complete model with Adam"):
+        settings_for(target, msgspec.structs.replace(job, training=training))
+
+
+def test_megatron_says_which_layers_its_arguments_do_not_build() -> None:
+    job = planned("llama3-8b", Layout(dp=8, num_micro_batches=8), 8, batch=64)
+
+    def notes_of(model: str) -> tuple[str, ...]:
+        workload = from_values(Path(f"{model}.json"), configs()[model])
+        return plan_megatron.unexpressed(msgspec.structs.replace(job, workload=workload))
+
+    assert notes_of("llama-3.1-8b") == ()
+    assert "layers with window, a vision tower" in notes_of("gemma-3-27b")[0]
+    assert "layers with recurrence" in notes_of("jamba-1.5-mini")[0]
+
+
+def test_megatron_gets_the_biases_and_norms_of_a_config() -> None:
+    job = planned("llama3-8b", Layout(dp=8, num_micro_batches=8), 8, batch=64)
+
+    def text_of(model: str) -> str:
+        workload = from_values(Path(f"{model}.json"), configs()[model])
+        return settings_for("megatron", msgspec.structs.replace(job, workload=workload))[0].text
+
+    assert "--add-qkv-bias" in text_of("qwen2.5-7b")
+    assert "--qk-layernorm" in text_of("qwen3-8b") and "--add-qkv-bias" not in text_of("qwen3-8b")
+    assert "--position-embedding-type=learned_absolute" in text_of("gpt2-xl")
+    assert "--multi-latent-attention" in text_of("deepseek-v3")
 
 
 @pytest.mark.parametrize("target", PLAN_TARGETS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from flatout.plan.models import encoders, hybrids, special
+from flatout.plan.models import blocks, encoders, hybrids, special
 from flatout.plan.models.config import ModelConfig
 from flatout.plan.models.decoders import read_decoder
 from flatout.plan.models.multimodal import MULTIMODAL, read_multimodal
@@ -30,8 +30,8 @@ READERS: dict[str, Callable[[ModelConfig], Workload]] = {
     "bamba": hybrids.read_bamba,
     "granitemoehybrid": hybrids.read_granite_hybrid,
     "falcon_h1": hybrids.read_falcon_h1,
-    "nemotron_h": hybrids.read_nemotron_h,
-    "zamba2": hybrids.read_zamba2,
+    "nemotron_h": blocks.read_nemotron_h,
+    "zamba2": blocks.read_zamba2,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), hybrids.read_qwen3_next),
     "minimax": hybrids.read_minimax,
     "recurrent_gemma": hybrids.read_recurrent_gemma,
