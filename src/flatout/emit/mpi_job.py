@@ -82,7 +82,7 @@ def _workers(job: PodJob) -> dict[str, Value]:
 
 
 def _command(job: PodJob) -> tuple[str, ...]:
-    """Return mpirun with a rank per GPU, without hosts of its own, and with the variables that its ranks need."""
+    """Return mpirun with a rank per GPU, without a list of hosts, and with the variables that its ranks need."""
     added: list[str] = []
     for name, value in (("MASTER_ADDR", f"{job.name}-worker-0.{job.name}"), ("MASTER_PORT", str(PORT))):
         if not any(word == name or word.startswith(f"{name}=") for word in job.words):
