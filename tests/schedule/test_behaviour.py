@@ -104,6 +104,14 @@ def test_a_waiting_share_is_reserved_the_gpu_that_has_room_for_it_first(name: st
     assert run(name, jobs, uniform(1, 2)).finish_s == [300, 50, 90, 80, 140, 63, 44]
 
 
+def test_ten_tenths_of_a_gpu_are_a_gpu() -> None:
+    """The sum of ten times 0.1 is a little less than 1."""
+    done = run(
+        "priority", [*(job(0, 1, 1000, gpu_share=0.1) for _ in range(10)), job(240, 1, 50, priority=3)], uniform(1, 1)
+    )
+    assert done.finish_s[-1] == 290
+
+
 def test_easy_ends_all_jobs_when_nodes_with_shares_fail() -> None:
     failures = FailureModel(per_1000_node_days=3_000.0, repair_s=500.0, seed=3)
     jobs = [job(100.0 * n, 1 + n % 4, 200.0 + 37 * (n % 7), gpu_share=0.3 if n % 4 == 0 else 1.0) for n in range(300)]

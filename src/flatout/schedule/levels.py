@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 URGENT = -1_000_000
 _ROUNDING_S = 1e-6
+_ROUNDING_GPUS = 1e-6  # of the sums of shares
 _LONGEST_INTERVAL_S = 86_400.0  # between checkpoints
 
 
@@ -256,7 +257,7 @@ class MultilevelPolicy(Policy):
         gpus = sim.shapes[shape].gpus
         # Stopping a share that is alone on its GPU frees the whole GPU.
         most_free = sim.pool.num_free + len(sim.pool.partial) + sum(self._gpus_at[other] for other in worse_levels)
-        if most_free < gpus:
+        if most_free < gpus - _ROUNDING_GPUS:
             return False
         since = self._waiting_since[job]
         victims = self._victims(worse_levels, sim.shapes[shape].allowed, gpus, since)
