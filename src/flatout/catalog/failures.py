@@ -188,11 +188,21 @@ def fit(exception: str, message: str) -> Fit | None:
     return None
 
 
+def is_exception_type(name: str) -> bool:
+    """Whether the table names this type, or its ending; not in lower case, because `error` begins log lines."""
+    types, suffixes = _known_types()
+    if name.islower():
+        return False
+    has_known_ending = name.endswith(suffixes) and name not in suffixes
+    return name in types or (has_known_ending and name[0].isupper())  # NCCL's codes begin in lower case
+
+
 @cache
-def exception_types() -> frozenset[str]:
-    """Return all types of exceptions that the table names, except those in lower case: `error` begins log lines."""
-    types = {name for matcher in _matchers() for name in matcher.types}
-    return frozenset(name for name in types if name.isidentifier() and not name.islower())
+def _known_types() -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the types that the table names, and the endings of types."""
+    types = {name for matcher in _matchers() for name in matcher.types if name.isidentifier()}
+    suffixes = {suffix for matcher in _matchers() for suffix in matcher.suffixes if suffix}
+    return frozenset(types), tuple(sorted(suffixes))
 
 
 def phrase_pattern(phrase: str) -> str:

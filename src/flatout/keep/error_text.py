@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from flatout.catalog.failures import Phase, exception_types
+from flatout.catalog.failures import Phase, is_exception_type
 from flatout.input_files import bounded_log
 
 _MAX_LINES = 5_000  # length of the part of a log, from its end, that is parsed
@@ -170,7 +170,7 @@ def _named(line: str, *, is_in_frames: bool) -> re.Match[str] | None:
     match = _NAMED.match(line)
     if match is None or match[1].endswith("Warning"):
         return None
-    return match if is_in_frames or match[1] in exception_types() else None
+    return match if is_in_frames or is_exception_type(match[1]) else None
 
 
 def _continues(line: str, message: list[str]) -> bool:
