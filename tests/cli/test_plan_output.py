@@ -208,6 +208,24 @@ def test_a_cluster_that_divides_badly_is_used_in_part(
     assert json.loads(said.out)["goal"]["num_gpus"] <= 96
 
 
+@pytest.mark.parametrize(
+    ("goal", "sentence"),
+    [
+        ("1B tokens in 3 days", "finish within 3 days: "),
+        ("1B tokens for $5000", "finish for at most $5,000: "),
+        ("1B tokens in 3 days for $5000", "finish within 3 days for at most $5,000: "),
+    ],
+)
+def test_a_goal_is_answered_in_one_sentence(
+    goal: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *PLAN, "--goal", goal) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert f"are the fewest that {sentence}" in said
+    assert "are expected, and the probability of reaching the goal is" in said
+    assert "fewest" in said.partition("Other numbers of GPUs")[2], "marked in the table"
+
+
 def test_a_goal_as_text_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, *PLAN, "--goal", "1B tokens in 3 days") == 0
     said = capfd.readouterr().out

@@ -23,14 +23,16 @@ def goal_sentence(answer: GoalAnswer) -> str:
     money = f" and {usd(answer.usd.value)}" if answer.usd else ""
     limits = []
     if goal.days is not None:
-        limits.append(calendar(goal.days))
+        limits.append(f"within {calendar(goal.days)}")
     if goal.usd is not None:
-        limits.append(usd(goal.usd))
+        limits.append(f"for at most {usd(goal.usd)}")
     gpus = counted(answer.num_gpus, "GPU")
     if not limits:
-        return f"{gpus} take {calendar(answer.days.value)}{money}"
+        takes = "takes" if answer.num_gpus == 1 else "take"
+        return f"{gpus} {takes} {calendar(answer.days.value)}{money}"
     expected = f"{calendar(answer.days.value)}{money} are expected"
-    sentence = f"{gpus} are the fewest that finish within {' and '.join(limits)}: {expected}"
+    fewest = "is enough to finish" if answer.num_gpus == 1 else "are the fewest that finish"
+    sentence = f"{gpus} {fewest} {' '.join(limits)}: {expected}"
     if answer.probability is None:
         return f"{sentence}."
     sentence += f", and the probability of reaching the goal is {percent(answer.probability)}."
