@@ -82,6 +82,10 @@ EXPERTS: dict[str, ExpertTraits] = {
     "glm4_moe": _DEEPSEEK,
     "glm4_moe_lite": ExpertTraits(num_shared="n_shared_experts", is_expert_layer=_after_first),
     "dots1": _DEEPSEEK,
+    "solar_open": _DEEPSEEK,
+    "exaone_moe": ExpertTraits(num_shared="num_shared_experts", is_expert_layer=_after_first),
+    "mellum": _QWEN,
+    "granitemoe_swa": ExpertTraits(),
     "ernie4_5_moe": ExpertTraits(
         num=("moe_num_experts",), used=("moe_k",), num_shared="moe_num_shared_experts", has_router_bias=True,
         is_expert_layer=_ernie_range,

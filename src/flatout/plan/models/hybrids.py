@@ -145,15 +145,36 @@ def read_qwen3_next(config: ModelConfig) -> Workload:
     plain = _biased_attention(config, heads)
     doubled = matrix("in", "q_proj", hidden, 2 * heads.queries, has_bias=config.is_on("attention_bias"))
     gated = plain._replace(matrices=(doubled, *plain.matrices[1:]), other_parameters=2 * heads.dim)
-    recurrent = recurrences.gated_delta(
+    recurrent = _gated_delta(config, hidden)
+    return _alternating(config, heads, attends, gated, recurrent, feed_forward_of_layers(config, _GATED))
+
+
+def read_olmo_hybrid(config: ModelConfig) -> Workload:
+    """Return OLMo hybrid: gated delta networks, and attention with norms over all heads in each fourth layer."""
+    heads, layers = read_heads(config), num_layers(config)
+    types = config.texts("layer_types") or [
+        "full_attention" if layer % 4 == 3 or layer == layers - 1 < 3 else "linear_attention" for layer in range(layers)
+    ]
+    check_length(config, "layer_types", types, layers)
+    bias = config.is_on("attention_bias")
+    attending = attention(heads, qkv_bias=bias, out_bias=bias, other_parameters=heads.queries + heads.keys)
+    attends = [kind not in _RECURRENT for kind in types]
+    networks = feed_forward_of_layers(config, _GATED)
+    return _alternating(config, heads, attends, attending, _gated_delta(config, heads.hidden), networks)
+
+
+def _gated_delta(config: ModelConfig, hidden: int) -> Mixing:
+    num_heads = config.size("num_attention_heads")
+    num_key_heads = config.whole("linear_num_key_heads", default=0) or num_heads
+    key_dim = config.whole("linear_key_head_dim", default=0) or 3 * hidden // (4 * num_key_heads)
+    return recurrences.gated_delta(
         hidden,
-        num_key_heads=config.size("linear_num_key_heads"),
-        key_dim=config.size("linear_key_head_dim"),
-        num_value_heads=config.size("linear_num_value_heads"),
-        value_dim=config.size("linear_value_head_dim"),
+        num_key_heads=num_key_heads,
+        key_dim=key_dim,
+        num_value_heads=config.whole("linear_num_value_heads", default=0) or num_heads,
+        value_dim=config.whole("linear_value_head_dim", default=0) or 2 * key_dim,
         kernel=config.size("linear_conv_kernel_dim"),
     )
-    return _alternating(config, heads, attends, gated, recurrent, feed_forward_of_layers(config, _GATED))
 
 
 def read_minimax(config: ModelConfig) -> Workload:

@@ -33,6 +33,7 @@ READERS: dict[str, Callable[[ModelConfig], Workload]] = {
     "nemotron_h": blocks.read_nemotron_h,
     "zamba2": blocks.read_zamba2,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), hybrids.read_qwen3_next),
+    "olmo_hybrid": hybrids.read_olmo_hybrid,
     "minimax": hybrids.read_minimax,
     "recurrent_gemma": hybrids.read_recurrent_gemma,
     "rwkv": hybrids.read_rwkv,
