@@ -246,6 +246,21 @@ def test_a_top_level_list_without_its_end(read: Read) -> None:
     table = read(text[:-1])  # the Trace Event Format allows it
     assert table.num_events == sum(e["ph"] == "X" for e in small_events())
     assert "truncated" in problems(table)
+    assert _limits(table) == {None}
+
+
+def test_a_truncated_trace_allows_no_confident_finding(read: Read, write: Write) -> None:
+    """Events are not in order of time: half a file has all operators, and half of the kernels of each step."""
+    assert _limits(read(COMPACT)) == set()
+    assert "inconclusive" in _limits(read(COMPACT[: len(COMPACT) // 2]))
+    packed = gzip.compress(json.dumps(small_events(40)).encode(), mtime=0)
+    path = write("", "cut.json.gz")
+    path.write_bytes(packed[: len(packed) // 2])  # a bare list, whose end is missing for certain
+    assert "inconclusive" in _limits(read_trace(source_of(path)))
+
+
+def _limits(table: EventTable) -> set[str | None]:
+    return {note.max_confidence for note in table.quality}
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,26 @@ def _is_large(source: TraceSource) -> bool:
 
 def _cut_short(text: EventText, stream: ByteStream) -> tuple[Quality, ...]:
     if text.is_cut_short:
-        why = stream.problem or "the file ends inside the list of events"
-        problem = f"the trace is truncated after {units.num_bytes(text.num_bytes)}: {why}"
-        effect = "later events are missing, and so is any metadata after the events"
-    elif stream.problem is not None:
+        return (_truncated(text, stream),)
+    if stream.problem is not None:
         problem = f"after the last event, {stream.problem}"
-        effect = "no event is missing, but some may hold wrong values"
-    else:
-        return ()
-    return (Quality(problem=problem, effect=effect),)
+        return (Quality(problem=problem, effect="no event is missing, but some may hold wrong values"),)
+    return ()
+
+
+def _truncated(text: EventText, stream: ByteStream) -> Quality:
+    why = stream.problem or "the file ends inside the list of events"
+    problem = f"the trace is truncated after {units.num_bytes(text.num_bytes)}: {why}"
+    is_bare_list = not text.head
+    if is_bare_list and stream.problem is None:
+        return Quality(
+            problem=problem, effect="later events may be missing; a bare list may also end without its bracket"
+        )
+    effect = (
+        "later events are missing, and so is any metadata after the events; profilers do not write events in order of"
+        " time, so work of any step can be missing, and shows as idle"
+    )
+    return Quality(problem=problem, effect=effect, max_confidence="inconclusive")
 
 
 def _trailing_comma(text: EventText) -> tuple[Quality, ...]:
