@@ -19,6 +19,7 @@ _HTTP_STATUS = re.compile(
     r"|\bError ([45]\d\d) \(",
     re.IGNORECASE,
 )
+_OF_GPU = re.compile(r"cuda|hip", re.IGNORECASE)  # without it, none of the patterns below fits
 _CUDA_NUMBER = re.compile(
     r"\bCuda (?:failure|error) (\d+)\b|\bCUDA error \((\d+)\)|\bcudaError_t\W+(\d+)\b", re.IGNORECASE
 )
@@ -38,6 +39,8 @@ def http_statuses_in(message: str) -> dict[int, str]:
 
 def cuda_errors_in(message: str, known: Mapping[str, tuple[str, ...]]) -> dict[int, str]:
     """Return the CUDA errors in a message; `known` has the names and the words of each number."""
+    if not _OF_GPU.search(message):
+        return {}
     errors = _numbers(_CUDA_NUMBER, message)
     for number, spellings in known.items():
         words = _spelled(message, spellings)
