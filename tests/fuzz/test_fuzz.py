@@ -39,6 +39,7 @@ NOT_OF_A_USER = {
     "keep.exporter": "follows the ledger of the run that it belongs to, line by line as `ledger` does",
     "keep.flight": "waits two seconds for the answers of live ranks",
     "keep.heartbeats": "maps the heartbeats of live ranks",
+    "plan.shipped": "reads the constants that the package ships",
     "predict.calibrate": "reads the records that the package ships",
     "keep.stacks": "reads the stacks that live ranks wrote when they were asked",
     "profile.finish": "ends a recording that this process made",
