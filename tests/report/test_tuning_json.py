@@ -11,7 +11,7 @@ from flatout.records.tuning import TuneRequest, TuneResult, TuningEnd
 from flatout.report import tuning_json as tuning_report
 from flatout.report import tuning_phrases
 from flatout.report.tuning_json import tuning_json
-from flatout.report.tuning_phrases import next_words
+from flatout.report.tuning_next import next_words
 
 COMMAND = ["flatout", "tune", "--json", "--", "train", "--api-key", "hunter2"]
 

@@ -14,6 +14,7 @@ from flatout.records.verdict import Verdict
 from flatout.report.terminal import TextStyle
 from flatout.report.tuning_html import tuning_html
 from flatout.report.tuning_json import tuning_json
+from flatout.report.tuning_next import next_words
 from flatout.report.tuning_phrases import (
     OBJECTIVE_WORDS,
     OUTCOME_MEANINGS,
@@ -21,7 +22,6 @@ from flatout.report.tuning_phrases import (
     gain,
     headline,
     is_better,
-    next_words,
     ratio,
     ratio_estimate,
 )

@@ -24,6 +24,7 @@ from flatout.report.phrases import counted
 from flatout.report.ratio_axis import RatioAxis, ratio_axis
 from flatout.report.template import rendered
 from flatout.report.tuning_errors import error_sentence
+from flatout.report.tuning_next import next_reason, next_words
 from flatout.report.tuning_phrases import (
     OBJECTIVE_WORDS,
     OUTCOME_MEANINGS,
@@ -40,8 +41,6 @@ from flatout.report.tuning_phrases import (
     headline,
     is_better,
     measured_text,
-    next_reason,
-    next_words,
     noise_sentence,
     not_adopted,
     not_shown_sentence,

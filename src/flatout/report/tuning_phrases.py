@@ -1,4 +1,4 @@
-"""Wording that all reports of a tuning share: the verdict, ratios with their intervals, outcomes, the next command.
+"""Wording that all reports of a tuning share: the verdict, ratios with their intervals, outcomes.
 
 In: a `TuneResult`. Out: texts. A ratio that has an interval is never shown without it, and the speed of a change
 that failed a gate is never shown.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -21,7 +20,6 @@ from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TunedChange,
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.phrases import counted
 from flatout.report.separation import separation_sentence
-from flatout.secrets import masked_command
 
 UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"
@@ -42,7 +40,7 @@ _SAVED: Mapping[Objective, str] = {
     "j_per_sample": "energy per sample",
     "j_per_step": "energy per step",
 }
-_DEFAULT_OBJECTIVES = ("s_per_sample", "step_s")
+DEFAULT_OBJECTIVES = ("s_per_sample", "step_s")
 
 OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
     "adopted": "better in separate trial pairs, and kept",
@@ -140,7 +138,7 @@ def not_shown_sentence(rows: Sequence[Adopted]) -> str:
 
 def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
     """Say which accepted changes brought more than the cost of their findings, and why that can be."""
-    if result.objective not in _DEFAULT_OBJECTIVES:
+    if result.objective not in DEFAULT_OBJECTIVES:
         return ()
     sentences = []
     for row in adopted_rows(result):
@@ -472,72 +470,6 @@ def duration(value_s: float) -> str:
     if minutes < 120:
         return f"{minutes} min {seconds:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
-    """Return the next command to type; secrets in the user's command are masked."""
-    command = masked_command(result.tuning.command)
-    if is_better(result):
-        return ("flatout", "run", "--config", str(Path(folder) / "tuned.toml"), "--", *command)
-    if _is_open(result):
-        words = (*_same_folder(result, folder), *_more(result), *_options(result, result.allowed_safety))
-    elif result.allowed_safety == "exact":
-        words = (*_as_much(result), *_options(result, "rounding"))
-    else:
-        return ("flatout", "profile", "--", *command)
-    return ("flatout", "tune", *masked_command(words), "--", *command)
-
-
-def _same_folder(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
-    """Return `--out` with the same folder if a budget ended the tuning, to resume it; else nothing: a new tuning."""
-    return ("--out", str(folder)) if result.is_cut_short and result.request is not None else ()
-
-
-def _more(result: TuneResult) -> tuple[str, ...]:
-    """Return the options for twice the budget that ended the tuning."""
-    given_s = result.request.budget_s if result.request is not None else 0.0
-    num_trials = result.request.max_trials if result.request is not None else None
-    words: tuple[str, ...] = ("--budget", f"{max(1, math.ceil(2 * max(result.took_s, given_s) / 60))}m")
-    if num_trials is not None:
-        words += ("--trials", str(2 * num_trials if result.end.ended_by == "trial_budget" else num_trials))
-    return words
-
-
-def _as_much(result: TuneResult) -> tuple[str, ...]:
-    if result.request is None:
-        return ()
-    words: tuple[str, ...] = ("--budget", f"{result.request.budget_s:.0f}s")
-    return words if result.request.max_trials is None else (*words, "--trials", str(result.request.max_trials))
-
-
-def _options(result: TuneResult, safety: Safety) -> tuple[str, ...]:
-    """Return all options of this tuning, with `--allow` for `safety`."""
-    given = list(result.request.options) if result.request is not None else []
-    if "--allow" in given:
-        at = given.index("--allow")
-        del given[at : at + 2]
-    if result.request is None and result.objective not in (*_DEFAULT_OBJECTIVES, "j_per_step"):
-        given += ["--objective", OBJECTIVE_WORDS[result.objective]]
-    return (*(() if safety == "exact" else ("--allow", safety)), *given)
-
-
-def _is_open(result: TuneResult) -> bool:
-    """Return whether more time could change the result."""
-    if result.tuning.changes.changes:
-        return result.tuning.verdict is None or result.tuning.verdict.verdict == "undecided"
-    return result.floor is None or was_cut_short(result) or any(is_undecided_gain(one) for one in result.tried)
-
-
-def next_reason(result: TuneResult) -> str:
-    """Say in a few words what the next command is for."""
-    words = next_words(result, "")
-    if words[1] == "run":
-        return "run the job with the changes"
-    if words[1] == "profile":
-        return "see where its time goes"
-    if _is_open(result):
-        return "continue with more time" if _same_folder(result, "") else "decide it with more time"
-    return "also try changes that alter rounding"
 
 
 def all_notes(result: TuneResult) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.report.tuning_errors import error_sentence
+from flatout.report.tuning_next import next_reason, next_words
 from flatout.report.tuning_phrases import (
     OUTCOME_ORDER,
     UNKNOWN,
@@ -31,8 +32,6 @@ from flatout.report.tuning_phrases import (
     headline,
     is_better,
     measured_text,
-    next_reason,
-    next_words,
     noise_sentence,
     not_adopted,
     not_shown_sentence,
