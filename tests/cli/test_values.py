@@ -145,3 +145,13 @@ def test_no_option_is_left_to_the_numbers_of_the_parser() -> None:
     kinds = {name: type(option.type).__name__ for name, option in OPTIONS.items()}
     assert {name: kind for name, kind in kinds.items() if "Int" in kind or "Float" in kind} == {}
     assert len(NUMBERS) > 40
+
+
+@pytest.mark.parametrize("text", ["0.5", "0.5%", " 0.5 %"])
+def test_an_option_in_per_cent_takes_the_sign(text: str) -> None:
+    assert value_of(OPTIONS["flatout plan --risk"], text) == 0.5
+
+
+@pytest.mark.parametrize("text", ["%", "0%", "101%", "5%%", "5 h"])
+def test_a_risk_that_is_no_percentage_is_refused(text: str) -> None:
+    assert refused(OPTIONS["flatout plan --risk"], text) == f"must be a number above 0 and at most 100, but is `{text}`"

@@ -103,6 +103,7 @@ def plan(
             metavar="PERCENT",
             positive=True,
             most=100,
+            unit="%",
             help="Offer only layouts whose probability of running out of memory is below this.",
         ),
     ] = 10.0,

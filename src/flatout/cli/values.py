@@ -41,22 +41,29 @@ def amount(
     least: float = 0.0,
     most: float = LARGEST,
     positive: bool = False,
+    unit: str = "",
     show_default: bool | str = True,
 ) -> Any:
-    """Declare an option that is a number from `least` to `most`, or above 0 if it must be positive."""
+    """Declare an option that is a number from `least` to `most`, or above 0 if it must be positive.
+
+    The user may write the unit after the number: `10%` is `10`.
+    """
     if positive:
         least = sys.float_info.min
         rule = f"a number above 0 and at most {most:,.12g}"
     else:
         rule = f"a number {_range(least, most)}"
-    parser = _parser(float, rule, least, most)
+    parser = _parser(float, rule, least, most, unit)
     return typer.Option(*names, metavar=metavar, parser=parser, help=help, show_default=show_default)
 
 
-def _parser(kind: type[Number], rule: str, least: Number, most: Number | None) -> Callable[[object], Number]:
+def _parser(
+    kind: type[Number], rule: str, least: Number, most: Number | None, unit: str = ""
+) -> Callable[[object], Number]:
     def parsed(value: Any) -> Number:
+        text = value.strip().removesuffix(unit) if isinstance(value, str) else value
         try:
-            number = kind(value)
+            number = kind(text)
         except (ValueError, OverflowError):
             raise InvalidValue(f"must be {rule}, but is `{value}`") from None
         is_in_range = number >= least and (most is None or number <= most)  # false for nan
