@@ -112,6 +112,16 @@ def test_numbers_of_a_collective_may_be_texts(read: Read) -> None:
     assert (collective.src_rank, collective.dst_rank) == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("stream 7", 7), ("stream 007", 7), ("stream 99999999999", NULL), ("stream " + 5000 * "1", NULL)],
+)
+def test_the_number_of_a_stream_is_in_its_name(read: Read, name: str, number: int) -> None:
+    """A number beyond 31 bits is none, and Python does not convert one of more than 4,300 digits."""
+    table = read({"traceEvents": [event("Kernel", "add", 9, 5, pid=0, tid=name, correlation=9)]})
+    assert table.stream.tolist() == [number]
+
+
 def test_names_of_2021(read: Read) -> None:
     events = [
         event("Operator", "ProfilerStep#1", 1, 100, tid="123", **{"External id": 1}),

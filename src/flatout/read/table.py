@@ -31,6 +31,7 @@ _ANNOTATION = re.compile(
 )
 _STEP_MARK = re.compile(r"ProfilerStep#\d+")
 NO_NAME = "(no name)"
+_MOST_DIGITS = 20  # of a stream or a process in its name; Python converts at most 4,300
 _DAY_NS = 24 * 3600 * NS_PER_S
 _DICTIONARY_OF_COLUMN = {
     "name": "names",
@@ -174,7 +175,9 @@ def _number(name: int | str) -> int:
     """Return the number in a name: 7 for 7, "7" and "stream 7"."""
     if isinstance(name, str):
         digits = re.search(r"\d+$", name)
-        name = int(digits[0]) if digits is not None else NULL
+        if digits is None or len(digits[0]) > _MOST_DIGITS:
+            return NULL
+        name = int(digits[0])
     return name if abs(name) < 1 << 31 else NULL
 
 

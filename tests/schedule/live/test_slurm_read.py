@@ -247,6 +247,12 @@ def test_durations_of_the_same_name_then_of_the_same_user() -> None:
         EndedJobs("JobID|User\n1|x\n", "FILE")
 
 
+def test_a_column_that_is_named_twice_moves_no_other() -> None:
+    rows = "User|JobName|State|State|ElapsedRaw\nann|x|low|COMPLETED|60\nann|x|COMPLETED|60\n"
+    history = EndedJobs(rows, "FILE")
+    assert history.num_jobs == 1
+
+
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [

@@ -27,7 +27,8 @@ class EndedJobs:
 
     def __init__(self, text: str, source: str) -> None:
         header, *rows = text.splitlines() or [""]
-        columns = {name: position for position, name in enumerate(header.split("|"))}
+        names = header.split("|")
+        columns = {name: position for position, name in enumerate(names)}
         missing = [name for name in _NEEDED if name not in columns]
         if missing:
             raise InputError(
@@ -38,7 +39,7 @@ class EndedJobs:
         self.num_jobs = 0
         for row in rows:
             fields = row.split("|")
-            if len(fields) != len(columns):
+            if len(fields) != len(names):
                 continue  # a name with line breaks
             user, name, state, elapsed = (fields[columns[column]] for column in _NEEDED)
             if state.split(" ")[0] in ("COMPLETED", "TIMEOUT", "FAILED") and _is_elapsed(elapsed):
