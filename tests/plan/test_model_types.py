@@ -13,6 +13,7 @@ from flatout.errors import InputError
 from flatout.plan.counts import mean_attended, num_active_parameters, num_parameters, training_flops_per_token
 from flatout.plan.huggingface import from_values
 from flatout.plan.inputs import workload_columns
+from flatout.plan.model_names import workload
 from flatout.plan.models.supported import ONLY_ON_THE_HUB, RENAMED, SUPPORTED
 
 COUNTED = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "model_counts.json").read_text())["models"]
@@ -121,6 +122,14 @@ def test_a_config_that_contradicts_itself_is_one_line(name: str, changed: dict[s
     with pytest.raises(InputError, match=message) as caught:
         counted(configs()[name] | changed)
     assert "\n" not in str(caught.value)
+
+
+def test_more_heads_than_the_hidden_width_are_refused(tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 8192, "num_key_value_heads": 8192, "head_dim": None}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(configs()["llama-3.1-8b"] | heads))
+    with pytest.raises(InputError, match="must have a width, but 8,192 heads share a hidden width of 4,096"):
+        workload(str(path))
 
 
 def test_missing_keys_have_the_defaults_of_their_type() -> None:

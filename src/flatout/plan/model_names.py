@@ -56,6 +56,10 @@ def _checked(name: str, shape: Workload) -> Workload:
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     if kv_heads <= 0 or heads % kv_heads:
         raise InputError(f"the key-value heads of `{name}` must divide the heads, but there are {kv_heads} of {heads}")
+    if shape.head_dim < 1:
+        raise InputError(
+            f"each head of `{name}` must have a width, but {heads:,} heads share a hidden width of {shape.hidden:,}"
+        )
     if shape.experts_per_token > shape.num_experts:
         raise InputError(
             f"the experts of a token of `{name}` must be at most all experts, but there are "
