@@ -78,3 +78,20 @@ def test_stalls_of_the_loader_are_counted_once() -> None:
     diagnosis = diagnose(attributed(trace), untraced=Untraced(step_s=1e6), log=log)
     assert "periodic-stall" in names(diagnosis)
     assert cost_s(diagnosis) == pytest.approx(0.050, rel=0.05)
+
+
+@pytest.mark.parametrize(("num_measured", "expected_s"), [(19, 0.010), (20, (19 * 0.010 + 0.110) / 20)])
+def test_one_late_batch_among_few_measured_steps_is_no_regular_wait(num_measured: int, expected_s: float) -> None:
+    """The first ten steps are the warm-up; in the step after it, the batch is 100 ms late, which is no stall."""
+    num_steps = 10 + len(TRACED) + num_measured
+    waits = dict.fromkeys(range(num_steps), 0.010) | {10: 0.110}
+    kind = [StepKind.TRACED if 10 < step <= 10 + len(TRACED) else "" for step in range(num_steps)]
+    rank = rank_of(0, steps_of([0.2] * num_steps, kind=kind, loader_s=waits))
+    log = job_log([rank])
+    assert log is not None and log.is_measured.sum() == num_measured
+    trace, at = TraceBuilder(0), 0.0
+    for number in range(11, 11 + len(TRACED)):
+        trace.step(number, at, 200_000).launch("gemm", at + 150_000, 5, at + 150_010, 30_000)
+        at += 200_000
+    diagnosis = diagnose(attributed(trace), untraced=Untraced(step_s=1e6), log=log)
+    assert cost_s(diagnosis) == pytest.approx(expected_s, rel=0.02)

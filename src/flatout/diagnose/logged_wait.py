@@ -11,6 +11,7 @@ import numpy as np
 from flatout.diagnose.context import DiagnosisContext
 from flatout.records.job_log import JobLog, StallCause
 
+MIN_STEPS_OF_A_MEAN = 20  # with fewer steps, a single late batch would decide: their median counts
 _LOADER_CAUSES = (StallCause.LOADER, StallCause.LOADER_START)
 
 
@@ -34,4 +35,5 @@ def _regular_wait_s(log: JobLog) -> float:
     for stall in log.stalls:
         if stall.cause in _LOADER_CAUSES and stall.step in row_of:
             waited_s[row_of[stall.step]] -= stall.excess_s
-    return float(np.maximum(waited_s, 0.0).mean())
+    waited_s = np.maximum(waited_s, 0.0)
+    return float(np.median(waited_s) if len(waited_s) < MIN_STEPS_OF_A_MEAN else waited_s.mean())
