@@ -85,7 +85,7 @@ def histories(folder: Path | None, count: int) -> list[History]:
     return cuts + drawn
 
 
-# Histories that are made here: what they have in common with a cluster is told by their names.
+# Synthetic histories: each name says which property of a real cluster it imitates.
 
 
 def _job(submit_s: float, gpus: int, duration_s: float, user: str, team: str = "t") -> ClusterJob:

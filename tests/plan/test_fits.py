@@ -11,6 +11,7 @@ from tests.plan.test_model import machine_of, one_case
 from flatout.catalog import all_models
 from flatout.plan.fits import (
     COMMON_SD,
+    LAYOUT_SD,
     PART_SD,
     PEAK_SD,
     PROVEN,
@@ -22,7 +23,7 @@ from flatout.plan.fits import (
     with_outcomes,
 )
 from flatout.plan.inputs import CostModelInputs
-from flatout.plan.memory import MemoryConstants, memory
+from flatout.plan.memory import PARTS, MemoryConstants, memory
 from flatout.records.plan import Layout, Software
 
 NEMO = Software(gradient_bytes=2.0, held_gradient_bytes=2.0)
@@ -124,3 +125,36 @@ def test_a_cut_normal_distribution_has_the_moments_of_samples() -> None:
         mean, variance = _cut(1.0, 0.25, 1.3, is_above=is_above)
         assert mean == pytest.approx(left.mean(), abs=0.003)
         assert variance == pytest.approx(left.var(), rel=0.02)
+
+
+@pytest.mark.parametrize("ran_out", [False, True])
+def test_an_outcome_moves_and_narrows_the_errors_as_draws_from_them_show(ran_out: bool) -> None:
+    """Errors are drawn from the prior, and those are kept under which the layout has this outcome."""
+    prior = MemoryCalibration()
+    inputs = case(memory_gib=68.0)
+    estimate = memory(inputs, prior.constants)
+    shares = np.array([*(float(np.ravel(estimate.parts[part])[0]) for part in PARTS), float(estimate.total[0])])
+    shares /= float(estimate.total[0])
+    draw = np.random.default_rng(5)
+    errors = draw.multivariate_normal(prior.means, prior.covariance, 400_000)
+    needs = np.log(float(estimate.total[0])) + errors @ shares + draw.normal(0.0, LAYOUT_SD, len(errors))
+    limit = np.log(USABLE * 68.0 * 2**30) - np.log1p(-prior.constants.returned)
+    kept = errors[(needs > limit) == ran_out]
+    posterior = with_outcomes(inputs, [Outcome(None, ran_out)], prior)
+    assert 0.05 < len(kept) / len(errors) < 0.95
+    assert posterior.means == pytest.approx(kept.mean(axis=0), abs=0.01)
+    spreads = np.sqrt(np.diag(posterior.covariance))
+    assert spreads == pytest.approx(kept.std(axis=0), rel=0.02)
+    assert np.sqrt(shares @ posterior.covariance @ shares) == pytest.approx((kept @ shares).std(), rel=0.02)
+
+
+def test_a_measured_peak_leaves_the_uncertainty_of_a_normal_distribution_given_one_of_its_sums() -> None:
+    prior = MemoryCalibration()
+    estimate = memory(case(), prior.constants)
+    total = float(estimate.total[0])
+    shares = np.array([*(float(np.ravel(estimate.parts[part])[0]) for part in PARTS), total]) / total
+    before = float(shares @ prior.covariance @ shares)
+    posterior = with_outcomes(case(), [Outcome(1.1 * total, False)], prior)
+    after = float(shares @ posterior.covariance @ shares)
+    assert after == pytest.approx(before * PEAK_SD**2 / (before + PEAK_SD**2), rel=1e-6)
+    assert float(shares @ posterior.means) == pytest.approx(np.log(1.1) * before / (before + PEAK_SD**2), rel=1e-6)

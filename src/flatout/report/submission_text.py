@@ -13,7 +13,7 @@ def submission_text(result: Submitted, files: Mapping[Path, str], *, is_wrapped:
 
     `is_wrapped`: the job runs under `flatout run`, which the user did not type.
     """
-    lines = [f"{'would submit' if result.dry_run else 'submitted'}: {result.submitted}"]
+    lines = [f"{_verb(result)}: {result.submitted}"]
     if result.dry_run:
         for path, text in files.items():
             lines.append(f"\n{path}:\n{text.rstrip()}\n")
@@ -31,3 +31,10 @@ def submission_text(result: Submitted, files: Mapping[Path, str], *, is_wrapped:
     lines += [f"{label}: {value}" for label, value in facts if value is not None]
     lines.append(f"next: {result.next}")
     return "\n".join(lines)
+
+
+def _verb(result: Submitted) -> str:
+    if result.dry_run:
+        return "would submit"
+    # For Kubernetes, only the manifest is written.
+    return "submitted" if result.job is not None else "written, not submitted; submit it with"
