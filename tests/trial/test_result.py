@@ -9,26 +9,37 @@ import msgspec
 import pytest
 from tests.trial.recordings import START_UNIX_S, failure, measured, rank, recording
 
+from flatout.launch import ExitStatus
+from flatout.records.change import ChangeSet
 from flatout.records.machine import Xid
 from flatout.records.recording import GpuUse, HostUse, Recording
 from flatout.records.trial import TrialResult
-from flatout.trial.result import error_line, mean_losses, mean_steps, trial_result
+from flatout.trial.result import TrialRun, error_line, mean_losses, mean_steps, trial_result
 
 
 def result(
     folder: Path, found: Recording | None, *, code: int | None = 0, timed_out: bool = False, output: str = ""
 ) -> TrialResult:
     (folder / "output.log").write_text(output)
-    return trial_result(
-        found,
-        index=3,
-        arm="baseline",
-        exit_code=code,
-        is_timed_out=timed_out,
-        limit_s=60.0,
+    ended = ExitStatus(
+        code=code,
+        signal=None,
         start_unix_s=START_UNIX_S,
-        output=folder / "output.log",
+        end_unix_s=START_UNIX_S + 12,
+        is_timed_out=timed_out,
     )
+    run = TrialRun(
+        index=3,
+        changes=ChangeSet(),
+        recording=found,
+        folder=folder,
+        output=folder / "output.log",
+        ended=ended,
+        began_unix_s=START_UNIX_S,
+        took_s=12.0,
+        limit_s=60.0,
+    )
+    return trial_result(run)
 
 
 def test_a_step_is_the_mean_over_the_ranks_of_settled_steps_that_all_have() -> None:

@@ -1,4 +1,4 @@
-"""Build a TrialResult from a trial's recording and how its command ended."""
+"""Build a TrialResult from a trial's recording, what its processes wrote, and how its command ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,9 +14,14 @@ from numpy.typing import NDArray
 
 from flatout.input_files import decode_json, open_file, read_bytes
 from flatout.inside.protocol import FailureKind, File
+from flatout.launch import ExitStatus
+from flatout.records.change import ChangeSet
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse, RankRecording, Recording
 from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialResult
+from flatout.trial.data import check_data
+from flatout.trial.gradients import read_gradients, read_start
+from flatout.trial.patches import unapplied
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,48 +45,79 @@ _TAIL_BYTES = 200_000
 MIN_STEPS = 3
 
 
-def trial_result(
-    recording: Recording | None,
-    *,
-    index: int,
-    arm: str,
-    exit_code: int | None,
-    is_timed_out: bool,
-    limit_s: float,
-    start_unix_s: float,
-    output: Path,
-) -> TrialResult:
-    """Return the trial's measurements.
+class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the job in a trial: what was asked for, and how it ended."""
 
-    `exit_code` is None if a signal ended it; `output` is the file that holds its output.
-    """
+    index: int
+    changes: ChangeSet
+    recording: Recording | None
+    folder: Path  # of the recording, which may be unreadable
+    output: Path  # the file that holds the command's output
+    ended: ExitStatus
+    began_unix_s: float
+    took_s: float
+    limit_s: float
+    session: int = 0
+    loader_workers: int | None = None
+    read_earlier: str | None = None  # the error if it read what an earlier trial had written
+
+
+class _Ending(NamedTuple):
+    outcome: TrialOutcome
+    cause: FailureCause | None = None
+    problem: str = ""
+
+
+def trial_result(run: TrialRun) -> TrialResult:
+    """Return the trial's measurements."""
+    recording = run.recording
     ranks = recording.ranks if recording is not None else ()
-    outcome, problem = _outcome(recording, exit_code, is_timed_out, limit_s, output)
-    cause: FailureCause | None = "error" if outcome == "failed" else None
     step_s = mean_steps(ranks)
-    if outcome == "completed" and len(step_s) < MIN_STEPS:
-        outcome = "failed"
-        cause = "too_few_steps" if ranks else "no_step"
-        problem = _lack_of_steps(len(step_s) if ranks else None, recording)
     mean_s = float(np.mean(step_s)) if len(step_s) else math.nan
     measured = recording.measured if recording is not None else None
     hosts = recording.hosts if recording is not None else ()
+    traces = Path(recording.traces_path) if recording is not None else None
+    data = check_data(run.folder, len(ranks))
+    ending = _ending(run, len(step_s))
     return TrialResult(
-        index=index,
-        arm=arm,
-        outcome=outcome,
-        cause=cause,
-        problem=problem,
+        index=run.index,
+        arm=run.changes.name,
+        outcome=ending.outcome,
+        cause=ending.cause,
+        problem=ending.problem,
         step_s=step_s,
         epoch_ends=epoch_ends(ranks),
         samples_per_step=measured.samples_per_step if measured else None,
         tokens_per_step=measured.tokens_per_step if measured else None,
         peak_memory_bytes=measured.peak_memory_bytes if measured else None,
         energy_j_per_step=_energy(hosts, mean_s),
+        wrong_data=None if data.is_passed else data.reason,
         losses=mean_losses(ranks),
-        start_s=_start_s(ranks, start_unix_s),
-        covariates=_covariates(hosts),
+        gradients=read_gradients(traces, len(ranks)) if traces is not None else (),
+        start=read_start(traces, len(ranks)) if traces is not None else (),
+        loader_workers=run.loader_workers,
+        start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
+        covariates=_covariates(hosts, run.ended),
+        took_s=run.took_s,
+        session=run.session,
     )
+
+
+def _ending(run: TrialRun, num_steps: int) -> _Ending:
+    """Return how the trial ended: the first reason for which its steps do not count, or `completed`."""
+    if run.read_earlier is not None:
+        return _Ending("failed", "read_earlier", run.read_earlier)
+    if run.ended.cause is not None and run.ended.cause != "void":
+        return _Ending(run.ended.cause, None, run.ended.reason)
+    ending = _how_it_ended(run)
+    if ending.outcome != "completed":
+        return ending
+    ranks = run.recording.ranks if run.recording is not None else ()
+    if num_steps < MIN_STEPS:
+        problem = _lack_of_steps(num_steps if ranks else None, run.recording)
+        return _Ending("failed", "too_few_steps" if ranks else "no_step", problem)
+    missing = unapplied(run.folder, run.changes)
+    return _Ending("failed", "not_applied", missing[0]) if missing else ending
 
 
 def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
@@ -147,22 +184,21 @@ def error_line(output: Path) -> str:
     return (of_the_job or errors or lines or ["it printed nothing"])[-1].strip()
 
 
-def _outcome(
-    recording: Recording | None, exit_code: int | None, is_timed_out: bool, limit_s: float, output: Path
-) -> tuple[TrialOutcome, str]:
-    text = _tail(output)
-    failures = sorted(
-        _failures(Path(recording.path)) if recording is not None else [], key=lambda failure: failure.unix_s
-    )
+def _how_it_ended(run: TrialRun) -> _Ending:
+    """Return how the command ended, by its exit code, its failure files and its output."""
+    text = _tail(run.output)
+    recorded = _failures(Path(run.recording.path)) if run.recording is not None else []
+    failures = sorted(recorded, key=lambda failure: failure.unix_s)
     memory = [failure for failure in failures if failure.kind == FailureKind.OUT_OF_MEMORY]
-    if is_timed_out and not memory:  # a rank that ran out of memory leaves the others waiting for it
-        return "timed_out", f"it ran for more than {limit_s:.0f} s, and was ended"
-    if exit_code == 0 and not is_timed_out:
-        return "completed", ""
+    ended = run.ended
+    if ended.is_timed_out and not memory:  # a rank that ran out of memory leaves the others waiting for it
+        return _Ending("timed_out", problem=f"it ran for more than {run.limit_s:.0f} s, and was ended")
+    if ended.code == 0 and not ended.is_timed_out:
+        return _Ending("completed")
     if memory or (not failures and _OUT_OF_MEMORY.search(text)):
-        return "out_of_memory", _words(memory[0]) if memory else error_line(output)
-    how = f"exit code {exit_code}" if exit_code is not None else "ended by a signal"
-    return "failed", f"{how}: {_words(failures[0]) if failures else error_line(output)}"
+        return _Ending("out_of_memory", problem=_words(memory[0]) if memory else error_line(run.output))
+    how = f"exit code {ended.code}" if ended.code is not None else "ended by a signal"
+    return _Ending("failed", "error", f"{how}: {_words(failures[0]) if failures else error_line(run.output)}")
 
 
 def _failures(recording: Path) -> list[_Failure]:
@@ -207,7 +243,7 @@ def _start_s(ranks: Sequence[RankRecording], start_unix_s: float) -> float | Non
     return max(starts) - start_unix_s if starts else None
 
 
-def _covariates(hosts: Sequence[HostUse]) -> Covariates:
+def _covariates(hosts: Sequence[HostUse], ended: ExitStatus) -> Covariates:
     clocks = [gpu.sm_clock_hz for host in hosts for gpu in host.gpus if gpu.sm_clock_hz is not None]
     heats = [gpu.temperature_c for host in hosts for gpu in host.gpus if gpu.temperature_c is not None]
     shares: dict[str, float] = {}
@@ -226,6 +262,8 @@ def _covariates(hosts: Sequence[HostUse]) -> Covariates:
         cores_busy_by_others=max(others, default=None),
         cores_allowed=min((host.cores_allowed for host in hosts), default=None),
         quota_throttled_s_per_s=max(quotas, default=None),
+        nodes=ended.nodes,
+        job=ended.job if ended.nodes is not None else None,
     )
 
 

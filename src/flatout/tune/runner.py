@@ -29,12 +29,9 @@ from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Separation
 from flatout.secrets import Masker, mask_file
 from flatout.trial.command import trial_command
-from flatout.trial.data import check_data
-from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import EarlierRead, Outputs
-from flatout.trial.patches import unapplied
-from flatout.trial.result import error_line, trial_result
+from flatout.trial.result import TrialRun, error_line, trial_result
 from flatout.trial.start import Start, other_start
 from flatout.tune.trial_files import TrialFiles, invalid_trial
 
@@ -115,22 +112,16 @@ class Runner:
         index = self.num_trials
         self.num_trials += 1
         key = trial_key(changes, num_steps)
-        result = self.journal.recall(key, place)
-        if result is not None:
+        recalled = self.journal.recall(key, place)
+        if recalled is not None:
             self.num_resumed += 1
-            self._resumed_s += result.took_s or 0.0
-            result = msgspec.structs.replace(result, index=index)
+            self._resumed_s += recalled.took_s or 0.0
+            result = msgspec.structs.replace(recalled, index=index)
         else:
-            began = self.spent_s()
             result, reads = self._run_kept_apart(changes, num_steps, index)
-            took_s = self.spent_s() - began
-            result = msgspec.structs.replace(result, took_s=took_s, session=self.journal.session)
-            error = invalid_trial(f"trial {index}", reads) if reads else None
-            if error is not None:
-                result = msgspec.structs.replace(result, outcome="failed", cause="read_earlier", problem=str(error))
             self.journal.add(key, result, place)
-            if error is not None:
-                raise error
+            if reads:
+                raise invalid_trial(f"trial {index}", reads)
         result = self._with_comparable_start(result, changes)
         if result.is_complete:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
@@ -141,7 +132,10 @@ class Runner:
         return result
 
     def _with_comparable_start(self, result: TrialResult, changes: ChangeSet) -> TrialResult:
-        """Return the trial as failed if it began in a different state from the first, and so did different work."""
+        """Return the trial as failed if it began in a different state from the first, and so did different work.
+
+        The journal keeps the trial as it ran: which trial is the first is known only to the tuning that uses it.
+        """
         if not result.is_complete or not result.start:
             return result
         problem = other_start(result.start, self._starts, changes)
@@ -194,17 +188,20 @@ class Runner:
         self, changes: ChangeSet, num_steps: int, index: int
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         """Run a trial; if the first one fails in the overlay, run it again without one, as the overlay may be why."""
-        result, reads = self._run(changes, num_steps, index)
+        began_s = self.spent_s()
+        result, reads = self._run(changes, num_steps, index, began_s)
         is_first = self.files.is_overlay and not self.files.works
         may_be_the_overlay = result.outcome == "failed" and result.cause in ("error", "no_step")
         if is_first and may_be_the_overlay:
             self.files.use_hooks(f"the job failed in one: {result.problem}")
             self._say(f"trial {index} failed with its files in an overlay; running it again without one")
-            result, reads = self._run(changes, num_steps, index)
+            result, reads = self._run(changes, num_steps, index, began_s)
         self.files.works |= result.is_complete
         return result, reads
 
-    def _run(self, changes: ChangeSet, num_steps: int, index: int) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
+    def _run(
+        self, changes: ChangeSet, num_steps: int, index: int, began_s: float
+    ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         folder = self._folder(f"trial-{index:03d}")
         limit_s = self._limit_s(num_steps)
         variables = {
@@ -215,37 +212,25 @@ class Runner:
         if "data" in changes.gates:
             variables[Variable.DATA_CHECK] = "1"
         options = Options(is_light=True, warmup=self._warmup)
-        began = time.time()
+        began_unix_s = time.time()
         recording, ended, output = self._record(changes, folder, options, variables, limit_s + _STOP_GRACE_S)
-        result = trial_result(
-            recording,
+        loader_workers = _loader_workers(folder / "recording", recording)
+        reads = self.files.settle(folder)
+        run = TrialRun(
             index=index,
-            arm=changes.name,
-            exit_code=ended.code,
-            is_timed_out=ended.is_timed_out,
-            limit_s=limit_s,
-            start_unix_s=ended.start_unix_s or began,
+            changes=changes,
+            recording=recording,
+            folder=folder / "recording",
             output=output,
+            ended=ended,
+            began_unix_s=began_unix_s,
+            took_s=self.spent_s() - began_s,
+            limit_s=limit_s,
+            session=self.journal.session,
+            loader_workers=loader_workers,
+            read_earlier=str(invalid_trial(f"trial {index}", reads)) if reads else None,
         )
-        if ended.cause is not None and ended.cause != "void":
-            result = msgspec.structs.replace(result, outcome=ended.cause, cause=None, problem=ended.reason)
-        if ended.nodes is not None:
-            covariates = msgspec.structs.replace(result.covariates, nodes=ended.nodes, job=ended.job)
-            result = msgspec.structs.replace(result, covariates=covariates)
-        data = check_data(folder / "recording", len(recording.ranks) if recording is not None else 0)
-        if not data.is_passed:
-            result = msgspec.structs.replace(result, wrong_data=data.reason)
-        if recording is not None:
-            gradients = read_gradients(Path(recording.traces_path), len(recording.ranks))
-            start = read_start(Path(recording.traces_path), len(recording.ranks))
-            result = msgspec.structs.replace(result, gradients=gradients, start=start)
-        missing = unapplied(folder / "recording", changes)
-        if result.is_complete and missing:
-            result = msgspec.structs.replace(result, outcome="failed", cause="not_applied", problem=missing[0])
-        with suppress(InputError):  # what cannot be read stays unknown
-            workers = read_facts(folder / "recording", recording).loader_workers
-            result = msgspec.structs.replace(result, loader_workers=workers)
-        return result, self.files.settle(folder)
+        return trial_result(run), reads
 
     def _record(
         self,
@@ -334,6 +319,12 @@ class Runner:
         else:
             what = result.problem
         self._say(f"{at}  {result.arm}: {what}")
+
+
+def _loader_workers(folder: Path, recording: Recording | None) -> int | None:
+    with suppress(InputError):
+        return read_facts(folder, recording).loader_workers
+    return None
 
 
 def _read(recording: Path) -> Recording | None:
