@@ -29,12 +29,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     best_case: float | None  # the speedup exceeds this with 10 % probability; used to stop early, not a claim
     error_rate: float  # of the interval
     min_effect: float  # smaller gains or losses are not called better or worse; the margin of equivalence
-    num_pairs: int  # valid pairs behind the verdict
-    num_void: int  # invalid pairs, for the reasons in `void_reasons`
+    num_pairs: int  # valid pairs behind the verdict; of trials without pairs, the number in the smaller arm
+    num_void: int  # invalid pairs or trials, for the reasons in `void_reasons`
     void_reasons: tuple[str, ...]
-    order: str  # in which the valid pairs ran: "AB BA AB BA", with A the baseline
-    next_analysis: int | None  # number of pairs at the next interim analysis; None if the verdict is final
+    order: str  # in which the valid pairs ran: "AB BA AB BA", with A the baseline; of trials without pairs, "AAABAB"
+    # Number of pairs, or of the candidate's fresh trials, at the next interim analysis; None if the verdict is final.
+    next_analysis: int | None
     reason: str  # one sentence
+    num_baselines: int = 0  # valid trials behind the verdict; 0: it is of pairs
+    num_candidates: int = 0
+    probability_better: float | None = None  # that the candidate is faster at all; None: unknown, or a verdict of pairs
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,143 @@
+"""Estimate the effect of a candidate from all trials of both arms, with an interval that allows for what is unknown.
+
+In: the logarithms of the costs of trials in the order in which they ran, and which of them are the candidate's.
+Out: the log speedup, its interval at any level, and the probability that it is above a value. It decides nothing.
+
+The log cost of trial t is `a(block) - effect * is_candidate(t) + noise`, with noise ~ N(0, sigma^2 V). V is the sum of
+run noise (1; the candidate's may differ), a steady drift, a warming of the first trials, and a random walk, all
+relative to sigma: the model needs no scale. A block is a stretch of trials on the same machine without an
+interruption; the levels of two blocks are not compared. Effect and sigma follow from generalised least squares. Few
+trials cannot show how strong the walk is, nor whether the candidate is noisier. So several models are fitted, each
+with its restricted likelihood (Patterson and Thompson 1971), and the interval is the hull of those that are plausible.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.verdict.student import t_quantile
+
+Floats = NDArray[np.float64]
+
+SLOPE = 0.2  # standard deviation of the drift per trial, in sigmas
+WARMING = 2.0  # standard deviation of the first trial's delay, in sigmas
+WARMING_TRIALS = 1.5  # the delay falls to 1 / e in this many trials
+WALKS = (0.0, 0.3, 1.0)  # variances of the walk per trial, in squared sigmas
+NOISE_RATIOS = (1.0, 9.0)  # the candidate's run variance over the baseline's
+PLAUSIBLE = 0.3  # a model with at least this share of the best likelihood widens the interval
+# A run-to-run spread below this is never believed outright: it enters as one more observation of the spread.
+LEAST_SD = 0.01
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """The log speedup under each plausible model; arrays have the shape (models, tunings)."""
+
+    means: Floats
+    errors: Floats  # standard errors
+    likelihoods: Floats  # relative to the best model's: at most 1
+    degrees_of_freedom: int
+
+    @property
+    def estimate(self) -> Floats:
+        """The mean of the models' estimates, weighted by their likelihoods; shape (tunings,)."""
+        return np.asarray((self.likelihoods * self.means).sum(axis=0) / self.likelihoods.sum(axis=0))
+
+    def interval(self, level: float) -> tuple[Floats, Floats]:
+        """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
+        half = t_quantile(level / 2, self.degrees_of_freedom) * self.errors
+        is_plausible = self.likelihoods >= PLAUSIBLE
+        low = np.where(is_plausible, self.means - half, np.inf).min(axis=0)
+        high = np.where(is_plausible, self.means + half, -np.inf).max(axis=0)
+        return low, high
+
+    def probability_above(self, value: float) -> Floats:
+        """Return the probability that the log speedup exceeds the value, with a flat prior, over all models."""
+        from scipy.special import stdtr  # type: ignore[import-untyped]
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            above = stdtr(self.degrees_of_freedom, (self.means - value) / self.errors)
+        return np.asarray((self.likelihoods * above).sum(axis=0) / self.likelihoods.sum(axis=0))
+
+
+class _Design(msgspec.Struct, frozen=True, kw_only=True):
+    """What the fits of one arrangement of trials need, for each model."""
+
+    weights: Floats  # of the trials in the estimate; (models, trials)
+    variances: Floats  # of the estimate, in squared sigmas; (models,)
+    residual_forms: Floats  # y' R y is the weighted sum of squared residuals; (models, trials, trials)
+    log_dets: Floats  # of the restricted likelihood; (models,)
+    degrees_of_freedom: int
+
+
+def fit_effect(
+    logs: Floats, positions: Sequence[int], is_candidate: Sequence[bool], blocks: Sequence[int] | None = None
+) -> Effect | None:
+    """Fit the log costs of many tunings with one arrangement of trials; `logs` has the shape (tunings, trials).
+
+    `positions` are the trials' places among all trials of the tuning. Returns None if no effect can be estimated: an
+    arm has no trial in a block with the other arm, or too few trials are left to estimate the spread.
+    """
+    blocks = tuple(blocks) if blocks is not None else (0,) * len(positions)
+    design = _design(tuple(positions), tuple(is_candidate), blocks)
+    if design is None:
+        return None
+    centred = logs - logs[:, :1]
+    squares = np.einsum("ri,mij,rj->mr", centred, design.residual_forms, centred) + LEAST_SD**2
+    means = design.weights @ centred.T
+    freedom = design.degrees_of_freedom
+    errors = np.sqrt(design.variances[:, None] * squares / freedom)
+    log_likelihoods = -0.5 * design.log_dets[:, None] - 0.5 * freedom * np.log(squares)
+    likelihoods = np.exp(log_likelihoods - log_likelihoods.max(axis=0))
+    return Effect(means=means, errors=errors, likelihoods=likelihoods, degrees_of_freedom=freedom)
+
+
+@lru_cache(maxsize=512)
+def _design(positions: tuple[int, ...], is_candidate: tuple[bool, ...], blocks: tuple[int, ...]) -> _Design | None:
+    candidate = np.array(is_candidate, dtype=np.float64)
+    block_of = np.array(blocks)
+    levels = [(block_of == block).astype(np.float64) for block in sorted(set(blocks))]
+    regressors = np.stack([*levels, -candidate], axis=1)
+    num_trials, num_parameters = regressors.shape
+    if num_trials <= num_parameters or np.linalg.matrix_rank(regressors) < num_parameters:
+        return None
+    covariances = _covariances(np.array(positions, dtype=np.float64), candidate, block_of)
+    inverses = np.linalg.inv(covariances)
+    weighted = regressors.T @ inverses  # (models, parameters, trials)
+    parameter_covariances = np.linalg.inv(weighted @ regressors)
+    estimators = parameter_covariances @ weighted
+    log_dets = np.linalg.slogdet(covariances)[1] - np.linalg.slogdet(parameter_covariances)[1]
+    return _Design(
+        weights=estimators[:, -1],
+        variances=parameter_covariances[:, -1, -1],
+        residual_forms=inverses - weighted.transpose(0, 2, 1) @ estimators,
+        log_dets=log_dets,
+        degrees_of_freedom=num_trials - num_parameters,
+    )
+
+
+def _covariances(positions: Floats, candidate: Floats, block_of: NDArray[np.int64]) -> Floats:
+    """Return the covariance of the trials under each model, in squared sigmas; (models, trials, trials)."""
+    times = positions - positions[0]
+    is_same_block = block_of[:, None] == block_of[None, :]
+    starts = np.array([times[block_of == block][0] for block in block_of])
+    warming = WARMING * np.exp(-(times - starts) / WARMING_TRIALS)
+    common = SLOPE**2 * np.outer(times, times) + np.outer(warming, warming) * is_same_block
+    walk = np.minimum.outer(times, times)
+    return np.array(
+        [
+            common + np.diag(1 + (ratio - 1) * candidate) + strength * walk
+            for strength, ratio in itertools.product(WALKS, NOISE_RATIOS)
+        ]
+    )
+
+
+def as_speedup(log: float) -> float:
+    """Return the speedup of a log speedup; one beyond all sense stays a finite number."""
+    return math.exp(min(log, 700.0))

@@ -1,0 +1,111 @@
+"""A candidate is judged by all trials of both arms."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from tests.verdict.arms import arms, noisy_arms, recorded
+from tests.verdict.trials import trial
+
+from flatout.errors import UsageError
+from flatout.records.trial import TrialResult
+from flatout.verdict.arms import judge_arms
+
+MINGPT = "nccl-sockets=1x1+16"
+
+
+def test_the_recorded_tuning_of_mingpt_is_decided_by_its_eighth_trial() -> None:
+    trials = recorded("mingpt")
+    verdicts = [judge_arms(trials[:n], MINGPT, num_screened=2, chosen_by=frozenset({4})) for n in range(1, 10)]
+    assert [verdict.verdict for verdict in verdicts] == ["undecided"] * 8 + ["better"]
+    assert verdicts[-1].speedup == pytest.approx(1.38, abs=0.02)
+    assert verdicts[-1].interval is not None
+    low, high = verdicts[-1].interval
+    assert 1.1 < low < 1.36 < high < 1.7
+    assert (verdicts[-1].num_baselines, verdicts[-1].num_candidates) == (5, 3)
+
+
+def test_one_trial_of_the_candidate_is_never_enough() -> None:
+    fabric = recorded("fabric")
+    verdict = judge_arms(fabric, "dataloader-workers=15", chosen_by=frozenset({4}))
+    assert (verdict.verdict, verdict.interval) == ("undecided", None)
+    assert "1 trial of the candidate and 4 baselines are too few" in verdict.reason
+    assert judge_arms(arms("AAAAB", [0, 0.01, 0, 0.01, -2]), "candidate").verdict == "undecided"
+    assert judge_arms(arms("AAAABB", [0, 0.01, 0, 0.01, -2, -2.01]), "candidate").verdict == "better"
+
+
+def test_one_baseline_is_never_enough() -> None:
+    assert judge_arms(arms("ABBBB", [0, -2, -2, -2.01, -2]), "candidate").verdict == "undecided"
+    assert judge_arms(arms("AABBBB", [0, 0.01, -2, -2, -2.01, -2]), "candidate").verdict == "better"
+
+
+def test_a_large_effect_needs_few_trials_and_the_estimate_is_the_effect() -> None:
+    verdict = judge_arms(noisy_arms(1, "AAABABAB", effect=math.log(2)), "candidate")
+    assert verdict.verdict == "better"
+    assert verdict.speedup == pytest.approx(2, rel=0.03)
+    assert verdict.probability_better is not None
+    assert verdict.probability_better > 0.99
+    worse = judge_arms(noisy_arms(1, "AAABABAB", effect=-math.log(2)), "candidate")
+    assert worse.verdict == "worse"
+    assert worse.speedup == pytest.approx(0.5, rel=0.03)
+
+
+def test_asking_again_with_more_trials_changes_no_verdict() -> None:
+    trials = noisy_arms(2, "AAAB" + "AB" * 8, effect=0.06)
+    verdicts = [judge_arms(trials[:n], "candidate") for n in range(1, len(trials) + 1)]
+    first = next(v for v in verdicts if v.verdict != "undecided")
+    after = verdicts[verdicts.index(first) :]
+    assert len(after) > 3
+    assert all(verdict == first for verdict in after)
+
+
+def test_trials_between_two_analyses_are_not_looked_at_unless_they_are_the_last() -> None:
+    trials = noisy_arms(3, "AAA" + "AB" * 5, sd=0.03)
+    assert judge_arms(trials, "candidate").num_candidates == 4
+    last = judge_arms(trials, "candidate", is_last=True)
+    assert (last.num_candidates, last.next_analysis) == (5, None)
+
+
+def test_the_trials_that_chose_the_candidate_count_and_its_selection_costs_level() -> None:
+    trials = noisy_arms(4, "AAABABAB", sd=0.05, effect=0.3)
+    alone = judge_arms(trials, "candidate")
+    chosen = judge_arms(trials, "candidate", num_screened=20, chosen_by=frozenset({3}))
+    assert chosen.num_candidates == alone.num_candidates
+    assert alone.interval is not None
+    assert chosen.interval is not None
+    assert chosen.interval[0] < alone.interval[0]
+    assert chosen.probability_better is not None
+    assert alone.probability_better is not None
+    assert chosen.probability_better < alone.probability_better
+
+
+def test_other_arms_and_trials_that_did_not_complete_do_not_count() -> None:
+    trials = noisy_arms(5, "AAABABAB", effect=0.3)
+    others = [trial(20 + t.index, "another", [9.0]) for t in trials]
+    failed = TrialResult(index=30, arm="candidate", outcome="out_of_memory")
+    verdict = judge_arms([*others, *trials], "candidate")
+    assert verdict == judge_arms(trials, "candidate")
+    with_failed = judge_arms([*trials, failed], "candidate")
+    assert (with_failed.num_void, with_failed.void_reasons) == (1, ("a trial of candidate: out of memory",))
+
+
+def test_levels_of_different_sessions_are_not_compared() -> None:
+    jump = [0.0] * 4 + [0.5] * 6
+    noise = [0.01, -0.01, 0.005, 0.0, 0.01, -0.01, 0.0, 0.01, -0.005, 0.0]
+    trials = arms("AAABBABABA", [a + b for a, b in zip(jump, noise, strict=True)], effect=0.4)
+    in_sessions = [msgspec.structs.replace(t, session=int(t.index >= 4)) for t in trials]
+    verdict = judge_arms(in_sessions, "candidate")
+    assert verdict.verdict == "better"
+    assert verdict.speedup == pytest.approx(math.exp(0.4), rel=0.02)
+    apart = [msgspec.structs.replace(t, session=int(t.arm == "candidate")) for t in trials]
+    assert judge_arms(apart, "candidate").verdict == "undecided"
+
+
+def test_impossible_questions_are_refused() -> None:
+    with pytest.raises(UsageError, match="between 0 and 1, but got 1"):
+        judge_arms([], "candidate", min_effect=1)
+    with pytest.raises(UsageError, match="at least 1, but got 0"):
+        judge_arms([], "candidate", num_screened=0)
+    assert judge_arms([], "candidate").reason.startswith("no trials of the candidate and no baselines")
