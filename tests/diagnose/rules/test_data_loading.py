@@ -18,9 +18,9 @@ def loading(*loads: float, num_steps: int = 3, workers: bool = True) -> list[Tra
     for trace, load in zip(traces, loads, strict=True):
         for number, at in times(num_steps):
             trace.step(number, at, STEP)
-            if workers:
+            if workers and load > 0:  # a rank without a load has no loader of its own
                 trace.data_loading(at, load)
-            else:
+            elif not workers:
                 trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, load)
             trace.launch(GEMM, at + load, 5, at + load + 5, 2000)
             if len(loads) > 1:
@@ -122,6 +122,15 @@ def test_where_one_rank_reads_for_all_each_may_read_its_own_part() -> None:
     assert "dispatch_batches=False" in found(free_of_recorder_cost(*loading(3000, 0)), "data-loading").changes[0]
     shared = found(free_of_recorder_cost(*loading(3000, 100)), "data-loading")
     assert not any("dispatch_batches" in line for line in shared.changes)
+
+
+def test_a_rank_whose_batches_are_in_time_has_a_loader_of_its_own() -> None:
+    """Two ranks of ResNet-50 with two workers each: in the traced steps one batch came late, on rank 0."""
+    traces = loading(3000, 0)
+    for _, at in times(3):
+        traces[1].data_loading(at, 1).launch(GEMM, at, 1, at, 5)
+    finding = found(free_of_recorder_cost(*traces), "data-loading")
+    assert not any("dispatch_batches" in line for line in finding.changes)
 
 
 def test_who_waits_in_a_broadcast_without_a_root_waits_for_the_rank_that_reads() -> None:

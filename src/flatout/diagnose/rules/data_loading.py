@@ -59,8 +59,9 @@ def find(context: DiagnosisContext) -> list[Finding]:
     facts = context.facts(slowest)
     single = "SingleProcess" in (facts.loader_name or "")
     late = _last_rank(context)
-    others_s = [float(context.own[row, Part.DATA_LOADING]) for row, t in enumerate(context.ranks) if t.rank != slowest]
-    is_one_for_all = bool(others_s) and not any(others_s)
+    others = [t.rank for t in context.ranks if t.rank != slowest]
+    # A rank that asks its own loader for batches reads its own part, even if no batch came late in the trace.
+    is_one_for_all = bool(others) and not any(context.facts(rank).loader.count for rank in others)
     where = f" on {rank_words(ranks, len(context.ranks))}" if len(context.ranks) > 1 else ""
     title = f"the training waits for data{where}: {cost_words(context, cost)}"
     if single:
