@@ -68,17 +68,26 @@ def test_trials_between_two_analyses_are_not_looked_at_unless_they_are_the_last(
     assert (last.num_candidates, last.next_analysis) == (5, None)
 
 
-def test_the_trials_that_chose_the_candidate_count_and_its_selection_costs_level() -> None:
+def test_the_trial_that_chose_among_few_counts_at_a_stricter_level() -> None:
     trials = noisy_arms(4, "AAABABAB", sd=0.05, effect=0.3)
     alone = judge_arms(trials, "candidate")
-    chosen = judge_arms(trials, "candidate", num_screened=20, chosen_by=frozenset({3}))
-    assert chosen.num_candidates == alone.num_candidates
-    assert alone.interval is not None
+    chosen = judge_arms(trials[:6], "candidate", num_screened=3, chosen_by=frozenset({3}))
+    assert chosen.num_candidates == 2
+    same_trials = judge_arms(trials[:6], "candidate")
+    assert same_trials.interval is not None
     assert chosen.interval is not None
-    assert chosen.interval[0] < alone.interval[0]
+    assert chosen.interval[0] < same_trials.interval[0]
     assert chosen.probability_better is not None
-    assert alone.probability_better is not None
-    assert chosen.probability_better < alone.probability_better
+    assert same_trials.probability_better is not None
+    assert chosen.probability_better < same_trials.probability_better < (alone.probability_better or 0)
+
+
+def test_the_trial_that_chose_among_many_does_not_count() -> None:
+    trials = noisy_arms(4, "AAABABABAB", sd=0.05, effect=0.3)
+    chosen = judge_arms(trials, "candidate", num_screened=1000, chosen_by=frozenset({3}))
+    lucky = [*trials[:3], msgspec.structs.replace(trials[3], step_s=(0.001,)), *trials[4:]]
+    assert judge_arms(lucky, "candidate", num_screened=1000, chosen_by=frozenset({3})) == chosen
+    assert chosen.num_candidates == 3
 
 
 def test_other_arms_and_trials_that_did_not_complete_do_not_count() -> None:

@@ -41,6 +41,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     probability_better: float | None = None  # that the candidate is faster at all; None: unknown, or a verdict of pairs
 
 
+class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+    """What more trials are likely to show about a candidate that is undecided: the probability of each verdict by then.
+
+    The trials alternate between the arms. The probabilities follow from the trials so far, with a flat prior.
+    """
+
+    num_trials: int  # further trials, of both arms
+    num_fresh: int  # of the candidate among them
+    better: float
+    worse: float
+
+
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     """The spread among trials of the unchanged job. All spreads are of the logarithm of the cost: 0.01 is 1 %."""
 

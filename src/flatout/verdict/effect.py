@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.verdict.arrangement import Arrangement
 from flatout.verdict.student import t_quantile
 
 Floats = NDArray[np.float64]
 
 SLOPE = 0.2  # standard deviation of the drift per trial, in sigmas
-WARMING = 2.0  # standard deviation of the first trial's delay, in sigmas
+WARMINGS = (2.0,)  # standard deviation of the first trial's delay, in sigmas
 WARMING_TRIALS = 1.5  # the delay falls to 1 / e in this many trials
 WALKS = (0.0, 0.3, 1.0)  # variances of the walk per trial, in squared sigmas
 NOISE_RATIOS = (1.0, 9.0)  # the candidate's run variance over the baseline's
@@ -37,7 +37,7 @@ LEAST_SD = 0.01
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """The log speedup under each plausible model; arrays have the shape (models, tunings)."""
+    """The log speedup under each model; arrays have the shape (models, tunings)."""
 
     means: Floats
     errors: Floats  # standard errors
@@ -48,6 +48,11 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     def estimate(self) -> Floats:
         """The mean of the models' estimates, weighted by their likelihoods; shape (tunings,)."""
         return np.asarray((self.likelihoods * self.means).sum(axis=0) / self.likelihoods.sum(axis=0))
+
+    @property
+    def error(self) -> Floats:
+        """The mean of the models' standard errors, weighted by their likelihoods; shape (tunings,)."""
+        return np.asarray((self.likelihoods * self.errors).sum(axis=0) / self.likelihoods.sum(axis=0))
 
     def interval(self, level: float) -> tuple[Floats, Floats]:
         """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
@@ -61,12 +66,11 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         """Return the probability that the log speedup exceeds the value, with a flat prior, over all models."""
         from scipy.special import stdtr  # type: ignore[import-untyped]
 
-        with np.errstate(divide="ignore", invalid="ignore"):
-            above = stdtr(self.degrees_of_freedom, (self.means - value) / self.errors)
+        above = stdtr(self.degrees_of_freedom, (self.means - value) / self.errors)
         return np.asarray((self.likelihoods * above).sum(axis=0) / self.likelihoods.sum(axis=0))
 
 
-class _Design(msgspec.Struct, frozen=True, kw_only=True):
+class Design(msgspec.Struct, frozen=True, kw_only=True):
     """What the fits of one arrangement of trials need, for each model."""
 
     weights: Floats  # of the trials in the estimate; (models, trials)
@@ -76,44 +80,45 @@ class _Design(msgspec.Struct, frozen=True, kw_only=True):
     degrees_of_freedom: int
 
 
-def fit_effect(
-    logs: Floats, positions: Sequence[int], is_candidate: Sequence[bool], blocks: Sequence[int] | None = None
-) -> Effect | None:
+def fit_effect(logs: Floats, arrangement: Arrangement) -> Effect | None:
     """Fit the log costs of many tunings with one arrangement of trials; `logs` has the shape (tunings, trials).
 
-    `positions` are the trials' places among all trials of the tuning. Returns None if no effect can be estimated: an
-    arm has no trial in a block with the other arm, or too few trials are left to estimate the spread.
+    Returns None if no effect can be estimated: no block has trials of both arms, or too few trials are left to estimate
+    the spread.
     """
-    blocks = tuple(blocks) if blocks is not None else (0,) * len(positions)
-    design = _design(tuple(positions), tuple(is_candidate), blocks)
-    if design is None:
+    found = design(arrangement)
+    if found is None:
         return None
     centred = logs - logs[:, :1]
-    squares = np.einsum("ri,mij,rj->mr", centred, design.residual_forms, centred) + LEAST_SD**2
-    means = design.weights @ centred.T
-    freedom = design.degrees_of_freedom
-    errors = np.sqrt(design.variances[:, None] * squares / freedom)
-    log_likelihoods = -0.5 * design.log_dets[:, None] - 0.5 * freedom * np.log(squares)
-    likelihoods = np.exp(log_likelihoods - log_likelihoods.max(axis=0))
-    return Effect(means=means, errors=errors, likelihoods=likelihoods, degrees_of_freedom=freedom)
+    projected = centred @ found.residual_forms  # (models, tunings, trials)
+    squares = (projected * centred).sum(axis=2) + LEAST_SD**2
+    freedom = found.degrees_of_freedom
+    log_likelihoods = -0.5 * found.log_dets[:, None] - 0.5 * freedom * np.log(squares)
+    return Effect(
+        means=found.weights @ centred.T,
+        errors=np.sqrt(found.variances[:, None] * squares / freedom),
+        likelihoods=np.exp(log_likelihoods - log_likelihoods.max(axis=0)),
+        degrees_of_freedom=freedom,
+    )
 
 
 @lru_cache(maxsize=512)
-def _design(positions: tuple[int, ...], is_candidate: tuple[bool, ...], blocks: tuple[int, ...]) -> _Design | None:
-    candidate = np.array(is_candidate, dtype=np.float64)
-    block_of = np.array(blocks)
-    levels = [(block_of == block).astype(np.float64) for block in sorted(set(blocks))]
+def design(arrangement: Arrangement) -> Design | None:
+    """Return what the fits of this arrangement need; None if no effect can be estimated from such trials."""
+    candidate = np.array(arrangement.is_candidate, dtype=np.float64)
+    block_of = np.array(arrangement.blocks)
+    levels = [(block_of == block).astype(np.float64) for block in sorted(set(arrangement.blocks))]
     regressors = np.stack([*levels, -candidate], axis=1)
     num_trials, num_parameters = regressors.shape
     if num_trials <= num_parameters or np.linalg.matrix_rank(regressors) < num_parameters:
         return None
-    covariances = _covariances(np.array(positions, dtype=np.float64), candidate, block_of)
+    covariances = _covariances(np.array(arrangement.positions, dtype=np.float64), candidate, block_of)
     inverses = np.linalg.inv(covariances)
     weighted = regressors.T @ inverses  # (models, parameters, trials)
     parameter_covariances = np.linalg.inv(weighted @ regressors)
     estimators = parameter_covariances @ weighted
     log_dets = np.linalg.slogdet(covariances)[1] - np.linalg.slogdet(parameter_covariances)[1]
-    return _Design(
+    return Design(
         weights=estimators[:, -1],
         variances=parameter_covariances[:, -1, -1],
         residual_forms=inverses - weighted.transpose(0, 2, 1) @ estimators,
@@ -127,13 +132,14 @@ def _covariances(positions: Floats, candidate: Floats, block_of: NDArray[np.int6
     times = positions - positions[0]
     is_same_block = block_of[:, None] == block_of[None, :]
     starts = np.array([times[block_of == block][0] for block in block_of])
-    warming = WARMING * np.exp(-(times - starts) / WARMING_TRIALS)
-    common = SLOPE**2 * np.outer(times, times) + np.outer(warming, warming) * is_same_block
+    delays = np.exp(-(times - starts) / WARMING_TRIALS)
+    warming = np.outer(delays, delays) * is_same_block
+    slope = SLOPE**2 * np.outer(times, times)
     walk = np.minimum.outer(times, times)
     return np.array(
         [
-            common + np.diag(1 + (ratio - 1) * candidate) + strength * walk
-            for strength, ratio in itertools.product(WALKS, NOISE_RATIOS)
+            slope + first_delay**2 * warming + step * walk + np.diag(1 + (ratio - 1) * candidate)
+            for step, ratio, first_delay in itertools.product(WALKS, NOISE_RATIOS, WARMINGS)
         ]
     )
 

@@ -1,0 +1,193 @@
+"""Say what more trials would show: of a candidate that is undecided, and of a budget before its first trial.
+
+`what_next` has the conditional power of each analysis to come: a candidate that is unlikely to be called better is
+given up early, and "undecided" comes with what more time would buy. `detectable_effect` and `trials_for` plan a tuning.
+All use the analyses that decide (`analyses`), and none makes a claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from flatout.errors import UsageError
+from flatout.records.trial import BASELINE, TrialResult
+from flatout.records.verdict import Objective, Prospect
+from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, used_trials
+from flatout.verdict.arms import MIN_EFFECT, analyses_of, arms_of, check
+from flatout.verdict.arrangement import Arrangement, planned
+from flatout.verdict.effect import Effect, Floats, design, fit_effect
+from flatout.verdict.student import t_quantile
+
+WANTED_POWER = 0.8
+WORTH_MORE = 0.1  # a candidate with a smaller probability of being called better is given up
+NUM_SIMULATED = 500
+FLOOR_TRIALS = 3
+
+
+def what_next(
+    trials: Sequence[TrialResult],
+    candidate: str,
+    *,
+    baseline: str = BASELINE,
+    objective: Objective = "step_s",
+    num_screened: int = 1,
+    chosen_by: frozenset[int] = frozenset(),
+    min_effect: float = MIN_EFFECT,
+) -> tuple[Prospect, ...]:
+    """Return what each analysis to come is likely to show; the arguments are those of `judge_arms`.
+
+    Returns () if the candidate is decided, no analysis is left, or the trials so far give no estimate.
+    """
+    check(num_screened, min_effect)
+    arms = arms_of(trials, candidate, baseline=baseline, objective=objective, chosen_by=chosen_by)
+    analyses = analyses_of(arms, num_screened=num_screened, min_effect=min_effect, is_last=False)
+    if analyses and analyses[-1].claims[0] != UNDECIDED:
+        return ()
+    prospects = []
+    for later, better, worse in chances(arms.logs, arms.arrangement, num_screened=num_screened, min_effect=min_effect):
+        num_trials = len(later.positions) - len(arms.arrangement.positions)
+        num_fresh = later.num_fresh - arms.arrangement.num_fresh
+        prospects.append(
+            Prospect(num_trials=num_trials, num_fresh=num_fresh, better=float(better[0]), worse=float(worse[0]))
+        )
+    return tuple(prospects)
+
+
+def is_worth_more(prospects: Sequence[Prospect], *, max_trials: int | None = None) -> bool:
+    """Whether more trials, at most `max_trials`, are likely enough to show that the candidate is better."""
+    affordable = [prospect for prospect in prospects if max_trials is None or prospect.num_trials <= max_trials]
+    return any(prospect.better >= WORTH_MORE for prospect in affordable)
+
+
+def chances(
+    logs: Floats, arrangement: Arrangement, *, num_screened: int, min_effect: float
+) -> list[tuple[Arrangement, Floats, Floats]]:
+    """Return the probabilities that the candidate is called better, and worse, by each analysis to come.
+
+    `logs` has the shape (tunings, trials). With each comes the arrangement at that analysis, for which the trials keep
+    alternating.
+    """
+    result: list[tuple[Arrangement, Floats, Floats]] = []
+    better = worse = np.zeros(len(logs))
+    for analysis in ANALYSES:
+        if analysis.num_fresh <= arrangement.num_fresh:
+            continue
+        later = arrangement.followed_by(_alternating(arrangement, analysis.num_fresh - arrangement.num_fresh))
+        places, divisor = used_trials(later, analysis.level, num_screened)
+        so_far = tuple(place for place in places if place < len(arrangement.positions))
+        effect = fit_effect(logs[:, so_far], arrangement.select(so_far)) if so_far else None
+        if effect is None:
+            continue
+        up, down = _chances_at(analysis, effect, arrangement.select(so_far), later.select(places), divisor, min_effect)
+        better, worse = np.maximum(better, up), np.maximum(worse, down)
+        result.append((later, better, worse))
+    return result
+
+
+def _alternating(arrangement: Arrangement, num_fresh: int) -> str:
+    """Return the order of the next trials, up to the candidate's fresh trial number `num_fresh` among them."""
+    starts_with_baseline = bool(arrangement.is_candidate and arrangement.is_candidate[-1])
+    return "AB" * num_fresh if starts_with_baseline else "B" + "AB" * (num_fresh - 1)
+
+
+def _chances_at(
+    analysis: Analysis, effect: Effect, now: Arrangement, later: Arrangement, divisor: int, min_effect: float
+) -> tuple[Floats, Floats]:
+    """Return the probability of better and of worse at one later analysis, given the trials so far.
+
+    With a flat prior, the later estimate is the present one plus a change, whose variance is what the trials in between
+    take off the variance of the estimate.
+    """
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
+    before, after = design(now), design(later)
+    assert before is not None
+    assert after is not None
+    freedom = effect.degrees_of_freedom
+    sigmas = effect.errors / np.sqrt(before.variances)[:, None]
+    change = sigmas * np.sqrt(np.maximum(before.variances - after.variances, 1e-12))[:, None]
+    level = analysis.level / divisor
+    half = t_quantile(level / 2, after.degrees_of_freedom) * sigmas * np.sqrt(after.variances)[:, None]
+    threshold = np.maximum(half, math.log1p(min_effect))
+    better = stdtr(freedom, (effect.means - threshold) / change)
+    worse = stdtr(freedom, (-effect.means - threshold) / change)
+    total = effect.likelihoods.sum(axis=0)
+    return (effect.likelihoods * better).sum(axis=0) / total, (effect.likelihoods * worse).sum(axis=0) / total
+
+
+def detectable_effect(
+    noise: float,
+    num_trials: int,
+    *,
+    num_baselines: int = FLOOR_TRIALS,
+    num_screened: int = 1,
+    min_effect: float = MIN_EFFECT,
+    power: float = WANTED_POWER,
+) -> float | None:
+    """Return the smallest gain (0.03: 3 %) that is called better with this power in at most `num_trials` trials.
+
+    `noise` is the standard deviation of a trial's log cost. The trials are those of both arms: first `num_baselines` of
+    the baseline, then the arms alternate. Returns None if there is no analysis within so few trials.
+    """
+    thresholds = _thresholds(noise, num_baselines, num_screened, min_effect)
+    due = [effects for count, effects in thresholds if count <= num_trials]
+    if not due:
+        return None
+    return math.expm1(float(np.quantile(np.min(due, axis=0), power)))
+
+
+def trials_for(
+    effect: float,
+    noise: float,
+    *,
+    num_baselines: int = FLOOR_TRIALS,
+    num_screened: int = 1,
+    min_effect: float = MIN_EFFECT,
+    power: float = WANTED_POWER,
+) -> int | None:
+    """Return how many trials of both arms show a gain of `effect` (0.03: 3 %) with this power; None: no number does."""
+    if effect <= min_effect:
+        raise UsageError(f"the effect must be above {min_effect:g}, which is called equivalent, but got {effect:g}")
+    for num_trials, _ in _thresholds(noise, num_baselines, num_screened, min_effect):
+        detectable = detectable_effect(
+            noise,
+            num_trials,
+            num_baselines=num_baselines,
+            num_screened=num_screened,
+            min_effect=min_effect,
+            power=power,
+        )
+        if detectable is not None and detectable <= effect:
+            return num_trials
+    return None
+
+
+@lru_cache(maxsize=64)
+def _thresholds(noise: float, num_baselines: int, num_screened: int, min_effect: float) -> list[tuple[int, Floats]]:
+    """Return, for each analysis, its number of trials and the log effect from which each simulated tuning claims.
+
+    An effect shifts the estimate and its interval, and changes nothing else: so one simulation without an effect serves
+    for all effects.
+    """
+    chosen = (num_baselines,) if num_screened > 1 else ()
+    order = "A" * num_baselines + "BA" * (ANALYSES[-1].num_fresh + len(chosen))
+    arrangement = planned(order, chosen=chosen)
+    logs = np.random.RandomState(20240611).normal(0.0, noise, (NUM_SIMULATED, len(order)))
+    margin = math.log1p(min_effect)
+    thresholds = []
+    for analysis in ANALYSES:
+        num_trials = arrangement.end_of_fresh(analysis.num_fresh)
+        fitted = analyse(
+            logs[:, :num_trials],
+            arrangement.first(num_trials),
+            analysis,
+            num_screened=num_screened,
+            min_effect=min_effect,
+        )
+        if fitted is not None:
+            thresholds.append((num_trials, np.maximum(-fitted.low, margin - fitted.effect.estimate)))
+    return thresholds

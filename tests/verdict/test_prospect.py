@@ -1,0 +1,76 @@
+"""What more trials would show, and what a budget can show."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from tests.verdict.arms import arms, noisy_arms, recorded
+
+from flatout.errors import UsageError
+from flatout.verdict.arms import judge_arms
+from flatout.verdict.prospect import detectable_effect, is_worth_more, trials_for, what_next
+
+
+def test_a_clear_gain_after_one_trial_is_likely_to_be_shown_by_a_few_more() -> None:
+    fabric = recorded("fabric")
+    prospects = what_next(fabric, "dataloader-workers=15", chosen_by=frozenset({4}))
+    by_trials = {prospect.num_trials: prospect.better for prospect in prospects}
+    assert by_trials[4] > 0.7
+    assert is_worth_more(prospects, max_trials=4)
+    assert not is_worth_more(prospects, max_trials=1)
+
+
+def test_a_candidate_that_looks_the_same_or_worse_is_given_up() -> None:
+    same = noisy_arms(1, "AAAABABABAB", sd=0.03)
+    assert not is_worth_more(what_next(same, "candidate"))
+    worse = noisy_arms(1, "AAAABAB", sd=0.03, effect=-0.1)
+    assert not is_worth_more(what_next(worse, "candidate"))
+    promising = noisy_arms(1, "AAAABAB", sd=0.03, effect=0.1)
+    assert is_worth_more(what_next(promising, "candidate"))
+
+
+def test_a_decided_candidate_has_no_prospects() -> None:
+    assert what_next(noisy_arms(1, "AAABABAB", effect=math.log(2)), "candidate") == ()
+    assert what_next([], "candidate") == ()
+
+
+def test_the_probability_of_better_comes_true_as_often_as_it_says() -> None:
+    """A flat prior is right where effects are drawn from a wide range: then forecasts and outcomes agree."""
+    forecasts, outcomes = [], []
+    for seed in range(300):
+        rng = np.random.default_rng([5, seed])
+        trials = arms("AAAA" + "BA" * 4, rng.normal(0, 0.05, 12).tolist(), effect=rng.uniform(-0.4, 0.4))
+        prospects = what_next(trials[:7], "candidate")
+        if prospects:
+            forecasts.append(prospects[1].better)
+            outcomes.append(judge_arms(trials, "candidate").verdict == "better")
+    assert len(forecasts) > 80
+    assert np.mean(forecasts) == pytest.approx(np.mean(outcomes), abs=0.1)
+
+
+def test_a_budget_shows_what_it_says() -> None:
+    effect = detectable_effect(0.05, 9)
+    assert effect is not None
+    found = [
+        judge_arms(noisy_arms(seed, "AAABABABA", sd=0.05, effect=math.log1p(effect)), "candidate").verdict == "better"
+        for seed in range(300)
+    ]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.07)
+    assert detectable_effect(0.05, 4) is None
+    more = detectable_effect(0.05, 20)
+    assert more is not None
+    assert more < effect
+
+
+def test_the_number_of_trials_for_an_effect_is_the_first_that_shows_it() -> None:
+    num_trials = trials_for(0.3, 0.05)
+    assert num_trials is not None
+    enough, one_less = detectable_effect(0.05, num_trials), detectable_effect(0.05, num_trials - 1)
+    assert enough is not None
+    assert enough <= 0.3
+    assert one_less is None or one_less > 0.3
+    assert trials_for(0.03, 0.2) is None
+    with pytest.raises(UsageError, match=r"above 0\.01"):
+        trials_for(0.01, 0.05)
