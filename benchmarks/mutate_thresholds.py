@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "trial": (("trial/*.py",), ("tests/trial",)),
     "blame": (("attribute/blame.py",), ("tests/attribute/test_blame.py", "tests/attribute/test_job.py")),
-    "hang": (("keep/hang.py", "keep/hang_timeout.py"), ("tests/keep/test_hang.py",)),
+    "hang": (("keep/hang.py", "keep/hang_judge.py", "keep/hang_timeout.py"), ("tests/keep/test_hang.py",)),
     "rules": (
         ("diagnose/rules/*.py", "diagnose/finding.py"),
         ("tests/diagnose/rules", "tests/diagnose/test_rules.py"),
@@ -81,6 +81,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("while high - low > 1e-4", "1e-4"): "the precision of a bisection",
 }
 WARM = ("numpy", "scipy.special", "msgspec", "psutil", "hypothesis", "xdist")
+# Tests may ask for warnings of their own, so that plugin stays; it would end pytest because `WARM` is imported.
+OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 FACTOR = 3
 SMALL_INTEGER = 10  # below it, one more and one less
 DECIDING_CALLS = {"max", "min", "maximum", "minimum", "clip"}
@@ -241,8 +243,7 @@ def run(mutant: Mutant | None, tests: tuple[str, ...], limit_s: int) -> Outcome:
             os.dup2(output.fileno(), 2)
             if mutant is not None:
                 sys.meta_path.insert(0, _Finder(mutant))
-            options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-p", "no:warnings"]
-            code = pytest.main([*options, *tests], plugins=[_FirstFailure(writing)])
+            code = pytest.main([*OPTIONS, *tests], plugins=[_FirstFailure(writing)])
             os._exit(int(code))
     os.close(writing)
     _, wait_status, used = os.wait4(child, 0)
