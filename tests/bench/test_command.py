@@ -37,10 +37,11 @@ def files_of_a_user(folder: Path) -> Path:
 
 
 def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None:
-    """The only test here with the sizes and the rounds of a user."""
+    """As on a machine with 1 GiB of free memory; `test_warming.py` has the rounds of a user."""
     data, out = files_of_a_user(tmp_path), tmp_path / "out.json"
     before = {path: path.stat().st_mtime_ns for path in [data, *data.iterdir()]}
-    done = bench("--ranks", "2", "--time", "10s", "--path", data, "--out", out, "--json", inject="")
+    inject = small(num_rounds=4, free_bytes=1 << 30)
+    done = bench("--ranks", "2", "--time", "10s", "--path", data, "--out", out, "--json", inject=inject)
     assert done.returncode == 0, done.stderr
     found = content(done)
     assert json.loads(out.read_text()) == found
@@ -219,8 +220,7 @@ def test_what_cannot_be_saved_is_told_all_the_same() -> None:
 
 
 def test_over_two_nodes_of_a_real_slurm_the_first_rank_reports(slurm: SlurmLab) -> None:
-    """The tasks that srun starts are started as users start them: none can be forked from a process that is warm."""
-    srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", sys.executable)
+    srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", slurm.python)
     done = bench("--time", "60s", "--only", "broadcast", "--json", prefix=srun)
     assert done.returncode == 0, done.stderr
     found = content(done)

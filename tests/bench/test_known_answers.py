@@ -15,17 +15,18 @@ from flatout.probe.ceilings.matmul import wrong_entries, wrong_product
 CPU = torch.device("cpu")
 
 
-def operands(dtype: torch.dtype, size: int = 256) -> tuple[Any, Any, Any]:
+def operands(dtype: torch.dtype, size: int = 256, k: int = 256) -> tuple[Any, Any, Any]:
+    """Return a (size, k), b (k, size) and their product; a large k makes long sums, a large size only takes time."""
     generator = torch.Generator().manual_seed(7)
-    a = (torch.rand((size, size), generator=generator) - 0.5).to(dtype)
-    b = (torch.rand((size, size), generator=generator) - 0.5).to(dtype)
+    a = (torch.rand((size, k), generator=generator) - 0.5).to(dtype)
+    b = (torch.rand((k, size), generator=generator) - 0.5).to(dtype)
     return a, b, torch.mm(a, b)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_a_right_product_is_right(name: str, dtype: torch.dtype) -> None:
-    for size in (64, 256, 1024):
-        assert wrong_product(torch, *operands(dtype, size), name) is None
+    for size, k in ((64, 64), (256, 256), (256, 1024)):
+        assert wrong_product(torch, *operands(dtype, size, k), name) is None
 
 
 def spoiled(c: Any, how: Callable[[Any], None]) -> Any:
@@ -59,12 +60,12 @@ def test_a_wrong_product_is_found(name: str, dtype: torch.dtype, how: Callable[[
 
 def test_a_product_over_a_part_of_k_is_found() -> None:
     """As of a kernel that leaves out the last hundredth of its inner loop."""
-    a, b, _ = operands(torch.bfloat16, 1024)
+    a, b, _ = operands(torch.bfloat16, k=1024)
     assert wrong_product(torch, a, b, torch.mm(a[:, :1014], b[:1014]), "bf16") is not None
 
 
 def test_a_lower_precision_than_was_asked_for_is_found() -> None:
-    a, b, _ = operands(torch.float32, 1024)
+    a, b, _ = operands(torch.float32, k=1024)
     assert wrong_product(torch, a, b, torch.mm(a.bfloat16(), b.bfloat16()).float(), "fp32") is not None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,30 @@ def test_a_case_may_ask_for_longer_samples(monkeypatch: pytest.MonkeyPatch) -> N
         for sample_s in (0.0, 0.2)
     )
     assert long > 4 * short
+
+
+@pytest.mark.parametrize(
+    ("num_cases", "call_s", "fewest", "most"),
+    [
+        (1, 0.0, measuring.MAX_ROUNDS, measuring.MAX_ROUNDS),
+        (1, 0.01, 4, 24),  # two calls for each sample, the first of which does not count
+        (8, 0.02, measuring.MIN_ROUNDS, measuring.MIN_ROUNDS),  # each is cheap, and all of them take 0.3 s
+    ],
+)
+def test_rounds_are_repeated_until_the_time_is_up_but_at_least_3_times(
+    num_cases: int, call_s: float, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (case,) = curve(lambda _: time.sleep(call_s), sizes=1)
+    cases = [replace(case, check=lambda: None, curve=f"curve {number}") for number in range(num_cases)]
+    began = time.monotonic()
+    rounds = warmed(cases, 0.5, monkeypatch)
+    results: list[int] = []
+    rounds.measure(lambda: results.append(len(rounds.found[-1].seconds)))
+    took_s = time.monotonic() - began
+    num_rounds = len(rounds.found[0].seconds)
+    assert fewest <= num_rounds <= most
+    assert results == list(range(measuring.MIN_ROUNDS, num_rounds + 1))
+    assert took_s < 1.5 or num_rounds == measuring.MIN_ROUNDS
 
 
 @pytest.mark.parametrize(
