@@ -23,6 +23,7 @@ class Variable:
     DATA_CHECK = "FLATOUT_DATA_CHECK"  # 1: check the results of collectives when the job is stopped
     STOP_AFTER = "FLATOUT_STOP_AFTER"  # stop the job after this many measured steps, at a step boundary of all ranks
     STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same after this many seconds
+    STOP_RULE = "FLATOUT_STOP_RULE"  # JSON: how many steps a trial counts, see `records.stop_rule`
 
     # Other settings of the job's processes, with or without a recording.
     PATCHES = "FLATOUT_PATCHES"  # JSON list of the patches to apply, see `change.patches`
@@ -151,6 +152,18 @@ class StepFileEvent:
 
 
 EXIT = "exit"  # in `reason` of END: the process ended without an exception
+
+
+class StopReason:
+    """The values of `reason` in STOP."""
+
+    STEPS = "steps"  # the number of steps in STOP_AFTER
+    TIME = "time"  # the seconds in STOP_AFTER_S
+    # By STOP_RULE:
+    ENOUGH = "enough"
+    ABANDONED = "abandoned"
+    MAX = "max"
+
 
 STEP_COLUMNS = (
     "step",

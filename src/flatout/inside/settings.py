@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from flatout.inside.protocol import DEFAULT_NUM_STEPS, File, Variable
 
 # The variable in which torchrun counts how often it has restarted the ranks.
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """What `records.stop_rule.StopRule` says, as the job reads it."""
+
+    min_steps: int
+    max_steps: int
+    min_s: float = 0.0
+    max_s: float | None = None
+    relative_error: float = 0.0
+    abandon_step_s: float | None = None
+    accept_step_s: float | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.min_steps == self.max_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +41,7 @@ class RecorderSettings:
     has_gradients: bool = False
     stop_after: int | None = None
     stop_after_s: int | None = None
+    stop_rule: StopRule | None = None
     attempt: int = 0
 
     @property
@@ -31,7 +50,12 @@ class RecorderSettings:
 
         If so, work that can wait until the end is not done between steps.
         """
-        return self.is_light and self.stop_after is not None
+        return self.is_light and (self.stop_after is not None or self.stop_rule is not None)
+
+    @property
+    def is_stopped_by_steps(self) -> bool:
+        """Whether the steps themselves decide when the job stops."""
+        return self.stop_after is not None or self.stop_rule is not None
 
     @property
     def watches_loaders(self) -> bool:
@@ -72,8 +96,22 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> RecorderSettin
         has_gradients=environment.get(Variable.GRADIENTS) == "1",
         stop_after=_whole_number(environment.get(Variable.STOP_AFTER)),
         stop_after_s=_whole_number(environment.get(Variable.STOP_AFTER_S)),
+        stop_rule=_stop_rule(environment.get(Variable.STOP_RULE)),
         attempt=_whole_number(environment.get(RESTARTS)) or 0,
     )
+
+
+def _stop_rule(text: str | None) -> StopRule | None:
+    """Return the rule; None if there is none, or if it is not valid. Fields that are not known here are left out."""
+    names = [field.name for field in fields(StopRule)]
+    try:
+        content = json.loads(text or "null")
+        values = {name: content[name] for name in names if content.get(name) is not None}
+        if not all(isinstance(value, (int, float)) for value in values.values()):
+            return None
+        return StopRule(**values)
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def _whole_number(text: str | None) -> int | None:

@@ -96,11 +96,16 @@ class Phases:
         """Add the time of a step."""
         if self._plan is None and step > 0:
             self._warmup.add(step_s)
+        if self._plan is not None and not kind:
+            self._stop_condition.count(step_s)
         if not kind:
             self._stall.add(step, (step_s,))
 
     def add_steady(self, first: int, times_s: Sequence[float]) -> None:
-        """Add the times of consecutive ordinary steps after the trace, of which the first has number `first`."""
+        """Add the times of consecutive ordinary steps after the trace, of which the first has number `first`.
+
+        A trial that counts its steps has none: it adds each step by itself.
+        """
         self._stall.add(first, times_s)
 
     def advance(self, step: int, source: StepSource, *, is_training: bool) -> str:

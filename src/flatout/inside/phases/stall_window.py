@@ -33,7 +33,7 @@ class StallWindow:
     """The second trace window of a rank: nothing, until a period is found or announced."""
 
     def __init__(self, settings: RecorderSettings, identity: Identity, file: StepFile, generation: int) -> None:
-        self.is_over = settings.is_trial or settings.is_light or settings.stop_after is not None
+        self.is_over = settings.is_trial or settings.is_light or settings.is_stopped_by_steps
         self.has_exported = False
         self._identity = identity
         self._file = file

@@ -443,7 +443,7 @@ class Recorder:
         self._between_steps()
         is_plain = phases.is_over and len(self._known) == 1
         are_short = took_ns < _SHORT_NS * num_steps
-        may_thin = self.settings.stop_after is None and self._step >= _NUM_ALL_LOSSES
+        may_thin = not self.settings.is_stopped_by_steps and self._step >= _NUM_ALL_LOSSES
         self._thins_losses = is_plain and may_thin and are_short
         if not self._thins_losses:
             self._keeps_loss = True
