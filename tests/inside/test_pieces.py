@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +26,7 @@ from flatout.inside.recording.batches import count_batch
 from flatout.inside.recording.losses import MAX_KEPT, Losses, StepLoss
 from flatout.inside.recording.step_file import StepFile
 from flatout.inside.settings import read_settings
+from flatout.records.stop_rule import StopRule
 
 
 @dataclass
@@ -313,3 +316,24 @@ def test_prefetch_is_refused_where_torch_has_none() -> None:
     for _ in range(2):
         model(torch.zeros(1, 2))
     assert report.notes == ["prefetch needs a torch later than 2.4"]
+
+
+def test_the_job_reads_the_rule_that_a_trial_was_given() -> None:
+    rule = StopRule(min_steps=5, max_steps=90, max_s=20.0, relative_error=0.01, abandon_step_s=2.5)
+    text = msgspec.json.encode(rule).decode()
+    settings = read_settings({"FLATOUT_RECORDING": "/x", "FLATOUT_LIGHT": "1", "FLATOUT_STOP_RULE": text})
+    assert settings is not None and settings.is_trial
+    assert settings.stop_rule is not None
+    assert dataclasses.asdict(settings.stop_rule) == msgspec.to_builtins(rule)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"min_steps": 5}', '{"min_steps": "5", "max_steps": "9"}'])
+def test_a_rule_that_cannot_be_read_is_no_rule(text: str) -> None:
+    settings = read_settings({"FLATOUT_RECORDING": "/x", "FLATOUT_LIGHT": "1", "FLATOUT_STOP_RULE": text})
+    assert settings is not None and settings.stop_rule is None and not settings.is_trial
+
+
+def test_what_a_newer_version_adds_to_the_rule_is_left_out() -> None:
+    text = '{"min_steps": 5, "max_steps": 9, "min_joules": 3}'
+    settings = read_settings({"FLATOUT_RECORDING": "/x", "FLATOUT_STOP_RULE": text})
+    assert settings is not None and settings.stop_rule is not None and settings.stop_rule.max_steps == 9

@@ -91,6 +91,27 @@ def test_a_complete_trial_has_all_that_was_measured(tmp_path: Path) -> None:
     assert (found.covariates.temperature_c, found.covariates.throttle_share) == (51.0, {"power": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("reason", "stopped_by"),
+    [
+        ("enough", "enough"),
+        ("abandoned", "abandoned"),
+        ("max", "max"),
+        ("steps", "max"),
+        ("time", "time"),
+        (None, "job ended"),
+        ("of a newer version", None),
+    ],
+)
+def test_a_trial_says_why_it_stopped(tmp_path: Path, reason: str | None, stopped_by: str | None) -> None:
+    ranks = [msgspec.structs.replace(rank(number), stopped_by=reason) for number in range(2)]
+    assert result(tmp_path, recording(tmp_path, *ranks)).stopped_by == stopped_by
+
+
+def test_a_trial_that_failed_was_not_stopped(tmp_path: Path) -> None:
+    assert result(tmp_path, recording(tmp_path, rank(0)), code=1).stopped_by is None
+
+
 def test_energy_of_which_a_part_is_missing_is_not_known(tmp_path: Path) -> None:
     gpus = [GpuUse(index=0, power_w=300.0), GpuUse(index=1)]
     assert result(tmp_path, recording(tmp_path, rank(0), gpus=gpus)).energy_j_per_step is None

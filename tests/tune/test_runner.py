@@ -129,7 +129,8 @@ def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> 
     made.trial(NOTHING, 25)
     (options,) = job.options
     assert options.is_light and options.warmup == 3
-    assert options.variables["FLATOUT_STOP_AFTER"] == "25"
+    rule = json.loads(options.variables["FLATOUT_STOP_RULE"])
+    assert (rule["min_steps"], rule["max_steps"]) == (25, 25)
     assert options.variables["FLATOUT_DIVERT"] == str(tmp_path / "runs" / "trial-000" / "saved")
     assert float(options.variables["FLATOUT_STOP_AFTER_S"]) < job.limits[0]  # it ends itself before it is ended
     assert "FLATOUT_DATA_CHECK" not in options.variables

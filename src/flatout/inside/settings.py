@@ -102,7 +102,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> RecorderSettin
 
 
 def _stop_rule(text: str | None) -> StopRule | None:
-    """Return the rule; None if there is none, or if it is not valid. Fields that are not known here are left out."""
+    """Return the rule; None if there is none, or if it is not valid. It excludes the fields of newer versions."""
     names = [field.name for field in fields(StopRule)]
     try:
         content = json.loads(text or "null")

@@ -28,6 +28,7 @@ from flatout.profile.step_records import (
     Restart,
     Row,
     StallWindow,
+    Stop,
     Window,
     as_number,
     decode_line,
@@ -50,6 +51,7 @@ class _Lines:
         self.flops = Flops()
         self.window = Window()
         self.stall_window: StallWindow | None = None
+        self.stop: Stop | None = None
         self.end: End | None = None
         self.losses: dict[int, float] = {}
         self.skipped: dict[int, bool] = {}
@@ -77,6 +79,8 @@ class _Lines:
                 self.window = record
             case StallWindow():
                 self.stall_window = record
+            case Stop():
+                self.stop = record
             case End():
                 self.end = record
             case RecorderTime():
@@ -127,6 +131,7 @@ def read_rank(path: Path) -> RankRecording | None:
         peak_memory_bytes=_last(_column(lines.rows, "peak_memory_bytes"), np.nanmax),
         num_alloc_retries=_last(_column(lines.rows, "num_alloc_retries"), np.nanmax),
         ended_by=end.reason if end else None,
+        stopped_by=lines.stop.reason if lines.stop else None,
         problems=tuple(_problems(lines, header.rank)),
         stall_window=_stall_window(lines.stall_window),
     )

@@ -93,11 +93,15 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     num_errors: Count
 
 
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    reason: str
+
+
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-Event = Plan | Flops | Window | StallWindow | Losses | RecorderTime | End | Restart
+Event = Plan | Flops | Window | StallWindow | Losses | RecorderTime | Stop | End | Restart
 
 _EVENTS: dict[str, type[Event]] = {
     StepFileEvent.PLAN: Plan,
@@ -106,6 +110,7 @@ _EVENTS: dict[str, type[Event]] = {
     StepFileEvent.STALL_WINDOW: StallWindow,
     StepFileEvent.LOSSES: Losses,
     StepFileEvent.RECORDER: RecorderTime,
+    StepFileEvent.STOP: Stop,
     StepFileEvent.END: End,
     StepFileEvent.RESTART: Restart,
 }

@@ -82,6 +82,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ended_by: str | None  # exit, or the name of an exception; None: unknown, as after SIGKILL
     problems: tuple[Quality, ...]
     stall_window: StallWindowSteps | None = None  # the second window
+    stopped_by: str | None = None  # the reason for which the recorder stopped the job; None: it did not
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):

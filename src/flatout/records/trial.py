@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from flatout.records.machine import Xid
+from flatout.records.stop_rule import StoppedBy
 
 TrialOutcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
 # Why a trial has the outcome `failed`: the command ended with an error, no rank made a training step, too few steps
@@ -82,6 +83,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float | None = None  # from the start of the command to the first measured step
     covariates: Covariates = Covariates()
     took_s: float | None = None  # from the start of the run to its end
+    stopped_by: StoppedBy | None = None  # None: it did not complete, or an older journal
     session: int = 0  # number of interruptions of the tuning before this trial
 
     @property

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.input_files import decode_json, open_file, read_bytes
-from flatout.inside.protocol import FailureKind, File
+from flatout.inside.protocol import FailureKind, File, StopReason
 from flatout.launch import ExitStatus
 from flatout.records.change import ChangeSet
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse, RankRecording, Recording
+from flatout.records.stop_rule import StoppedBy
 from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialResult
 from flatout.trial.data import check_data
 from flatout.trial.gradients import read_gradients, read_start
@@ -99,8 +100,24 @@ def trial_result(run: TrialRun) -> TrialResult:
         start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
         covariates=_covariates(hosts, run.ended),
         took_s=run.took_s,
+        stopped_by=_stopped_by(ranks) if ending.outcome == "completed" else None,
         session=run.session,
     )
+
+
+_STOPPED_BY: dict[str, StoppedBy] = {
+    StopReason.STEPS: "max",
+    StopReason.TIME: "time",
+    StopReason.ENOUGH: "enough",
+    StopReason.ABANDONED: "abandoned",
+    StopReason.MAX: "max",
+}
+
+
+def _stopped_by(ranks: Sequence[RankRecording]) -> StoppedBy | None:
+    """Return why the trial stopped; None if the recorder gives a reason of a newer version."""
+    reason = next((rank.stopped_by for rank in ranks if rank.stopped_by is not None), None)
+    return "job ended" if reason is None else _STOPPED_BY.get(reason)
 
 
 def _ending(run: TrialRun, num_steps: int) -> _Ending:

@@ -25,6 +25,7 @@ from flatout.profile import Options, read_recording, record
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.recording import Recording
+from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Separation
 from flatout.secrets import Masker, mask_file
@@ -48,9 +49,16 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     facts: JobFacts
 
 
-def trial_key(changes: ChangeSet, num_steps: int) -> str:
-    """Return a key that is equal for trials that run the same job, regardless of the predictions for their changes."""
+def trial_key(changes: ChangeSet, length: StopRule | int) -> str:
+    """Return a key that is equal for trials that run the same job, regardless of the predictions for their changes.
+
+    Rules that leave the number of steps open are alike: they follow the times of earlier trials, and so differ between
+    a tuning and its resumption.
+    """
     settings = msgspec.structs.replace(changes, changes=())
+    num_steps: object = length
+    if isinstance(length, StopRule):
+        num_steps = length.max_steps if length.is_fixed else "open"
     return f"{changes.name} {json.dumps(msgspec.to_builtins(settings), sort_keys=True)} {num_steps}"
 
 
@@ -107,18 +115,22 @@ class Runner:
         """
         return time.monotonic() - self._began - self._launcher.waited_s + self._resumed_s
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
-        """Run one trial with these changes, or take it from the journal if that has an unused one for this place."""
+    def trial(self, changes: ChangeSet, length: StopRule | int, place: str = "") -> TrialResult:
+        """Run one trial with these changes, or take it from the journal if that has an unused one for this place.
+
+        `length` says when it has counted enough steps, or how many it counts.
+        """
+        rule = fixed_steps(length) if isinstance(length, int) else length
         index = self.num_trials
         self.num_trials += 1
-        key = trial_key(changes, num_steps)
+        key = trial_key(changes, rule)
         recalled = self.journal.recall(key, place)
         if recalled is not None:
             self.num_resumed += 1
             self._resumed_s += recalled.took_s or 0.0
             result = msgspec.structs.replace(recalled, index=index)
         else:
-            result, reads = self._run_kept_apart(changes, num_steps, index)
+            result, reads = self._run_kept_apart(changes, rule, index)
             self.journal.add(key, result, place)
             if reads:
                 raise invalid_trial(f"trial {index}", reads)
@@ -127,7 +139,7 @@ class Runner:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
             is_usual = changes.name == BASELINE and not place.startswith(EPOCH_PLACE)
             if self.usual_s is None or is_usual:
-                self.usual_s, self._usual_steps = took_s, num_steps
+                self.usual_s, self._usual_steps = took_s, rule.min_steps
         self._report(result)
         return result
 
@@ -185,27 +197,27 @@ class Runner:
         return Profiled(done=done, recording=recording, facts=facts)
 
     def _run_kept_apart(
-        self, changes: ChangeSet, num_steps: int, index: int
+        self, changes: ChangeSet, rule: StopRule, index: int
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         """Run a trial; if the first one fails in the overlay, run it again without one, as the overlay may be why."""
         began_s = self.spent_s()
-        result, reads = self._run(changes, num_steps, index, began_s)
+        result, reads = self._run(changes, rule, index, began_s)
         is_first = self.files.is_overlay and not self.files.works
         may_be_the_overlay = result.outcome == "failed" and result.cause in ("error", "no_step")
         if is_first and may_be_the_overlay:
             self.files.use_hooks(f"the job failed in one: {result.problem}")
             self._say(f"trial {index} failed with its files in an overlay; running it again without one")
-            result, reads = self._run(changes, num_steps, index, began_s)
+            result, reads = self._run(changes, rule, index, began_s)
         self.files.works |= result.is_complete
         return result, reads
 
     def _run(
-        self, changes: ChangeSet, num_steps: int, index: int, began_s: float
+        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         folder = self._folder(f"trial-{index:03d}")
-        limit_s = self._limit_s(num_steps)
+        limit_s = self._limit_s(rule.min_steps)
         variables = {
-            Variable.STOP_AFTER: str(num_steps),
+            Variable.STOP_RULE: msgspec.json.encode(rule).decode(),
             Variable.STOP_AFTER_S: str(int(limit_s)),
             Variable.GRADIENTS: "1",
         }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.inside.patches.runs import Done, run
 
+from flatout.profile.step_lines import read_rank
 from flatout.trial.data import check_data
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -53,6 +54,24 @@ def test_all_ranks_stop_after_the_same_step_quietly_with_code_0(
     assert (done.recording / "rank0.json").exists() == (light == "0")
     # Nothing is counted, traced or looked through where steps are compared.
     assert ({row[9] for row in rows if isinstance(row, list)} == {"first", ""}) == (light == "1")
+
+
+def test_all_ranks_of_a_trial_stop_when_enough_steps_are_counted(tmp_path: Path) -> None:
+    rule = {"min_steps": 5, "max_steps": 400, "min_s": 0.2, "max_s": 1.0, "relative_error": 0.5}
+    done = run(
+        tmp_path / "recording", "long", "ranks", ranks=2, is_recorded=True, FLATOUT_LIGHT="1",
+        FLATOUT_STOP_RULE=json.dumps(rule),
+    )  # fmt: skip
+    assert done.code == 0, done.errors
+    stops, (plan, _) = _events(done, "stop"), _events(done, "plan")
+    assert {stop["reason"] for stop in stops} == {"enough"}
+    assert stops[0]["after_step"] == stops[1]["after_step"]
+    rows = [json.loads(line) for line in (done.recording / "rank0.steps.jsonl").read_text().splitlines()]
+    counted_ns = [row[2] for row in rows if isinstance(row, list) and row[0] >= plan["settled"]]
+    assert 0.2e9 < sum(counted_ns) < 1.2e9
+    ranks = [read_rank(done.recording / f"rank{rank}.steps.jsonl") for rank in range(2)]
+    assert {rank.stopped_by for rank in ranks if rank is not None} == {"enough"}
+    assert done.log == ""
 
 
 def test_a_time_limit_stops_all_ranks_at_one_step(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from flatout.inside.protocol import StopReason
 from flatout.inside.settings import StopRule
 
 _MAX_BATCHES = 16  # at this number, the batches are merged in pairs
-MIN_BATCHES = 4  # of fewer means, the spread is not known
+MIN_BATCHES = 4  # fewer means do not show their spread
 LONGEST_SHARE = 0.05  # share of the steps, at least one, whose time does not count towards `min_s`: the longest
 SURE = 3.0  # standard errors between a mean and a limit that it has surely passed
 MIN_SURE_STEPS = 5  # steps needed to be sure

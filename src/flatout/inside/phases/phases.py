@@ -104,7 +104,7 @@ class Phases:
     def add_steady(self, first: int, times_s: Sequence[float]) -> None:
         """Add the times of consecutive ordinary steps after the trace, of which the first has number `first`.
 
-        A trial that counts its steps has none: it adds each step by itself.
+        A trial that counts its steps has none, because it needs each step.
         """
         self._stall.add(first, times_s)
 

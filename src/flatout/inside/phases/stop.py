@@ -25,8 +25,8 @@ _NEAR_S = 1.0
 _NOTICE_S, _NOTICE_ACROSS_NODES_S = 2.0, 5.0
 # In a trial that counts its steps, the other ranks look for the announcement after each step, or every `_POLL_S`.
 _NOTICE_TO_TRIAL_S, _NOTICE_TO_TRIAL_ACROSS_NODES_S = 0.3, 3.0
-# Other ranks can be ahead of rank 0: on a CPU by less than a step, because they wait for each other in collectives; on a
-# GPU by more, because their hosts do not wait.
+# Other ranks can be ahead of rank 0: on a CPU by less than a step, because they wait for each other in collectives; on
+# a GPU by more, because their hosts do not wait.
 _MIN_NOTICE_STEPS, _MIN_NOTICE_STEPS_ON_GPU = 2, 4
 _IMPORTED_S = time.monotonic()
 
