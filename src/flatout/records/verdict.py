@@ -51,6 +51,7 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
     num_fresh: int  # of the candidate among them
     better: float
     worse: float
+    equivalent: float
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,15 +32,15 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     equivalence_level: float  # one-sided, of each of the two tests for equivalence
 
 
-# The levels sum to 6.7 %; because the analyses share most of their trials, at most 5 % of tunings with identical arms
+# The levels sum to 5.8 %; because the analyses share most of their trials, at most 5 % of tunings with identical arms
 # have a false claim at any of them (`benchmarks/verdict_error_rates.py`).
 ANALYSES = (
     Analysis(num_fresh=1, level=0.009, equivalence_level=0.003),
     Analysis(num_fresh=2, level=0.009, equivalence_level=0.003),
-    Analysis(num_fresh=3, level=0.011, equivalence_level=0.004),
-    Analysis(num_fresh=4, level=0.011, equivalence_level=0.005),
-    Analysis(num_fresh=6, level=0.009, equivalence_level=0.006),
-    Analysis(num_fresh=8, level=0.008, equivalence_level=0.008),
+    Analysis(num_fresh=3, level=0.009, equivalence_level=0.004),
+    Analysis(num_fresh=4, level=0.008, equivalence_level=0.005),
+    Analysis(num_fresh=6, level=0.007, equivalence_level=0.006),
+    Analysis(num_fresh=8, level=0.006, equivalence_level=0.008),
     Analysis(num_fresh=12, level=0.005, equivalence_level=0.010),
     Analysis(num_fresh=20, level=0.005, equivalence_level=0.011),
 )

@@ -7,8 +7,8 @@ The log cost of trial t is `a(block) - effect * is_candidate(t) + noise`, with n
 run noise (1; the candidate's may differ), a steady drift, a warming of the first trials, and a random walk, all
 relative to sigma: the model needs no scale. A block is a stretch of trials on the same machine without an
 interruption; the levels of two blocks are not compared. Effect and sigma follow from generalised least squares. Few
-trials cannot show how strong the walk is, nor whether the candidate is noisier. So several models are fitted, each
-with its restricted likelihood (Patterson and Thompson 1971), and the interval is the hull of those that are plausible.
+trials cannot show how strong walk and warming are, nor whether the candidate is noisier. So several models are fitted,
+each with its restricted likelihood (Patterson and Thompson 1971), and the interval is the hull of the plausible ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,11 +28,30 @@ from flatout.verdict.student import t_quantile
 Floats = NDArray[np.float64]
 
 SLOPE = 0.2  # standard deviation of the drift per trial, in sigmas
-WARMINGS = (2.0,)  # standard deviation of the first trial's delay, in sigmas
-WARMING_TRIALS = 1.5  # the delay falls to 1 / e in this many trials
-WALKS = (0.0, 0.3, 1.0)  # variances of the walk per trial, in squared sigmas
-NOISE_RATIOS = (1.0, 9.0)  # the candidate's run variance over the baseline's
+WALKS = (0.0, 0.3)  # variances of the walk per trial, in squared sigmas
+# The candidate's run variance over the baseline's, and how common that is. The interval holds for each. Estimate and
+# probabilities are means over the models, among which a candidate that is much noisier is the exception.
+NOISE_RATIOS = {1.0: 1.0, 9.0: 0.3, 36.0: 0.1}
+
+
+class Warming(NamedTuple):
+    """How much slower the first trials of a block may be, as standard deviations in sigmas."""
+
+    first: float  # of the first trial alone: files that are not cached yet
+    decaying: float  # of a delay that falls to 1 / e in `trials` trials
+    trials: float
+
+
+# Usually a slight warming; or a first trial or several that are slower by so much that their times say nothing.
+WARMINGS = (
+    Warming(first=0.0, decaying=2.0, trials=1.5),
+    Warming(first=30.0, decaying=2.0, trials=1.5),
+    Warming(first=0.0, decaying=30.0, trials=1.5),
+    Warming(first=0.0, decaying=30.0, trials=4.0),
+)
 PLAUSIBLE = 0.3  # a model with at least this share of the best likelihood widens the interval
+_MODELS = tuple(itertools.product(WALKS, NOISE_RATIOS, WARMINGS))
+_PRIORS = np.array([NOISE_RATIOS[ratio] for _, ratio, _ in _MODELS])
 # A run-to-run spread below this is never believed outright: it enters as one more observation of the spread.
 LEAST_SD = 0.01
 
@@ -42,17 +62,18 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     means: Floats
     errors: Floats  # standard errors
     likelihoods: Floats  # relative to the best model's: at most 1
+    probabilities: Floats  # of the models, after the trials: they sum to 1
     degrees_of_freedom: int
 
     @property
     def estimate(self) -> Floats:
-        """The mean of the models' estimates, weighted by their likelihoods; shape (tunings,)."""
-        return np.asarray((self.likelihoods * self.means).sum(axis=0) / self.likelihoods.sum(axis=0))
+        """The mean of the models' estimates, weighted by their probabilities; shape (tunings,)."""
+        return np.asarray((self.probabilities * self.means).sum(axis=0))
 
     @property
     def error(self) -> Floats:
-        """The mean of the models' standard errors, weighted by their likelihoods; shape (tunings,)."""
-        return np.asarray((self.likelihoods * self.errors).sum(axis=0) / self.likelihoods.sum(axis=0))
+        """The mean of the models' standard errors, weighted by their probabilities; shape (tunings,)."""
+        return np.asarray((self.probabilities * self.errors).sum(axis=0))
 
     def interval(self, level: float) -> tuple[Floats, Floats]:
         """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
@@ -67,7 +88,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         from scipy.special import stdtr  # type: ignore[import-untyped]
 
         above = stdtr(self.degrees_of_freedom, (self.means - value) / self.errors)
-        return np.asarray((self.likelihoods * above).sum(axis=0) / self.likelihoods.sum(axis=0))
+        return np.asarray((self.probabilities * above).sum(axis=0))
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,10 +115,13 @@ def fit_effect(logs: Floats, arrangement: Arrangement) -> Effect | None:
     squares = (projected * centred).sum(axis=2) + LEAST_SD**2
     freedom = found.degrees_of_freedom
     log_likelihoods = -0.5 * found.log_dets[:, None] - 0.5 * freedom * np.log(squares)
+    likelihoods = np.exp(log_likelihoods - log_likelihoods.max(axis=0))
+    weights = _PRIORS[:, None] * likelihoods
     return Effect(
         means=found.weights @ centred.T,
         errors=np.sqrt(found.variances[:, None] * squares / freedom),
-        likelihoods=np.exp(log_likelihoods - log_likelihoods.max(axis=0)),
+        likelihoods=likelihoods,
+        probabilities=weights / weights.sum(axis=0),
         degrees_of_freedom=freedom,
     )
 
@@ -131,17 +155,16 @@ def _covariances(positions: Floats, candidate: Floats, block_of: NDArray[np.int6
     """Return the covariance of the trials under each model, in squared sigmas; (models, trials, trials)."""
     times = positions - positions[0]
     is_same_block = block_of[:, None] == block_of[None, :]
-    starts = np.array([times[block_of == block][0] for block in block_of])
-    delays = np.exp(-(times - starts) / WARMING_TRIALS)
-    warming = np.outer(delays, delays) * is_same_block
+    since_start = times - np.array([times[block_of == block][0] for block in block_of])
     slope = SLOPE**2 * np.outer(times, times)
     walk = np.minimum.outer(times, times)
-    return np.array(
-        [
-            slope + first_delay**2 * warming + step * walk + np.diag(1 + (ratio - 1) * candidate)
-            for step, ratio, first_delay in itertools.product(WALKS, NOISE_RATIOS, WARMINGS)
-        ]
-    )
+    covariances = []
+    for step, ratio, warming in _MODELS:
+        delays = warming.decaying * np.exp(-since_start / warming.trials)
+        firsts = warming.first * (since_start == 0)
+        runs = np.diag(1 + (ratio - 1) * candidate + firsts**2)
+        covariances.append(runs + slope + step * walk + np.outer(delays, delays) * is_same_block)
+    return np.array(covariances)
 
 
 def as_speedup(log: float) -> float:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from flatout.errors import UsageError
@@ -47,14 +48,16 @@ def what_next(
     analyses = analyses_of(arms, num_screened=num_screened, min_effect=min_effect, is_last=False)
     if analyses and analyses[-1].claims[0] != UNDECIDED:
         return ()
-    prospects = []
-    for later, better, worse in chances(arms.logs, arms.arrangement, num_screened=num_screened, min_effect=min_effect):
-        num_trials = len(later.positions) - len(arms.arrangement.positions)
-        num_fresh = later.num_fresh - arms.arrangement.num_fresh
-        prospects.append(
-            Prospect(num_trials=num_trials, num_fresh=num_fresh, better=float(better[0]), worse=float(worse[0]))
+    return tuple(
+        Prospect(
+            num_trials=len(later.arrangement.positions) - len(arms.arrangement.positions),
+            num_fresh=later.arrangement.num_fresh - arms.arrangement.num_fresh,
+            better=float(later.better[0]),
+            worse=float(later.worse[0]),
+            equivalent=float(later.equivalent[0]),
         )
-    return tuple(prospects)
+        for later in chances(arms.logs, arms.arrangement, num_screened=num_screened, min_effect=min_effect)
+    )
 
 
 def is_worth_more(prospects: Sequence[Prospect], *, max_trials: int | None = None) -> bool:
@@ -63,28 +66,35 @@ def is_worth_more(prospects: Sequence[Prospect], *, max_trials: int | None = Non
     return any(prospect.better >= WORTH_MORE for prospect in affordable)
 
 
-def chances(
-    logs: Floats, arrangement: Arrangement, *, num_screened: int, min_effect: float
-) -> list[tuple[Arrangement, Floats, Floats]]:
-    """Return the probabilities that the candidate is called better, and worse, by each analysis to come.
+class Chances(msgspec.Struct, frozen=True, kw_only=True):
+    """The probabilities of the verdicts by one analysis to come; arrays have the shape (tunings,)."""
 
-    `logs` has the shape (tunings, trials). With each comes the arrangement at that analysis, for which the trials keep
-    alternating.
+    arrangement: Arrangement  # at that analysis, if the arms alternate until then
+    better: Floats
+    worse: Floats
+    equivalent: Floats
+
+
+def chances(logs: Floats, arrangement: Arrangement, *, num_screened: int, min_effect: float) -> list[Chances]:
+    """Return the probabilities of the verdicts by each analysis to come; `logs` has the shape (tunings, trials).
+
+    "By" an analysis takes the largest probability up to it: less than the truth, as several may decide.
     """
-    result: list[tuple[Arrangement, Floats, Floats]] = []
-    better = worse = np.zeros(len(logs))
+    result: list[Chances] = []
+    so_far = np.zeros((3, len(logs)))
     for analysis in ANALYSES:
         if analysis.num_fresh <= arrangement.num_fresh:
             continue
         later = arrangement.followed_by(_alternating(arrangement, analysis.num_fresh - arrangement.num_fresh))
         places, divisor = used_trials(later, analysis.level, num_screened)
-        so_far = tuple(place for place in places if place < len(arrangement.positions))
-        effect = fit_effect(logs[:, so_far], arrangement.select(so_far)) if so_far else None
+        present = tuple(place for place in places if place < len(arrangement.positions))
+        effect = fit_effect(logs[:, present], arrangement.select(present)) if present else None
         if effect is None:
             continue
-        up, down = _chances_at(analysis, effect, arrangement.select(so_far), later.select(places), divisor, min_effect)
-        better, worse = np.maximum(better, up), np.maximum(worse, down)
-        result.append((later, better, worse))
+        changes = _Changes.of(effect, arrangement.select(present), later.select(places))
+        so_far = np.maximum(so_far, changes.probabilities(analysis, divisor, math.log1p(min_effect)))
+        better, worse, equivalent = so_far
+        result.append(Chances(arrangement=later, better=better, worse=worse, equivalent=equivalent))
     return result
 
 
@@ -94,29 +104,46 @@ def _alternating(arrangement: Arrangement, num_fresh: int) -> str:
     return "AB" * num_fresh if starts_with_baseline else "B" + "AB" * (num_fresh - 1)
 
 
-def _chances_at(
-    analysis: Analysis, effect: Effect, now: Arrangement, later: Arrangement, divisor: int, min_effect: float
-) -> tuple[Floats, Floats]:
-    """Return the probability of better and of worse at one later analysis, given the trials so far.
+class _Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """How the estimate may change until a later analysis; arrays have the shape (models, tunings).
 
     With a flat prior, the later estimate is the present one plus a change, whose variance is what the trials in between
     take off the variance of the estimate.
     """
-    from scipy.special import stdtr  # type: ignore[import-untyped]
 
-    before, after = design(now), design(later)
-    assert before is not None
-    assert after is not None
-    freedom = effect.degrees_of_freedom
-    sigmas = effect.errors / np.sqrt(before.variances)[:, None]
-    change = sigmas * np.sqrt(np.maximum(before.variances - after.variances, 1e-12))[:, None]
-    level = analysis.level / divisor
-    half = t_quantile(level / 2, after.degrees_of_freedom) * sigmas * np.sqrt(after.variances)[:, None]
-    threshold = np.maximum(half, math.log1p(min_effect))
-    better = stdtr(freedom, (effect.means - threshold) / change)
-    worse = stdtr(freedom, (-effect.means - threshold) / change)
-    total = effect.likelihoods.sum(axis=0)
-    return (effect.likelihoods * better).sum(axis=0) / total, (effect.likelihoods * worse).sum(axis=0) / total
+    effect: Effect
+    sd: Floats  # of the change
+    later_error: Floats
+    later_freedom: int
+
+    @classmethod
+    def of(cls, effect: Effect, now: Arrangement, later: Arrangement) -> _Changes:
+        before, after = design(now), design(later)
+        assert before is not None
+        assert after is not None
+        sigmas = effect.errors / np.sqrt(before.variances)[:, None]
+        reduction = np.maximum(before.variances - after.variances, 1e-12)
+        return cls(
+            effect=effect,
+            sd=sigmas * np.sqrt(reduction)[:, None],
+            later_error=sigmas * np.sqrt(after.variances)[:, None],
+            later_freedom=after.degrees_of_freedom,
+        )
+
+    def probabilities(self, analysis: Analysis, divisor: int, margin: float) -> Floats:
+        """Return the probabilities of better, worse and equivalent at the analysis; (3, tunings)."""
+        half = t_quantile(analysis.level / divisor / 2, self.later_freedom) * self.later_error
+        least = np.maximum(half, margin)
+        most = margin - t_quantile(analysis.equivalence_level / divisor, self.later_freedom) * self.later_error
+        within = self._below(most) - self._below(-most)
+        each = [1 - self._below(least), self._below(-least), np.where(most > 0, within, 0.0)]
+        return np.array([(self.effect.probabilities * one).sum(axis=0) for one in each])
+
+    def _below(self, value: Floats) -> Floats:
+        """Return the probability that the later estimate is below the value."""
+        from scipy.special import stdtr  # type: ignore[import-untyped]
+
+        return np.asarray(stdtr(self.effect.degrees_of_freedom, (value - self.effect.means) / self.sd))
 
 
 def detectable_effect(
