@@ -8,10 +8,12 @@ import pytest
 
 from flatout.catalog import all_models
 from flatout.catalog.targets import NO_LIMIT, facts_of_layout, runners, target_named, targets
-from flatout.records.plan import Layout
+from flatout.records.plan import FULL_TRAINING, Layout, Training
 
 LLAMA, EXPERTS = all_models()["llama3-8b"], all_models()["qwen3-30b-a3b"]  # 32 heads of 8 groups; 32 of 4, 128 experts
 ALL = ("megatron", "torchtitan", "deepspeed", "fsdp2", "nemo")
+
+NUMBER_TYPES = (FULL_TRAINING, Training(gradients="bf16"), Training(gradients="bf16", is_pure_bf16=True))
 
 
 def layout(**degrees: int | str | bool) -> Layout:
@@ -133,7 +135,9 @@ def test_every_limit_is_broken_by_a_layout_and_kept_by_another() -> None:
         )
     models = [LLAMA, EXPERTS, all_models()["bert-large"]]
     facts = [
-        facts_of_layout(sample, models[number % 3], ("bf16", "fp16", "fp32")[number % 7 % 3])
+        facts_of_layout(
+            sample, models[number % 3], ("bf16", "fp16", "fp32")[number % 7 % 3], NUMBER_TYPES[number % 5 % 3]
+        )
         for number, sample in enumerate(samples)
     ]
     for target in targets():
@@ -167,3 +171,20 @@ def test_every_limit_has_a_source_and_every_target_a_version_and_date() -> None:
         for limit in target.limit:
             assert limit.source and limit.needs
             assert not limit.why.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("training", "zero", "names"),
+    [
+        (FULL_TRAINING, 3, {"torchtitan", "deepspeed", "fsdp2", "megatron", "nemo"}),
+        # torchtitan's mixed_precision_reduce is fp32, and FSDP2 keeps a gradient in the type of its parameter.
+        (Training(gradients="bf16"), 3, {"deepspeed", "megatron", "nemo"}),
+        # Megatron-Core's mixed-precision optimizer has fp32 copies.
+        (Training(gradients="bf16", is_pure_bf16=True), 3, {"torchtitan", "deepspeed", "fsdp2"}),
+        # DeepSpeed's bf16_master_weights_and_grads is ZeRO's.
+        (Training(gradients="bf16", is_pure_bf16=True), 0, {"torchtitan", "fsdp2"}),
+    ],
+)
+def test_each_framework_keeps_its_own_types_of_numbers(training: Training, zero: int, names: set[str]) -> None:
+    layout = Layout(dp=8, zero=zero, num_micro_batches=2)
+    assert set(runners(layout, LLAMA, "bf16", training)) == names

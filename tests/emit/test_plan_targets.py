@@ -25,7 +25,7 @@ from flatout.emit.plan_targets import PLAN_TARGETS, settings_for
 from flatout.emit.write import write
 from flatout.errors import InputError, OutputError
 from flatout.plan.huggingface import from_values
-from flatout.records.plan import Cluster, Layout, Training
+from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training
 from flatout.records.plan_details import PlannedJob
 
 DATA = Path(__file__).parents[1] / "data" / "frameworks"
@@ -53,7 +53,8 @@ train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps step
 zero_optimization.stage zero_optimization.overlap_comm zero_optimization.contiguous_gradients
 zero_optimization.reduce_scatter zero_optimization.offload_optimizer zero_optimization.mics_shard_size
 expert_parallel expert_parallel.enabled expert_parallel.autoep_size
- bf16 bf16.enabled fp16 fp16.enabled tensor_parallel tensor_parallel.autotp_size
+bf16.bf16_master_weights_and_grads bf16.bf16_optimizer_states data_types data_types.grad_accum_dtype
+bf16 bf16.enabled fp16 fp16.enabled tensor_parallel tensor_parallel.autotp_size
 pipeline
 pipeline.stages pipeline.partition pipeline.activation_checkpoint_interval sequence_parallel_size
 activation_checkpointing activation_checkpointing.partition_activations
@@ -69,7 +70,8 @@ strategy.ddp.use_distributed_optimizer strategy.ddp.overlap_grad_reduce strategy
 strategy.ddp.data_parallel_sharding_strategy recipe.model.config.recompute_granularity
 recipe.model.config.recompute_method recipe.model.config.recompute_num_layers recipe.model.config.seq_length
 recipe.data.micro_batch_size recipe.data.global_batch_size recipe.data.seq_length recipe.trainer.max_steps
-recipe.trainer.plugins strategy.num_distributed_optimizer_instances recipe.optim.config.optimizer_cpu_offload
+recipe.trainer.plugins recipe.trainer.plugins.grad_reduce_in_fp32 strategy.ddp.grad_reduce_in_fp32
+strategy.num_distributed_optimizer_instances recipe.optim.config.optimizer_cpu_offload
 recipe.optim.config.optimizer_offload_fraction recipe.optim.config.use_precision_aware_optimizer
 """
 )
@@ -84,7 +86,14 @@ NEMO_PRECISIONS = words("bf16_mixed fp16_mixed bf16_with_fp8_mixed")
 
 
 def planned(
-    model: str, layout: Layout, num_gpus: int, *, batch: int, seq: int = 4096, precision: str = "bf16"
+    model: str,
+    layout: Layout,
+    num_gpus: int,
+    *,
+    batch: int,
+    seq: int = 4096,
+    precision: str = "bf16",
+    training: Training = FULL_TRAINING,
 ) -> PlannedJob:
     cluster = Cluster(
         name="ours",
@@ -106,6 +115,7 @@ def planned(
         global_batch=batch,
         seq=seq,
         precision=precision,
+        training=training,
         step_time_s=1.5,
         step_time_interval_s=(1.1, 2.0),
         memory_bytes=50e9,
@@ -183,6 +193,16 @@ JOBS = {
     "experts, zero 3": planned("qwen3-30b-a3b", Layout(ep=8, dp=16, zero=3, num_micro_batches=2), 16, batch=32),
     "optimizer on the host": planned("llama3-8b", Layout(dp=8, zero=1, offload=True, num_micro_batches=2), 8, batch=16),
     "one replica on the host": planned("llama3-8b", Layout(tp=8, offload=True, num_micro_batches=2), 8, batch=2),
+    "pure bf16": planned(
+        "llama3-8b",
+        Layout(dp=8, zero=3, num_micro_batches=2),
+        8,
+        batch=16,
+        training=Training(gradients="bf16", is_pure_bf16=True),
+    ),
+    "bf16 gradients": planned(
+        "llama3-8b", Layout(dp=8, zero=1, num_micro_batches=2), 8, batch=16, training=Training(gradients="bf16")
+    ),
     "not causal, fp32": planned(
         "bert-large", Layout(dp=8, zero=1, micro_batch=8), 8, batch=64, seq=512, precision="fp32"
     ),
@@ -190,7 +210,7 @@ JOBS = {
 
 
 def can_run(target: str, job: PlannedJob) -> bool:
-    return target in runners(job.layout, job.workload, job.precision)
+    return target in runners(job.layout, job.workload, job.precision, job.training)
 
 
 def each_job_of(target: str) -> pytest.MarkDecorator:
@@ -315,6 +335,21 @@ def test_nemo_knows_every_attribute_and_gets_the_plan(job: PlannedJob) -> None:
     assert isinstance(value, ast.Constant) and value.value == job.layout.tp
 
 
+def test_types_of_gradients_and_weights_reach_the_frameworks() -> None:
+    bf16_gradients, pure = JOBS["bf16 gradients"], JOBS["pure bf16"]
+    assert "--grad-reduce-in-bf16" in arguments(plan_megatron.emit(bf16_gradients)[0].text)
+    assert "recipe.trainer.plugins.grad_reduce_in_fp32 = False" in plan_nemo.emit(bf16_gradients)[0].text
+    assert json.loads(plan_deepspeed.emit(bf16_gradients)[0].text)["data_types"] == {"grad_accum_dtype": "bf16"}
+    assert "bfloat16" in arguments(plan_torchtitan.emit(pure)[0].text)
+    in_bf16 = json.loads(plan_deepspeed.emit(pure)[0].text)["bf16"]
+    assert in_bf16["bf16_master_weights_and_grads"] and in_bf16["bf16_optimizer_states"]
+    assert "WEIGHT_DTYPE = torch.bfloat16" in plan_fsdp2.emit(pure)[0].text
+    mixed = JOBS["fsdp"]
+    for emitted in (plan_megatron.emit(mixed), plan_nemo.emit(mixed), plan_deepspeed.emit(mixed)):
+        assert not re.search("grad_reduce_in|grad-reduce-in|data_types|bf16_master", emitted[0].text)
+    assert "WEIGHT_DTYPE = torch.float32" in plan_fsdp2.emit(mixed)[0].text
+
+
 def test_recipes_and_configs_are_ones_that_exist() -> None:
     assert set(plan_nemo.RECIPES.values()) <= NEMO_RECIPES
     assert set(plan_nemo.RECIPES) <= set(all_models())
@@ -343,7 +378,9 @@ def test_a_layout_that_the_target_cannot_run_is_refused_with_its_limit(target: s
     refused = [job for job in JOBS.values() if not can_run(target, job)]
     assert refused
     for job in refused:
-        limit = target_named(target).broken_limit(facts_of_layout(job.layout, job.workload, job.precision))
+        limit = target_named(target).broken_limit(
+            facts_of_layout(job.layout, job.workload, job.precision, job.training)
+        )
         assert limit is not None
         with pytest.raises(InputError) as caught:
             settings_for(target, job)

@@ -63,6 +63,8 @@ def test_frozen_parts_are_not_trained() -> None:
     ("options", "message"),
     [
         ({"optimizer": "adamw9"}, "--optimizer must be one of adam, .* but is `adamw9`"),
+        ({"gradients": "fp8"}, "--gradients must be fp32 or bf16, but is `fp8`"),
+        ({"gradients": "fp32", "is_pure_bf16": True}, "--pure-bf16 keeps gradients in bf16, but --gradients is fp32"),
         ({"base_bits": 5, "lora_rank": 8}, "--base-bits must be 16, 8 or 4, but is 5"),
         ({"base_bits": 4}, "--base-bits is for adapters, which need --lora-rank"),
         ({"lora_targets": "linear"}, "--lora-targets is for adapters, which need --lora-rank"),
@@ -83,8 +85,8 @@ def test_options_that_cannot_be_are_one_line(options: dict[str, object], message
 def test_the_columns_of_full_training_are_adams() -> None:
     columns = training_columns(all_models()["llama3-8b"])
     assert columns == {
-        "trained": 1.0, "trained_experts": 1.0, "adapters": 0.0, "frozen_bytes": 0.0, "optimizer_bytes": 12.0,
-        "update_bytes": 30.0, "update_operations": 0.0,
+        "trained": 1.0, "trained_experts": 1.0, "adapters": 0.0, "frozen_bytes": 0.0, "has_master_weights": 1.0,
+        "optimizer_bytes": 12.0, "update_bytes": 30.0, "update_operations": 0.0,
     }  # fmt: skip
 
 
@@ -148,6 +150,52 @@ def test_a_quantized_base_is_smaller() -> None:
 def test_an_optimizer_keeps_its_bytes_per_parameter(optimizer: str, num_bytes: float) -> None:
     held, _ = parts_of(Training(optimizer=optimizer))
     assert held["optimizer"] == pytest.approx(num_bytes * 8_030_261_248, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "num_bytes"), [("adam", 4), ("adam-8bit", 2.03125), ("lion", 2), ("sgd", 2), ("adafactor", 0)]
+)
+def test_in_pure_bf16_an_optimizer_keeps_moments_of_16_bits_and_no_weights(optimizer: str, num_bytes: float) -> None:
+    held, _ = parts_of(Training(optimizer=optimizer, gradients="bf16", is_pure_bf16=True))
+    assert held["optimizer"] == pytest.approx(num_bytes * 8_030_261_248, rel=1e-6)
+
+
+def test_70_billion_parameters_in_pure_bf16_need_what_torchtune_reports() -> None:
+    """torchtune's issue 987: Llama 3 70B on 8 A100 by FSDP2, 8-bit Adam, pure bf16: 51 GB of training state.
+
+    By hand: (2 + 2 + 2.03) bytes * 70.55e9 / 8 = 53.2 GB.
+    """
+    request = PlanRequest(
+        model="llama3-70b",
+        cluster="a100x8",
+        seq=2048,
+        training=requested_training(
+            optimizer="adam-8bit", lora_rank=0, lora_targets="attention", base_bits=16, freeze=(), is_pure_bf16=True
+        ),
+    )
+    context = search_context(request, print)
+    columns = {
+        **workload_columns(all_models()["llama3-70b"], 2048, training=request.training),
+        **machine_columns(context.spec.cluster, "bf16", {}),
+        **software_columns(context.software),
+        **layout_columns(Layout(dp=8, zero=3, recompute="full")),
+    }
+    parts = memory(stacked([{name: float(value) for name, value in columns.items()}]), MemoryConstants()).parts
+    states = parts["optimizer"] + parts["gradients"] + parts["weights"]
+    tables = 2 * 128256 * 8192
+    two_layers = 2 * (70_553_706_496 - tables) / 80
+    gathered = (2 + 2) * (tables + two_layers)  # bf16 weights, and their gradients until they are reduced
+    assert float(states[0]) == pytest.approx(53.2e9 + gathered, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_numbers_of_16_bits_are_for_bf16(precision: str) -> None:
+    training = Training(gradients="bf16")
+    with pytest.raises(UsageError, match=f"--gradients bf16 is for training in bf16.* --precision is {precision}"):
+        search_context(PlanRequest(model="llama3-8b", cluster="h100x8", precision=precision, training=training), print)
+    pure = Training(gradients="bf16", is_pure_bf16=True)
+    with pytest.raises(UsageError, match=f"--pure-bf16 is for training in bf16, but --precision is {precision}"):
+        search_context(PlanRequest(model="llama3-8b", cluster="h100x8", precision=precision, training=pure), print)
 
 
 def test_operations_without_weight_gradients_are_two_thirds() -> None:

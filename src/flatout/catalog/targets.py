@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from flatout.records.plan import Layout, Workload
+from flatout.records.plan import FULL_TRAINING, Layout, Training, Workload
 
 _FILE = Path(__file__).with_name("targets.toml")
 # A number that the fact must equal, a list of which it must equal one, or a bound such as `>1`.
@@ -84,13 +84,15 @@ def target_named(name: str) -> Target:
     return {target.name: target for target in targets()}[name]
 
 
-def runners(layout: Layout, workload: Workload, precision: str) -> tuple[str, ...]:
+def runners(layout: Layout, workload: Workload, precision: str, training: Training = FULL_TRAINING) -> tuple[str, ...]:
     """Return the names of the frameworks that can run the layout."""
-    facts = facts_of_layout(layout, workload, precision)
+    facts = facts_of_layout(layout, workload, precision, training)
     return tuple(target.name for target in targets() if target.broken_limit(facts) is None)
 
 
-def facts_of_layout(layout: Layout, workload: Workload, precision: str) -> dict[str, Any]:
+def facts_of_layout(
+    layout: Layout, workload: Workload, precision: str, training: Training = FULL_TRAINING
+) -> dict[str, Any]:
     """Return the facts of one layout."""
     columns = {
         **{name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep", "dp", "zero", "shard")},
@@ -103,11 +105,13 @@ def facts_of_layout(layout: Layout, workload: Workload, precision: str) -> dict[
         "selective": int(layout.recompute == "selective"),
         "full": int(layout.recompute == "full"),
     }
-    return with_workload(columns, workload, precision)
+    return with_workload(columns, workload, precision, training)
 
 
-def with_workload(columns: Facts, workload: Workload, precision: str) -> dict[str, Any]:
-    """Return the columns of the layouts with the facts that follow from them, the workload and the precision."""
+def with_workload(
+    columns: Facts, workload: Workload, precision: str, training: Training = FULL_TRAINING
+) -> dict[str, Any]:
+    """Return the columns of the layouts with the facts that follow from them and from what is trained how."""
     tp, pp, cp, ep, dp = (np.asarray(columns[name]) for name in ("tp", "pp", "cp", "ep", "dp"))
     zero, shard = np.asarray(columns["zero"]), np.asarray(columns["shard"])
     replicas = dp * cp
@@ -121,6 +125,8 @@ def with_workload(columns: Facts, workload: Workload, precision: str) -> dict[st
         "experts": workload.num_experts,
         "is_language_model": int(workload.is_causal and not workload.patch_inputs),
         "precision": precision,
+        "gradients": training.gradients,
+        "pure_bf16": int(training.is_pure_bf16),
         "kv_heads_rest": workload.num_kv_heads % tp,
         "heads_rest": (workload.num_heads // tp) % cp,
         "shard_rest": group % cp + replicas % group,

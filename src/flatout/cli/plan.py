@@ -58,6 +58,18 @@ def plan(
         str,
         typer.Option(metavar="NAME", help="Optimizer: adam, adam-8bit, adafactor, lion, muon or sgd."),
     ] = "adam",
+    gradients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Type in which gradients are accumulated and reduced: fp32 or bf16.  [default: fp32]",
+            show_default=False,
+        ),
+    ] = None,
+    pure_bf16: Annotated[
+        bool,
+        typer.Option("--pure-bf16", help="Keep weights, gradients and moments in bf16 only, without fp32 copies."),
+    ] = False,
     lora_rank: Annotated[
         int, whole_number(most=1 << 16, help="Train adapters (LoRA) of this rank, not the model; 0 for none.")
     ] = 0,
@@ -173,6 +185,8 @@ def plan(
             lora_targets=lora_targets,
             base_bits=base_bits,
             freeze=freeze or (),
+            gradients=gradients,
+            is_pure_bf16=pure_bf16,
         ),
     )
     result, context = pipeline.planned(

@@ -42,10 +42,18 @@ def settings(job: PlannedJob) -> dict[str, object]:
         "steps_per_print": 10,
         "zero_optimization": _zero(layout),
     }
-    if job.precision in ("bf16", "fp8", "fp4"):
+    if job.training.is_pure_bf16:
+        configuration["bf16"] = {
+            "enabled": True,
+            "bf16_master_weights_and_grads": True,
+            "bf16_optimizer_states": True,
+        }
+    elif job.precision in ("bf16", "fp8", "fp4"):
         configuration["bf16"] = {"enabled": True}
     elif job.precision == "fp16":
         configuration["fp16"] = {"enabled": True}
+    if job.training.gradients == "bf16":
+        configuration["data_types"] = {"grad_accum_dtype": "bf16"}
     if layout.pp > 1:
         configuration["pipeline"] = {
             "stages": layout.pp,

@@ -36,6 +36,8 @@ ZERO = @@ZERO@@  # 0: replicated (DDP); 1, 2: parameters stay gathered after for
 MICRO_BATCH, NUM_MICRO_BATCHES, SEQ = @@MICRO@@, @@NUM_MICRO@@, @@SEQ@@
 RECOMPUTES = @@RECOMPUTES@@
 DTYPE = torch.@@DTYPE@@
+REDUCE_DTYPE = torch.@@REDUCE@@  # gradients are reduced in it
+WEIGHT_DTYPE = torch.@@WEIGHT@@  # weights and moments are kept in it
 # For one layer, with the module names of Hugging Face's Llama.
 TP_PLAN = {
     **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
@@ -62,7 +64,7 @@ def parallelize(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> nn
             layers[index] = checkpoint_wrapper(layer)
     if ZERO == 0 and TP == 1:
         return DistributedDataParallel(model)
-    policy = MixedPrecisionPolicy(param_dtype=DTYPE, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPE, reduce_dtype=REDUCE_DTYPE)
     options = {
         "mesh": mesh["replicate", "shard"] if SHARD < DP else mesh["shard"],
         "mp_policy": policy,
@@ -148,7 +150,7 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = make_mesh(device)
     torch.manual_seed(0)
-    model = TinyModel().to(device)
+    model = TinyModel().to(device, WEIGHT_DTYPE)
     model = parallelize(model, model.layers, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(dist.get_rank() // TP)  # ranks of one tensor-parallel group read the same
@@ -179,6 +181,8 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
         "NUM_MICRO": layout.num_micro_batches,
         "SEQ": job.seq,
         "RECOMPUTES": layout.recompute == "full",
+        "REDUCE": "bfloat16" if job.training.gradients == "bf16" else "float32",
+        "WEIGHT": "bfloat16" if job.training.is_pure_bf16 else "float32",
         "DTYPE": {"fp32": "float32", "fp16": "float16"}.get(job.precision, "bfloat16"),
     }
     text = _TEMPLATE

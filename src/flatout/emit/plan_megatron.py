@@ -118,6 +118,7 @@ def _batch(job: PlannedJob) -> list[str]:
         f"--seq-length={job.seq}",
         f"--max-position-embeddings={positions}",
         *precision,
+        *(["--grad-reduce-in-bf16"] if job.training.gradients == "bf16" else []),
     ]
 
 

@@ -52,6 +52,7 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
         f"recipe.model.config.seq_length = {job.seq}",
         "recipe.trainer.max_steps = 20",
         f"recipe.trainer.plugins = {precision}()",
+        *_plugin(job),
     ]
     executor = f"run.LocalExecutor(ntasks_per_node={gpus_per_node(job)}, launcher='torchrun')"
     lines += ["", "if __name__ == '__main__':"]
@@ -60,6 +61,11 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
     lines.append(f"    run.run(recipe, executor={executor})")
     text = commented(job, TARGET, notes) + "\n".join(lines) + "\n"
     return (Emitted(path="nemo_plan.py", text=text, notes=notes),)
+
+
+def _plugin(job: PlannedJob) -> tuple[str, ...]:
+    """Return the settings of the precision's plugin, whose fields replace those of the same names in `ddp`."""
+    return ("recipe.trainer.plugins.grad_reduce_in_fp32 = False",) if job.training.gradients == "bf16" else ()
 
 
 def strategy(job: PlannedJob) -> dict[str, object]:
@@ -94,6 +100,8 @@ def ddp(job: PlannedJob) -> dict[str, object]:
         "overlap_grad_reduce": True,
         "overlap_param_gather": zero >= 1,
     }
+    if job.training.gradients == "bf16":
+        fields["grad_reduce_in_fp32"] = False
     if zero >= 2:
         fields["data_parallel_sharding_strategy"] = "optim_grads" if zero == 2 else "optim_grads_params"
     return fields

@@ -82,6 +82,8 @@ def settings(job: PlannedJob) -> dict[str, str]:
         options |= _pipeline(job)
     if is_piped or layout.ep > 1:
         options["training.disable_cuda_graphs"] = ""  # torchtitan refuses them with a pipeline, and with most EP
+    if job.training.is_pure_bf16:
+        options["training.dtype"] = "bfloat16"
     if job.precision == "fp32":
         options["training.mixed_precision_param"] = "float32"
     return options

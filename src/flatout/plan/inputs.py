@@ -59,6 +59,7 @@ class CostModelInputs:
     trained_experts: Column  # trained parameters per parameter of the routed experts
     adapters: Column  # 1: what is trained is additional (LoRA), and the complete model is frozen
     frozen_bytes: Column  # of one frozen weight in memory; 0: as many as in computations
+    has_master_weights: Column  # 1: the optimizer keeps fp32 copies of what is trained
     optimizer_bytes: Column  # master weight and optimizer states per trained parameter
     update_bytes: Column  # read and written per trained parameter in one update
     update_operations: Column  # per trained parameter in one update, in matrix multiplications

@@ -58,7 +58,7 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
     trained_share = (inputs.trained * dense + inputs.trained_experts * expert) / np.maximum(dense + expert, 1.0)
     weights = held(trained_state.weight_bytes(inputs), 3) + gathered
     # With ZeRO 3, the shard of the fp32 master weights is the only copy: a 16-bit one exists only while it is gathered.
-    is_only_copy = is_zero3 & (np.asarray(inputs.optimizer_share) >= 1.0)
+    is_only_copy = is_zero3 & (np.asarray(inputs.optimizer_share) >= 1.0) & (np.asarray(inputs.has_master_weights) > 0)
     weights = weights - np.where(is_only_copy, held(trained_state.trained_weight_bytes(inputs), 3), 0.0)
     gradients = held(trained_state.gradient_bytes(inputs, inputs.held_gradient_bytes), 2) + gathered * trained_share
     optimizer = held(trained_state.optimizer_bytes(inputs), 1) * (1.0 - np.asarray(inputs.offload))

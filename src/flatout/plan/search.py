@@ -75,6 +75,8 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
         num_parameters=num_parameters(spec.workload),
         num_trained_parameters=_num_trained(spec),
         optimizer=spec.training.optimizer,
+        gradients=spec.training.gradients,
+        is_pure_bf16=spec.training.is_pure_bf16,
         global_batch=spec.global_batch,
         seq=spec.seq,
         precision=context.precision,
@@ -219,7 +221,7 @@ def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[Plann
                 out_of_memory_probability=float(probability[number]),
                 parts_s={name: _at(part, number) * factor for name, part in predicted.parts_s.items()},
                 memory_parts_bytes={name: _at(part, number) for name, part in held.parts.items()},
-                runs_on=runners(layout, spec.workload, context.precision),
+                runs_on=runners(layout, spec.workload, context.precision, spec.training),
             )
         )
     return planned

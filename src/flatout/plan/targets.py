@@ -31,7 +31,7 @@ def runnable(
         return columns, ()
     num_layouts = len(columns["tp"])
     candidates = targets() if target == ANY else (target_named(target),)
-    facts = with_workload(input_columns(columns, slice(None)), spec.workload, precision)
+    facts = with_workload(input_columns(columns, slice(None)), spec.workload, precision, spec.training)
     broken = [candidate.broken_limits(facts, num_layouts) for candidate in candidates]
     can_run = np.any([limits == NO_LIMIT for limits in broken], axis=0)
     # If none of several can run a layout, the one that can run the most layouts is cited.

@@ -17,13 +17,19 @@ def training_columns(workload: Workload, training: Training = FULL_TRAINING) -> 
     """Return the training's part of the cost model's inputs."""
     parameters, trained = all_parameters(workload), trained_parameters(workload, training)
     optimizer = OPTIMIZERS[training.optimizer]
+    state, adam_state = optimizer.state_bytes, ADAM.state_bytes
+    moved, adam_moved = optimizer.moved_bytes, ADAM.moved_bytes
+    if training.is_pure_bf16:
+        state, adam_state = optimizer.pure_state_bytes, ADAM.pure_state_bytes
+        moved, adam_moved = optimizer.pure_moved_bytes, ADAM.pure_moved_bytes
     return {
         "trained": _share(trained.dense, parameters.dense),
         "trained_experts": _share(trained.experts, parameters.experts),
         "adapters": float(training.lora_rank > 0),
         "frozen_bytes": _frozen_bytes(workload, training, parameters),
-        "optimizer_bytes": _mean_bytes(workload, optimizer, optimizer.state_bytes, ADAM.state_bytes),
-        "update_bytes": _mean_bytes(workload, optimizer, optimizer.moved_bytes, ADAM.moved_bytes),
+        "has_master_weights": float(not training.is_pure_bf16),
+        "optimizer_bytes": _mean_bytes(workload, optimizer, state, adam_state),
+        "update_bytes": _mean_bytes(workload, optimizer, moved, adam_moved),
         "update_operations": _update_operations(workload, optimizer, training),
     }
 

@@ -22,6 +22,8 @@ from flatout.plan.training import BASE_BYTES
 from flatout.plan_pipeline.calibration import calibrated
 from flatout.records.plan import FULL_TRAINING, Cluster, Software, Training, Workload
 
+GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0}  # by the value of --gradients
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
@@ -41,7 +43,14 @@ class PlanRequest:
 
 
 def requested_training(
-    *, optimizer: str, lora_rank: int, lora_targets: str, base_bits: int, freeze: Sequence[str]
+    *,
+    optimizer: str,
+    lora_rank: int,
+    lora_targets: str,
+    base_bits: int,
+    freeze: Sequence[str],
+    gradients: str | None = None,
+    is_pure_bf16: bool = False,
 ) -> Training:
     """Return the training that the options describe. `lora_targets` and `freeze` may name several, with commas."""
     return Training(
@@ -50,6 +59,8 @@ def requested_training(
         lora_targets=tuple(name.strip() for name in lora_targets.split(",") if name.strip()),
         base_bits=base_bits,
         frozen=tuple(part for text in freeze for part in text.split(",") if part),
+        gradients=gradients or ("bf16" if is_pure_bf16 else "fp32"),
+        is_pure_bf16=is_pure_bf16,
     )
 
 
@@ -67,6 +78,7 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         note(
             f"note: `--model` executes `{file}` as you, with all that you may do: plan only with a file that you trust"
         )
+    _check_number_types(request)
     shape = workload(request.model)
     spec = TrainingSpec(
         workload=shape,
@@ -81,7 +93,7 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         spec=spec,
         precision=request.precision,
         matmul_share=matmul_share,
-        software=Software(),
+        software=_software(request.training),
         calibration=shipped(),
         risk=request.risk,
         target=request.target,
@@ -89,6 +101,28 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
     if request.calibrate is None:
         return context
     return calibrated(context, request.calibrate, request.fixed, note)
+
+
+def _software(training: Training) -> Software:
+    gradient_bytes = GRADIENT_BYTES[training.gradients]
+    return Software(gradient_bytes=gradient_bytes, held_gradient_bytes=gradient_bytes)
+
+
+def _check_number_types(request: PlanRequest) -> None:
+    training = request.training
+    if training.gradients not in GRADIENT_BYTES:
+        raise UsageError(f"--gradients must be {' or '.join(GRADIENT_BYTES)}, but is `{training.gradients}`")
+    if request.precision != "bf16" and training.is_pure_bf16:
+        raise UsageError(
+            f"--pure-bf16 is for training in bf16, but --precision is {request.precision}", hint="remove one of the two"
+        )
+    if training.is_pure_bf16 and training.gradients != "bf16":
+        raise UsageError("--pure-bf16 keeps gradients in bf16, but --gradients is fp32", hint="remove one of the two")
+    if request.precision in ("fp16", "fp32") and training.gradients == "bf16":
+        raise UsageError(
+            f"--gradients bf16 is for training in bf16, fp8 or fp4, but --precision is {request.precision}",
+            hint="remove --gradients",
+        )
 
 
 def _checked_training(training: Training, shape: Workload) -> Training:

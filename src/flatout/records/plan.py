@@ -54,6 +54,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     lora_targets: tuple[str, ...] = ("attention",)  # names of matrices, or `attention` or `linear`
     base_bits: int = 16  # per weight of the frozen model's matrices: 4 (QLoRA), 8, or 16
     frozen: tuple[str, ...] = ()  # parts that are not trained: `vision`, `audio`, `embedding`, `experts`
+    gradients: str = "fp32"  # type in which gradients are accumulated and reduced: fp32 or bf16
+    is_pure_bf16: bool = False  # weights, gradients and moments have 16 bits, and there is no fp32 master weight
 
 
 FULL_TRAINING = Training()
@@ -172,6 +174,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     num_trained_parameters: int | None = None  # of adapters, or without frozen parts; null: all
     optimizer: str = "adam"
+    gradients: str = "fp32"
+    is_pure_bf16: bool = False
     global_batch: int
     seq: int
     precision: str

@@ -22,14 +22,14 @@ STEP_PARTS: dict[str, tuple[str, str, str]] = {
         "p2",
         "exposed gradient reduction and parameter gathering",
     ),
-    "optimizer": ("optimizer", "p6", "Adam's update of this rank's states"),
+    "optimizer": ("optimizer", "p6", "the update of this rank's weights and states"),
     "offload": ("offload", "p4", "moving states and activations to host memory and back"),
     "jitter": ("jitter", "p12", "waiting for the slowest rank"),
 }
 MEMORY_PARTS: dict[str, tuple[str, str, str]] = {
     "weights": ("weights", "p0", "in the compute precision; with ZeRO-3, including two gathered layers"),
     "gradients": ("gradients", "p1", "accumulated over micro-batches"),
-    "optimizer": ("optimizer", "p6", "fp32 weights and Adam's two moments"),
+    "optimizer": ("optimizer", "p6", "fp32 master weights, if there are any, and the optimizer's moments"),
     "activations": ("activations", "p5", "for all micro-batches in flight"),
     "logits": ("logits", "p9", "on the last stage: 16 bits, fp32, and their gradient"),
     "overhead": ("overhead", "p11", "the CUDA context, NCCL's buffers, and fragmentation"),

@@ -55,6 +55,10 @@ def parameters_text(plan: Plan) -> str:
         words.append(f"{number(plan.num_trained_parameters)} of them trained")
     if plan.optimizer != "adam":
         words.append(f"optimizer {plan.optimizer}")
+    if plan.is_pure_bf16:
+        words.append("weights, gradients and moments in bf16 only")
+    elif plan.gradients != "fp32":
+        words.append(f"gradients in {plan.gradients}")
     return ", ".join(words)
 
 
