@@ -49,7 +49,7 @@ def start(folder: Path, *, force: bool = False, **options: object) -> Runner:
     """As a process of its own would: its lock is gone with it."""
     asked = TuneOptions(**options)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(files, "_lock", lambda folder: None)
+        patched.setattr(files, "lock_folder", lambda folder, kind: None)
         return open_tuning(COMMAND, folder, asked, warmup=None, force=force, say=lambda line: None)
 
 

@@ -31,14 +31,17 @@ class LocalLauncher:
 
     waited_s = 0.0
 
-    def __init__(self, standard_input: StandardInput | None = None) -> None:
-        """Give each run this standard input from its beginning; None: an empty one."""
+    def __init__(self, standard_input: StandardInput | None = None, folder: Path | None = None) -> None:
+        """Give each run this standard input from its beginning; None: an empty one. Start it in `folder`."""
         self._standard_input = standard_input
+        self._folder = folder  # None: our working folder
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], *, output: Path, limit_s: float
     ) -> ExitStatus:
         if self._standard_input is None:
-            return run_limited(command, environment, output=output, limit_s=limit_s)
+            return run_limited(command, environment, output=output, limit_s=limit_s, folder=self._folder)
         with self._standard_input.for_run() as descriptor:
-            return run_limited(command, environment, output=output, limit_s=limit_s, stdin=descriptor)
+            return run_limited(
+                command, environment, output=output, limit_s=limit_s, stdin=descriptor, folder=self._folder
+            )

@@ -31,10 +31,11 @@ def run_limited(
     output: Path,
     limit_s: float,
     stdin: int = subprocess.DEVNULL,
+    folder: Path | None = None,
 ) -> ExitStatus:
     """Run `command` until it ends, or end it after `limit_s` seconds. Raise InputError if it cannot be started.
 
-    `stdin` is the descriptor that it reads from.
+    `stdin` is the descriptor that it reads from, and `folder` its working folder, by default ours.
     """
     start_unix_s = time.time()
     deadline = time.monotonic() + limit_s
@@ -43,6 +44,7 @@ def run_limited(
             process = subprocess.Popen(
                 command,
                 env=environment,
+                cwd=folder,
                 stdin=stdin,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -37,12 +37,18 @@ _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "
 _SHARED_BY_ALL = ("/", "/home", "/mnt", "/opt", "/srv", "/tmp", "/var", "/var/tmp")
 
 
-def choose_separation(command: Sequence[str], out: Path, environment: Mapping[str, str] = os.environ) -> Separation:
+def choose_separation(
+    command: Sequence[str],
+    out: Path,
+    environment: Mapping[str, str] = os.environ,
+    working_folder: str | None = None,
+) -> Separation:
     """Return an overlay if this machine allows it for this command, or else hooks with the reason.
 
-    `out` is the folder of the tuning, which exists. The overlay is tried there, with its processes at once ended.
+    `out` is the folder of the tuning, which exists. The overlay is tried there, with its processes at once ended. The
+    command runs in `working_folder`, by default ours.
     """
-    working_folder = os.path.realpath(os.getcwd())
+    working_folder = os.path.realpath(working_folder or os.getcwd())
     named = named_folders(command, working_folder)
     hooks = Separation(folders=_outermost([working_folder, *(path for path in named if not _is_of_the_machine(path))]))
     if environment.get(Variable.OVERLAY) == "0":

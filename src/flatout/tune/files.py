@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import fcntl
 import math
 import os
 import re
@@ -16,8 +14,6 @@ import msgspec
 
 from flatout import __version__
 from flatout.checkpoint.lock import NAME as LOCK
-from flatout.checkpoint.lock import Lock
-from flatout.checkpoint.problems import LockedError
 from flatout.errors import FlatoutError, OutputError, UsageError
 from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import Variable
@@ -33,6 +29,7 @@ from flatout.secrets import masked_command, masked_text
 from flatout.trial.command import TRIAL_DIR, keeps_outputs_apart
 from flatout.trial.journal import Heading, Journal, is_journal
 from flatout.trial.separation import TRIED, choose_separation
+from flatout.tune.folder_lock import lock_folder
 from flatout.tune.options import TuneOptions
 from flatout.tune.result import is_better
 from flatout.tune.runner import Runner, Say
@@ -134,7 +131,7 @@ def _claim(folder: Path, options: TuneOptions, *, force: bool) -> bool:
     if folder.exists() and not is_ours and any(entry.name != LOCK for entry in folder.iterdir()):
         raise OutputError(f"{folder} already has other files", hint="pass another --out")
     if is_ours:
-        _lock(folder)
+        lock_folder(folder, "tuning")
     if is_ours and force:
         _check_only_ours(folder)
         for name in ("runs", JOURNAL, *RESULTS):
@@ -144,7 +141,7 @@ def _claim(folder: Path, options: TuneOptions, *, force: bool) -> bool:
         _check_resumes(folder, options)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_ours:
-        _lock(folder)
+        lock_folder(folder, "tuning")
     return has_results
 
 
@@ -208,32 +205,6 @@ def former_date(folder: Path) -> str | None:
     """Return the date of the finished tuning run in `folder`, under which its outcomes are already in the history."""
     former = _finished(folder)
     return former.date or None if former is not None else None
-
-
-def _lock(folder: Path) -> None:
-    """Lock the folder until this process ends. Raises OutputError if another process holds the lock."""
-    descriptor = os.open(folder, os.O_RDONLY)  # open until the process ends
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise OutputError(
-            f"another tuning is running in {folder}", hint="wait for it, or pass another --out"
-        ) from error
-    except OSError:  # file systems without locks, and NFS, which has none of folders
-        os.close(descriptor)
-        _lock_by_file(folder)
-
-
-def _lock_by_file(folder: Path) -> None:
-    """Lock the folder by a file that names its owner, who renews it: also against processes of other hosts."""
-    try:
-        lock = Lock(folder)
-    except LockedError as error:
-        raise OutputError(
-            f"another tuning is running in {folder}: {error.args[0]}", hint=error.hint or "pass another --out"
-        ) from error
-    atexit.register(lock.release)
 
 
 def history_path(environment: Mapping[str, str] = os.environ) -> Path:

@@ -78,6 +78,7 @@ class Runner:
         warmup: int | None = None,
         launcher: Launcher | None = None,
         separation: Separation | None = None,
+        reports_trials: bool = True,
     ) -> None:
         self.command = tuple(command)
         self.out = out
@@ -93,6 +94,7 @@ class Runner:
         self._budget_s = budget_s
         self._resumed_s = 0.0  # duration of the trials and profiles taken from the journal
         self._say = say
+        self._reports_trials = reports_trials
         self.mark = uuid.uuid4().hex  # identifies the processes of this tuning run
         self._environment = {**environment, Variable.TUNING: self.mark}
         self._warmup = warmup
@@ -107,6 +109,11 @@ class Runner:
     def separation(self) -> Separation:
         """Return how the files of the trials are kept apart."""
         return self.files.separation
+
+    @property
+    def resumed_s(self) -> float:
+        """Return the seconds of the trials and profiles that were taken from the journal."""
+        return self._resumed_s
 
     def spent_s(self) -> float:
         """Return the seconds that the tuning took so far, without time in a queue.
@@ -140,7 +147,8 @@ class Runner:
             is_usual = changes.name == BASELINE and not place.startswith(EPOCH_PLACE)
             if self.usual_s is None or is_usual:
                 self.usual_s, self._usual_steps = took_s, rule.min_steps
-        self._report(result)
+        if self._reports_trials:
+            self._report(result)
         return result
 
     def _with_comparable_start(self, result: TrialResult, changes: ChangeSet) -> TrialResult:
@@ -157,19 +165,20 @@ class Runner:
             self._starts.append(result.start)
         return result
 
-    def profile(self, changes: ChangeSet) -> Profiled:
+    def profile(self, changes: ChangeSet, repeat: int = 0) -> Profiled:
         """Trace and diagnose the job with these changes. Raises FlatoutError if that fails.
 
-        A profile from before an interruption is read again if its folder still exists.
+        A profile from before an interruption is read again if its folder still exists. `repeat` numbers several
+        profiles of the same job.
         """
-        key = trial_key(changes, 0)
+        key = trial_key(changes, 0) + (f" repeat {repeat}" if repeat else "")
         former = self.journal.recall_profile(key)
         if former is not None and (self.out / "runs" / former.folder / "recording").is_dir():
             with suppress(FlatoutError):
                 profiled = self._diagnosed(self.out / "runs" / former.folder)
                 self._resumed_s += former.took_s
                 return profiled
-        name, began = f"profile-{self.num_trials:03d}", self.spent_s()
+        name, began = f"profile-{self.num_trials + repeat:03d}", self.spent_s()
         folder = self._folder(name)
         _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), {Variable.STOP_AFTER: "1"})
         profiled = self._diagnosed(folder, has_failed=ended.code not in (0, None))

@@ -1,0 +1,110 @@
+"""Judge the trials of both arms: the verdict on B, and whether B is slower than A by more than a gate.
+
+In: all trials in running order. Out: a `Verdict`, and a `GateResult`. The gate is its own question, with its own error
+rate: A's costs are made larger by the gate, and B is then shown to be worse than that, better, or neither. So a B that
+costs exactly the gate more than A is decided neither way, however many trials run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.records.comparison import GateOutcome, GateResult
+from flatout.records.trial import BASELINE, Pair, TrialResult
+from flatout.records.verdict import Objective, Verdict
+from flatout.verdict.cost import missing
+from flatout.verdict.judge import judge
+
+MIN_EFFECT = 0.01  # smaller differences are not called better or worse
+_ANY_EFFECT = 1e-6  # for the gate: any side of it counts
+_TIMES = ("step_s", "s_per_sample", "s_per_token")
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on the trials so far, and on the gate if there is one."""
+
+    verdict: Verdict
+    equivalent_within: float | None
+    gate: GateResult | None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the question of the comparison is answered: that of the gate, if there is one."""
+        if self.gate is not None:
+            return self.gate.outcome != "undecided"
+        return self.verdict.verdict != "undecided"
+
+
+def judged(
+    trials: Sequence[TrialResult],
+    *,
+    objective: Objective,
+    gate: float | None,
+    min_effect: float = MIN_EFFECT,
+    is_last: bool = False,
+) -> Judged:
+    """Return the verdict on B. `is_last`: no more trials will come, for a reason other than their result."""
+    verdict = _verdict(trials, objective, min_effect, is_last=is_last)
+    within = min_effect if verdict.verdict == "equivalent" else None
+    if gate is None:
+        return Judged(verdict=verdict, equivalent_within=within, gate=None)
+    result = _gate(trials, objective, gate, is_last=is_last)
+    if verdict.verdict == "undecided" and gate > min_effect:
+        wider = _verdict(trials, objective, gate, is_last=is_last)
+        if wider.verdict == "equivalent":
+            verdict, within = wider, gate
+    return Judged(verdict=verdict, equivalent_within=within, gate=result)
+
+
+def _gate(trials: Sequence[TrialResult], objective: Objective, limit: float, *, is_last: bool) -> GateResult:
+    shifted = [_costlier(trial, objective, 1 + limit) if trial.arm == BASELINE else trial for trial in trials]
+    verdict = _verdict(shifted, objective, _ANY_EFFECT, is_last=is_last)
+    outcomes: dict[str, GateOutcome] = {"better": "passed", "worse": "failed"}
+    slowdown = None
+    if verdict.interval is not None:
+        low, high = verdict.interval
+        slowdown = ((1 + limit) / high - 1, (1 + limit) / low - 1)
+    return GateResult(limit=limit, outcome=outcomes.get(verdict.verdict, "undecided"), slowdown=slowdown)
+
+
+def _costlier(trial: TrialResult, objective: Objective, factor: float) -> TrialResult:
+    """Return the trial as if its cost were larger by the factor."""
+    if objective in _TIMES:
+        return msgspec.structs.replace(trial, step_s=tuple(seconds * factor for seconds in trial.step_s))
+    if objective == "peak_memory_bytes":
+        num_bytes = trial.peak_memory_bytes
+        return msgspec.structs.replace(trial, peak_memory_bytes=num_bytes and round(num_bytes * factor))
+    energy_j = trial.energy_j_per_step
+    return msgspec.structs.replace(trial, energy_j_per_step=energy_j and energy_j * factor)
+
+
+def _verdict(trials: Sequence[TrialResult], objective: Objective, min_effect: float, *, is_last: bool) -> Verdict:
+    return judge(pairs_of(trials, objective), objective=objective, min_effect=min_effect, is_last=is_last)
+
+
+def pairs_of(trials: Sequence[TrialResult], objective: Objective) -> list[Pair]:
+    """Return the trials of A and B that ran back to back: AB, BA, AB, ..."""
+    pairs = []
+    for first, second in zip(trials[::2], trials[1::2], strict=False):
+        baseline, candidate = (first, second) if first.arm == BASELINE else (second, first)
+        if all(missing(trial, objective) is None for trial in (baseline, candidate)):
+            pairs.append(Pair(baseline=baseline, candidate=candidate))
+    return pairs
+
+
+def run_sd(trials: Sequence[TrialResult], objective: Objective) -> tuple[float, int]:
+    """Return the run-to-run standard deviation of the log cost, pooled over the arms, and its degrees of freedom."""
+    from flatout.verdict.cost import trial_cost
+
+    squares, freedom = 0.0, 0
+    for is_baseline in (True, False):
+        arm = [t for t in trials if (t.arm == BASELINE) == is_baseline and missing(t, objective) is None]
+        logs = [trial_cost(trial, objective).log(drop_spikes=False) for trial in arm]
+        if len(logs) > 1:
+            mean = sum(logs) / len(logs)
+            squares += sum((log - mean) ** 2 for log in logs)
+            freedom += len(logs) - 1
+    return math.sqrt(squares / freedom) if freedom else 0.0, freedom
