@@ -47,6 +47,7 @@ STAGES = {
 }
 COMPOSERS = {
     "bench_pipeline",
+    "compare",
     "cost_pipeline",
     "diagnosis_pipeline",
     "doctor_pipeline",

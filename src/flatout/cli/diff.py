@@ -29,6 +29,11 @@ def diff(
 
     Example: flatout diff before/ after/
     """
+    print_diff(before, after, json=json)
+
+
+def print_diff(before: Path, after: Path, *, json: bool) -> None:
+    """Print the comparison of two diagnoses, for this command and for `flatout compare`."""
     from flatout.report.diff import diff as compare
     from flatout.report.diff import diff_json
     from flatout.report.diff_text import diff_text

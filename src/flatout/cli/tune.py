@@ -17,7 +17,6 @@ from flatout.cli.values import whole_number
 if TYPE_CHECKING:
     from flatout.records.change import Safety
     from flatout.records.tuning import TuneResult
-    from flatout.records.verdict import Objective
 
 _MOST_S = 30 * 86_400.0
 
@@ -81,7 +80,7 @@ def tune(
     """
     from flatout.errors import OutputError
     from flatout.tune.command import TuneCommand, check_knobs
-    from flatout.tune.options import TuneOptions
+    from flatout.tune.options import TuneOptions, named_objective
     from flatout.tune.result import is_better
     from flatout.tune.signals import EndedBySignal
 
@@ -89,7 +88,7 @@ def tune(
     check_knobs(knob or (), command, safety)
     options = TuneOptions(
         allowed_safety=safety,
-        objective=_objective(objective),
+        objective=named_objective(objective),
         budget_s=budget.seconds,
         max_trials=trials,
         num_steps=steps,
@@ -162,14 +161,3 @@ def _safety(text: str) -> Safety:
         if text == safety:
             return safety
     raise UsageError(f"`--allow` must be one of {', '.join(SAFETIES)}, but got {text}")
-
-
-def _objective(text: str | None) -> Objective | None:
-    from flatout.errors import UsageError
-    from flatout.tune.options import OBJECTIVES
-
-    if text is None:
-        return None
-    if text not in OBJECTIVES:
-        raise UsageError(f"`--objective` must be one of {', '.join(OBJECTIVES)}, but got {text}")
-    return OBJECTIVES[text]

@@ -80,7 +80,7 @@ def _split(option: str, text: str) -> list[str]:
     for word in words:
         if word in _SHELL_WORDS or word.endswith(";"):
             raise UsageError(
-                f"`{option}` is run without a shell, but has `{word}`", hint=f'{option} "bash -c \'COMMANDS\'"'
+                f"`{option}` is run without a shell, but has `{word}`", hint=f"{option} \"bash -c 'COMMANDS'\""
             )
     return words
 

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 import msgspec
 
 from flatout.records.comparison import GateOutcome, GateResult
-from flatout.records.trial import BASELINE, Pair, TrialResult
+from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.verdict import Objective, Verdict
-from flatout.verdict.cost import missing
-from flatout.verdict.judge import judge
+from flatout.verdict.arms import MIN_EFFECT, judge_arms
+from flatout.verdict.cost import TIMES, missing, trial_cost
 
-MIN_EFFECT = 0.01  # smaller differences are not called better or worse
+CANDIDATE = "B"  # the arm of B's trials; A's is `baseline`, which verdicts and gates expect
 _ANY_EFFECT = 1e-6  # for the gate: any side of it counts
-_TIMES = ("step_s", "s_per_sample", "s_per_token")
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +71,7 @@ def _gate(trials: Sequence[TrialResult], objective: Objective, limit: float, *, 
 
 def _costlier(trial: TrialResult, objective: Objective, factor: float) -> TrialResult:
     """Return the trial as if its cost were larger by the factor."""
-    if objective in _TIMES:
+    if objective in TIMES:
         return msgspec.structs.replace(trial, step_s=tuple(seconds * factor for seconds in trial.step_s))
     if objective == "peak_memory_bytes":
         num_bytes = trial.peak_memory_bytes
@@ -82,29 +81,17 @@ def _costlier(trial: TrialResult, objective: Objective, factor: float) -> TrialR
 
 
 def _verdict(trials: Sequence[TrialResult], objective: Objective, min_effect: float, *, is_last: bool) -> Verdict:
-    return judge(pairs_of(trials, objective), objective=objective, min_effect=min_effect, is_last=is_last)
+    return judge_arms(trials, CANDIDATE, objective=objective, min_effect=min_effect, is_last=is_last)
 
 
-def pairs_of(trials: Sequence[TrialResult], objective: Objective) -> list[Pair]:
-    """Return the trials of A and B that ran back to back: AB, BA, AB, ..."""
-    pairs = []
-    for first, second in zip(trials[::2], trials[1::2], strict=False):
-        baseline, candidate = (first, second) if first.arm == BASELINE else (second, first)
-        if all(missing(trial, objective) is None for trial in (baseline, candidate)):
-            pairs.append(Pair(baseline=baseline, candidate=candidate))
-    return pairs
-
-
-def run_sd(trials: Sequence[TrialResult], objective: Objective) -> tuple[float, int]:
-    """Return the run-to-run standard deviation of the log cost, pooled over the arms, and its degrees of freedom."""
-    from flatout.verdict.cost import trial_cost
-
+def run_sd(trials: Sequence[TrialResult], objective: Objective) -> float | None:
+    """Return the run-to-run standard deviation of the log cost, pooled over both arms; None if it is not known yet."""
     squares, freedom = 0.0, 0
-    for is_baseline in (True, False):
-        arm = [t for t in trials if (t.arm == BASELINE) == is_baseline and missing(t, objective) is None]
-        logs = [trial_cost(trial, objective).log(drop_spikes=False) for trial in arm]
+    for arm in (BASELINE, CANDIDATE):
+        complete = [trial for trial in trials if trial.arm == arm and missing(trial, objective) is None]
+        logs = [trial_cost(trial, objective).log(drop_spikes=False) for trial in complete]
         if len(logs) > 1:
             mean = sum(logs) / len(logs)
             squares += sum((log - mean) ** 2 for log in logs)
             freedom += len(logs) - 1
-    return math.sqrt(squares / freedom) if freedom else 0.0, freedom
+    return math.sqrt(squares / freedom) if freedom else None

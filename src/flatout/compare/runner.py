@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from flatout.compare.judge import CANDIDATE
 from flatout.records.change import ChangeSet
 from flatout.records.comparison import ArmName
 from flatout.records.trial import BASELINE, TrialResult
@@ -19,7 +20,6 @@ from flatout.records.tuning import Separation
 from flatout.trial.outputs import Outputs
 from flatout.tune.runner import Profiled, Runner
 
-CANDIDATE = "B"  # the arm of B's trials; A's is `baseline`, which verdicts and gates expect
 _UNCHANGED = ChangeSet()
 _ORDER: tuple[ArmName, ...] = ("A", "B", "B", "A")  # a drift then affects both arms alike
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -123,12 +122,8 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except FileNotFoundError as error:
-        raise InputError("git was not found", hint="install it, or compare two commands: --a 'CMD' --b 'CMD'") from error
+        raise InputError(
+            "git was not found", hint="install it, or compare two commands: --a 'CMD' --b 'CMD'"
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise InputError(f"git {arguments[0]} took more than {_TIMEOUT_S:.0f} s") from error
-
-
-if __name__ == "__main__":  # started by the guard of a killed comparison
-    _top, _folder = sys.argv[1:]
-    for _path in Path(_folder).glob("*"):
-        remove_worktree(Repository(top=_top, prefix="", num_changed=0), _path)

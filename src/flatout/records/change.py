@@ -124,6 +124,9 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpu_arch: float | None = None  # compute capability: 9.0 is Hopper
     torch: str | None = None  # versions: "2.11.0"
     nccl: str | None = None
+    python: str | None = None
+    cuda: str | None = None  # that torch was built for
+    driver: str | None = None  # of the GPU
     # Communication: the transport at its slowest place, and the size of the collectives that carry most bytes.
     backend: str | None = None  # nccl | gloo
     transport: str | None = None  # socket | infiniband | nvlink | pcie | shared_memory

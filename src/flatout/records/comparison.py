@@ -32,6 +32,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = None  # geometric mean over the trials of their mean steps
     samples_per_step: float | None = None
     peak_memory_bytes: int | None = None  # the highest of its trials
+    profile: str | None = None  # the folder of its last profile
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):

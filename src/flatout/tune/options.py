@@ -6,6 +6,7 @@ import shlex
 
 import msgspec
 
+from flatout.errors import UsageError
 from flatout.records.change import Safety
 from flatout.records.tuning import TuneRequest
 from flatout.records.verdict import Objective
@@ -18,6 +19,15 @@ OBJECTIVES: dict[str, Objective] = {
     "memory": "peak_memory_bytes",
     "energy": "j_per_sample",
 }
+
+
+def named_objective(text: str | None) -> Objective | None:
+    """Return the cost behind a value of `--objective`. Raises UsageError if there is no such value."""
+    if text is None:
+        return None
+    if text not in OBJECTIVES:
+        raise UsageError(f"`--objective` must be one of {', '.join(OBJECTIVES)}, but got {text}")
+    return OBJECTIVES[text]
 
 
 class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,6 +79,7 @@ class Runner:
         launcher: Launcher | None = None,
         separation: Separation | None = None,
         reports_trials: bool = True,
+        mark: str | None = None,
     ) -> None:
         self.command = tuple(command)
         self.out = out
@@ -95,7 +96,7 @@ class Runner:
         self._resumed_s = 0.0  # duration of the trials and profiles taken from the journal
         self._say = say
         self._reports_trials = reports_trials
-        self.mark = uuid.uuid4().hex  # identifies the processes of this tuning run
+        self.mark = mark or uuid.uuid4().hex  # identifies the processes of this tuning run
         self._environment = {**environment, Variable.TUNING: self.mark}
         self._warmup = warmup
         self._began = time.monotonic()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -125,6 +126,9 @@ def _process_facts(identity: Identity) -> dict[str, Any]:
     return {
         "torch": str(torch.__version__).partition("+")[0],
         "nccl": _nccl_version() if has_gpu else None,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "cuda": torch.version.cuda,
+        "driver": _driver_version() if has_gpu else None,
         "backend": _gradient_backend(identity.backend, has_gpu),
         "threads_per_rank": torch.get_num_threads(),
         "gpu_arch": None if capability is None else capability[0] + capability[1] / 10,
@@ -150,6 +154,16 @@ def _nccl_version() -> str | None:
     except Exception:  # noqa: BLE001 - a build without it
         return None
     return ".".join(map(str, version)) if isinstance(version, tuple) else None
+
+
+def _driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None for other drivers."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"\s(\d+\.\d+[.\d]*)\s", text)
+    return match[1] if match else None
 
 
 def _object_facts(optimizers: list[Any]) -> dict[str, Any]:

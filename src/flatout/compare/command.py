@@ -1,0 +1,263 @@
+"""Run `flatout compare` from its options to its result: check out the commits, open the folder, compare, write.
+
+The folder of a comparison has a folder with a journal for each arm, so that the same command resumes an interrupted
+comparison, `trees/` with the worktrees while it runs, and `comparison.json` at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from flatout import __version__
+from flatout.checkpoint.lock import NAME as LOCK
+from flatout.compare.arms import ArmRequest, arm_environment
+from flatout.compare.loop import compare
+from flatout.compare.options import CompareOptions
+from flatout.compare.result import comparison
+from flatout.compare.runner import ArmRunners
+from flatout.compare.worktrees import (
+    FOLDER,
+    Commit,
+    Repository,
+    add_worktree,
+    commit_of,
+    remove_worktree,
+    repository_of,
+    tracked_words,
+    untracked_words,
+)
+from flatout.errors import OutputError, UsageError
+from flatout.inside.protocol import Variable
+from flatout.launch import LocalLauncher, StandardInput, end_marked
+from flatout.launch.abandoned import abandoned_jobs
+from flatout.launch.guard import guarded
+from flatout.records.comparison import Arm, ArmName, Comparison
+from flatout.report.comparison_json import comparison_json
+from flatout.report.files import write_new
+from flatout.report.separation import separation_sentence
+from flatout.secrets import masked_command, masked_text
+from flatout.trial.journal import Heading, Journal, is_journal
+from flatout.trial.separation import choose_separation
+from flatout.tune.folder_lock import lock_folder
+from flatout.tune.runner import Runner, Say
+from flatout.tune.signals import EndedBySignal, signals_raised
+from flatout.tune.trial_files import settle_interrupted
+
+RESULT = "comparison.json"
+JOURNAL = "journal.jsonl"
+_OURS = ("a", "b", FOLDER, RESULT, LOCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareCommand:
+    """Two arms to compare, and the folder for their trials and the result."""
+
+    a: ArmRequest
+    b: ArmRequest
+    folder: Path
+    options: CompareOptions
+    warmup: int | None = None
+    force: bool = False  # replaces an earlier comparison in the folder
+
+    def run(self, say: Say) -> tuple[Comparison, int | None]:
+        """Compare, resuming any comparison of the same arms in the folder.
+
+        Also return the exit code of an interruption; None if there was none.
+        """
+        for abandoned in abandoned_jobs():
+            say(abandoned.describe())
+        folder = self.folder.absolute()
+        checkouts = [_checkout_of(request) for request in (self.a, self.b)]
+        notes = _notes(self.a, self.b, checkouts)
+        for note in notes:
+            say(note)
+        _claim(folder, force=self.force)
+        mark = uuid.uuid4().hex
+        tops = dict.fromkeys(checkout.repository.top for checkout in checkouts if checkout is not None)
+        clean_up = (sys.executable, "-m", "flatout.compare.clean_up", str(folder), *tops)
+        with signals_raised(), guarded(mark, clean_up), ExitStack() as trees:
+            standard_input = StandardInput()
+            if standard_input.missing is not None:
+                say(f"trials have no standard input: {standard_input.missing}")
+            runners: dict[ArmName, Runner] = {}
+            arms = []
+            for request, checkout in zip((self.a, self.b), checkouts, strict=True):
+                tree = trees.enter_context(_checked_out(checkout, folder / FOLDER / request.name.lower()))
+                place = _Place(checkout=checkout, tree=tree)
+                if place.tree is not None:
+                    notes += [note for note in _untracked_notes(request, place.tree) if note not in notes]
+                runners[request.name] = self._runner(request, place, folder, standard_input, mark, say)
+                arms.append(_arm(request, checkout))
+            both = ArmRunners(runners)
+            say(separation_sentence(both.separation))
+            compared = compare(both, self.options, say)
+            result = comparison(compared, both, arms, self.options, notes)
+        if compared.interruption is None:
+            return result, None
+        say(f"interrupted; run the same command with --out {self.folder} to resume")
+        return result, _exit_code(compared.interruption)
+
+    def _runner(
+        self, request: ArmRequest, place: _Place, folder: Path, standard_input: StandardInput, mark: str, say: Say
+    ) -> Runner:
+        """Return the runner of one arm, with its journal, environment and working folder."""
+        out = folder / request.name.lower()
+        out.mkdir(exist_ok=True)
+        environment = arm_environment(request, os.environ, place.moved)
+        options = {
+            "warmup": repr(self.warmup),
+            "commit": repr(place.checkout.commit.name if place.checkout is not None else None),
+            "python": repr(str(request.python) if request.python is not None else None),
+            "variables": masked_text(repr(sorted(request.variables.items()))),
+        }
+        shown = masked_command(request.command)
+        journal = Journal(out / JOURNAL, Heading(tool_version=__version__, command=tuple(shown), options=options))
+        if journal.num_before:
+            say(f"resuming with {journal.num_before} trials of {request.name}")
+        runs = f"{out / 'runs'}{os.sep}"
+        end_marked(lambda environment: environment.get(Variable.RECORDING, "").startswith(runs))
+        settle_interrupted(out)
+        working_folder = str(place.tree) if place.tree is not None else None
+        return Runner(
+            request.command,
+            out,
+            journal,
+            shown_command=shown,
+            budget_s=self.options.budget_s,
+            say=lambda line: say(f"{request.name}: {line}"),
+            environment=environment,
+            warmup=self.warmup,
+            launcher=LocalLauncher(standard_input, place.tree),
+            separation=choose_separation(request.command, out, environment, working_folder),
+            reports_trials=False,
+            mark=mark,
+        )
+
+    def write(self, result: Comparison, typed_command: Sequence[str]) -> str:
+        """Write the result to the folder, and return the line to print. Raises OutputError."""
+        path = self.folder / RESULT
+        write_new(path, comparison_json(result, typed_command), force=True)
+        return f"wrote {path}"
+
+
+def _exit_code(interruption: EndedBySignal | KeyboardInterrupt) -> int:
+    return 128 + interruption.number if isinstance(interruption, EndedBySignal) else 130
+
+
+class _Checkout(msgspec.Struct, frozen=True, kw_only=True):
+    repository: Repository
+    commit: Commit
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an arm runs. `tree` is its working folder in the worktree; None: our own working folder."""
+
+    checkout: _Checkout | None
+    tree: Path | None
+
+    @property
+    def moved(self) -> Mapping[str, str]:
+        """Return the worktree of the repository."""
+        if self.checkout is None or self.tree is None:
+            return {}
+        prefix = self.checkout.repository.prefix
+        tree = str(self.tree).removesuffix(os.sep + prefix) if prefix else str(self.tree)
+        return {self.checkout.repository.top: tree}
+
+
+def _checkout_of(request: ArmRequest) -> _Checkout | None:
+    """Return the commit of an arm. Raises InputError or UsageError if it cannot be run."""
+    if request.ref is None:
+        return None
+    option = f"--{request.name.lower()}-ref"
+    repository = repository_of(Path.cwd())
+    commit = commit_of(repository, request.ref, option)
+    absolute = tracked_words(repository, request.command)
+    if absolute:
+        raise UsageError(
+            f"the command names {absolute[0]} of the working folder, so `{option}` would have no effect",
+            hint=f"name it by a relative path: {os.path.relpath(absolute[0])}",
+        )
+    return _Checkout(repository=repository, commit=commit)
+
+
+@contextmanager
+def _checked_out(checkout: _Checkout | None, path: Path) -> Iterator[Path | None]:
+    """Yield the working folder in a worktree of the commit, which is removed at the end; None without a commit."""
+    if checkout is None:
+        yield None
+        return
+    try:
+        yield add_worktree(checkout.repository, checkout.commit, path)
+    finally:
+        remove_worktree(checkout.repository, path)
+
+
+def _notes(a: ArmRequest, b: ArmRequest, checkouts: Sequence[_Checkout | None]) -> list[str]:
+    """Return what the user should know before the first trial: equal arms, and changes that are not committed."""
+    notes = []
+    commits = [checkout.commit.name if checkout is not None else None for checkout in checkouts]
+    is_same_job = (a.command, a.variables, a.python) == (b.command, b.variables, b.python)
+    if is_same_job and commits[0] == commits[1]:
+        of_commit = f" of commit {checkouts[0].commit.short}" if checkouts[0] is not None else ""
+        notes.append(f"A and B are the same command{of_commit}: only noise can make them differ")
+    known = [checkout for checkout in checkouts if checkout is not None]
+    num_changed = known[0].repository.num_changed if known else 0
+    if num_changed:
+        files = "1 file has" if num_changed == 1 else f"{num_changed} files have"
+        with_refs = [request for request in (a, b) if request.ref is not None]
+        refs = " nor in ".join(f"{request.name} ({request.ref})" for request in with_refs)
+        without_ref = next((request.name for request in (a, b) if request.ref is None), None)
+        where = f"they are in {without_ref} only" if without_ref is not None else f"they are not in {refs}"
+        notes.append(f"{files} changes that are not committed: {where}")
+    return notes
+
+
+def _untracked_notes(request: ArmRequest, tree: Path) -> list[str]:
+    names = untracked_words(Path.cwd(), tree, request.command)
+    return [
+        f"{name} is not in the commit of {request.name}, so its command does not find it there: if it is data, name"
+        " it by its absolute path"
+        for name in names
+    ]
+
+
+def _arm(request: ArmRequest, checkout: _Checkout | None) -> Arm:
+    variables = [f"{name}={value}" for name, value in request.variables.items()]
+    return Arm(
+        name=request.name,
+        command=tuple(masked_command([*variables, *request.command])),
+        ref=request.ref,
+        commit=checkout.commit.name if checkout is not None else None,
+        python=str(request.python) if request.python is not None else None,
+    )
+
+
+def _claim(folder: Path, *, force: bool) -> None:
+    """Create and lock the folder, and with `force` remove the comparison there. Raises OutputError."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is not a folder", hint="pass another --out")
+    is_ours = any(is_journal(folder / arm / JOURNAL) for arm in ("a", "b"))
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    others = sorted(names.difference(_OURS))
+    if others or (names - {LOCK} and not is_ours):
+        raise OutputError(f"{folder} already has other files", hint="pass another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OutputError(f"{folder} cannot be written to: {reason}", hint="pass another --out") from error
+    lock_folder(folder, "comparison")
+    if force:
+        for name in ("a", "b"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / RESULT).unlink(missing_ok=True)

@@ -1,0 +1,193 @@
+"""The comparison: trials of A and B in turn until the question is decided, then profiles of both, then the result.
+
+The question is that of the gate if there is one ("is B slower by more than 3 %?"), and otherwise which arm is faster.
+All trials of both arms count, from the first one on. The profiles say where the difference is; they decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.compare.evidence import Evidence
+from flatout.compare.judge import Judged, judged
+from flatout.compare.options import CompareOptions
+from flatout.compare.power import power
+from flatout.compare.runner import ArmRunner, arm_of
+from flatout.errors import FlatoutError, InputError
+from flatout.records.comparison import ArmName, EndedBy, Power
+from flatout.records.trial import TrialResult
+from flatout.tune.runner import Say
+from flatout.tune.signals import EndedBySignal
+from flatout.units import percent, seconds
+from flatout.verdict.arms import ANALYSES
+from flatout.verdict.cost import missing
+
+FIRST_STEPS = 30  # measured steps of the first trial of each arm; later ones follow the step time
+MIN_STEPS, MAX_STEPS = 12, 200
+MAX_TRIAL_STEPS_S = 20.0  # seconds of measured steps per trial
+NUM_FIRST = 4  # trials, two of each arm, after which the noise is known well enough to state the power
+MAX_FAILED = 3  # trials of one arm
+DEFAULT_EFFECT = 0.03  # the slowdown for which the power is stated without a gate
+GATE_TIMES = 5 / 3  # with a gate, the power is stated for a slowdown of this many gates: 5 % for a gate of 3 %
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a comparison has seen, and what it concludes."""
+
+    evidence: Evidence
+    judged: Judged
+    power: Power | None
+    ended_by: EndedBy
+    interruption: EndedBySignal | KeyboardInterrupt | None = None
+
+
+def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
+    """Compare the two arms that `runner` runs.
+
+    Raises InputError if the command of an arm fails. An interruption ends the comparison with what is known so far;
+    it is raised if no trial of each arm is complete yet.
+    """
+    evidence = Evidence(objective=options.objective)
+    stated: Power | None = None
+    ended_by: EndedBy = "decided"
+    interruption: EndedBySignal | KeyboardInterrupt | None = None
+    try:
+        while (reason := _end(runner, evidence, options)) is None:
+            result = runner.trial(_num_steps(evidence.trials, options))
+            evidence.add(result, runner)
+            _check(evidence, runner)
+            if evidence.num_complete == NUM_FIRST and stated is None:
+                stated = _state_power(runner, evidence, options, say)
+            _report(evidence, options, result, runner, say)
+        ended_by = reason
+        _profile(runner, evidence, options, say)
+    except (KeyboardInterrupt, EndedBySignal) as error:
+        if not evidence.has_both:
+            raise
+        ended_by, interruption = "interrupted", error
+    is_last = ended_by != "decided"
+    return Compared(
+        evidence=evidence,
+        judged=_judged(evidence, options, is_last=is_last),
+        power=stated,
+        ended_by=ended_by,
+        interruption=interruption,
+    )
+
+
+def _judged(evidence: Evidence, options: CompareOptions, *, is_last: bool = False) -> Judged:
+    return judged(
+        evidence.trials,
+        objective=evidence.objective,
+        gate=options.gate,
+        min_effect=options.min_effect,
+        is_last=is_last,
+    )
+
+
+def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions) -> EndedBy | None:
+    """Return why no further trial is run; None if one is."""
+    if len(evidence.trials) < 2:
+        return None
+    so_far = _judged(evidence, options)
+    if so_far.is_decided:
+        return "decided"
+    if so_far.verdict.num_candidates >= ANALYSES[-1].num_fresh:
+        return "last_analysis"
+    if options.max_trials is not None and len(evidence.trials) >= options.max_trials:
+        return "trial_budget"
+    profiles_s = _reserved_s(evidence, options)
+    if runner.spent_s() + evidence.trial_s + profiles_s > options.budget_s:
+        return "time_budget"
+    return None
+
+
+def _reserved_s(evidence: Evidence, options: CompareOptions) -> float:
+    """Return the time that is kept for profiles: at most a fifth of the budget."""
+    return min(2 * options.num_profiles * evidence.trial_s, options.budget_s / 5)
+
+
+def _num_steps(trials: Sequence[TrialResult], options: CompareOptions) -> int:
+    """Return the measured steps of the next trial: about as much time for them as for the start of the job."""
+    if options.num_steps is not None:
+        return options.num_steps
+    complete = [trial for trial in trials[:2] if trial.is_complete]
+    if len(complete) < 2:
+        return FIRST_STEPS
+    step_s = max(sum(trial.step_s) / len(trial.step_s) for trial in complete)
+    start_s = max(trial.start_s or 0.0 for trial in complete)
+    wanted_s = min(max(start_s, FIRST_STEPS * step_s), MAX_TRIAL_STEPS_S)
+    return max(min(round(wanted_s / step_s), MAX_STEPS), MIN_STEPS)
+
+
+def _check(evidence: Evidence, runner: ArmRunner) -> None:
+    """Raise InputError if an arm's command fails: at its first trial, or again and again."""
+    last = evidence.trials[-1]
+    if last.is_complete:
+        absent = missing(last, evidence.objective)
+        if absent is not None:
+            raise InputError(f"the two commands cannot be compared for this objective: {absent}")
+        return
+    arm = arm_of(last.index)
+    of_arm = [trial for trial in evidence.trials if arm_of(trial.index) == arm]
+    failed = [trial for trial in of_arm if not trial.is_complete]
+    output = runner.output_of(last.index)
+    hint = f"its output is in {output}" if output is not None else ""
+    if len(of_arm) == 1:
+        other = "B has not been run" if arm == "A" else "A's command does not"
+        raise InputError(f"{arm}'s command fails, and {other}: {last.problem}", hint=hint)
+    if len(failed) >= MAX_FAILED:
+        raise InputError(f"{len(failed)} of {len(of_arm)} trials of {arm} failed, the last: {last.problem}", hint=hint)
+
+
+def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> Power:
+    """Say what the comparison can show, from the noise of its first trials."""
+    left_s = options.budget_s - runner.spent_s() - _reserved_s(evidence, options)
+    num_affordable = len(evidence.trials) + max(int(left_s / evidence.trial_s), 0)
+    if options.max_trials is not None:
+        num_affordable = min(num_affordable, options.max_trials)
+    effect = DEFAULT_EFFECT if options.gate is None else GATE_TIMES * options.gate
+    stated = power(
+        evidence.run_sd or 0.0,
+        effect=effect,
+        gate=options.gate,
+        trial_s=evidence.trial_s,
+        num_affordable=num_affordable,
+    )
+    from flatout.report.comparison_phrases import power_sentence
+
+    say(power_sentence(stated, options.gate))
+    return stated
+
+
+def _report(evidence: Evidence, options: CompareOptions, result: TrialResult, runner: ArmRunner, say: Say) -> None:
+    """Print one line on a trial, with the result so far."""
+    arm = arm_of(result.index)
+    what = f"{seconds(sum(result.step_s) / len(result.step_s))} per step" if result.is_complete else result.problem
+    line = f"{runner.spent_s():5.0f} s  trial {result.index:3d}  {arm}: {what}"
+    verdict = _judged(evidence, options).verdict if evidence.has_both else None
+    if verdict is not None and verdict.interval is not None:
+        low, high = verdict.interval
+        line += f"; B's cost: {_signed(1 / high - 1)} to {_signed(1 / low - 1)}"
+    say(line)
+
+
+def _signed(share: float) -> str:
+    return f"{'+' if share >= 0 else '-'}{percent(abs(share))}"
+
+
+def _profile(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> None:
+    """Profile both arms in turn while the budget lasts; a failure is a note."""
+    for position in range(2 * options.num_profiles):
+        is_first_of_arm = position < 2
+        if not is_first_of_arm and runner.spent_s() + evidence.trial_s > options.budget_s:
+            return
+        arm: ArmName = arm_of(position)
+        say(f"{runner.spent_s():5.0f} s  profile of {arm}")
+        try:
+            evidence.add_profile(arm, runner.profile(arm))
+        except FlatoutError as error:
+            evidence.notes.append(f"{arm} could not be profiled: {error}")
+            return

@@ -1,0 +1,137 @@
+"""Find where the difference between two arms is: part by part, with intervals.
+
+In: for each arm, the recorded steps of its trials, and its profiles. Out: `PartDifference`s. The step log of a trial
+shows how long the training thread loads data, saves, evaluates, logs and collects garbage; the rest of the step is
+divided by the profiles. A wait for a late rank counts as the part in which that rank was late, because that is where
+the time was lost. Intervals are those of Student's t-test over runs, so that they include the noise from run to run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flatout.records.comparison import PartDifference, PartSource
+from flatout.records.diagnosis import PART_NAMES, Diagnosis
+from flatout.records.recording import RankRecording, Recording
+from flatout.report.rows import mean_parts
+from flatout.verdict.student import t_quantile
+
+LEVEL = 0.05  # two-sided, of each interval
+REST = "rest_of_step"  # of a recorded step: computing, communicating, launching; the profiles divide it
+MIN_RUNS = 2
+# Parts of a recorded step that the training thread spends outside of the model, with the columns of the step log.
+_COLUMNS: Mapping[str, str] = {
+    "data_loading": "loader_s",
+    "checkpoint": "checkpoint_s",
+    "evaluation": "evaluation_s",
+    "garbage_collection": "collection_s",
+    "compilation": "compilation_s",
+    "logging": "logging_s",
+}
+# Parts that both sources have: the step log measures them in all trials, and without a profiler.
+MEASURED_BY_BOTH = frozenset({"data_loading", "checkpoint"})
+
+Parts = Mapping[str, float]  # part -> seconds per step, mean over ranks
+
+
+def recorded_parts(recording: Recording) -> Parts | None:
+    """Return the parts of a trial's mean measured step; None if no rank has such steps."""
+    of_ranks = [parts for rank in recording.ranks if (parts := _of_rank(rank)) is not None]
+    if not of_ranks:
+        return None
+    return {part: sum(parts[part] for parts in of_ranks) / len(of_ranks) for part in of_ranks[0]}
+
+
+def _of_rank(rank: RankRecording) -> Parts | None:
+    if rank.settled_step is None:
+        return None
+    rows = rank.steps.is_ordinary & (rank.steps.number >= rank.settled_step)
+    if not rows.any():
+        return None
+    parts = {}
+    for part, column in _COLUMNS.items():
+        values = getattr(rank.steps, column)
+        parts[part] = float(np.nan_to_num(values[rows]).mean()) if values is not None else 0.0
+    parts[REST] = max(float(rank.steps.duration_s[rows].mean()) - sum(parts.values()), 0.0)
+    return parts
+
+
+def profiled_parts(diagnosis: Diagnosis) -> Parts | None:
+    """Return the parts of a profile's mean traced step, with each wait for a late rank in the part it was late in."""
+    ranks = [rank for rank in diagnosis.ranks if rank.steps]
+    if not ranks:
+        return None
+    columns = zip(*(mean_parts(rank) for rank in ranks), strict=True)
+    parts = {name: sum(column) / len(ranks) for name, column in zip(PART_NAMES, columns, strict=True)}
+    blamed: dict[str, float] = defaultdict(float)
+    for blame in diagnosis.blame:
+        if blame.part in parts and blame.part != "wait":
+            blamed[blame.part] += blame.wait_s / len(ranks) / len(ranks[0].steps)
+    share = min(parts["wait"] / total, 1.0) if (total := sum(blamed.values())) else 0.0
+    for part, seconds in blamed.items():
+        parts[part] += share * seconds
+    parts["wait"] = max(parts["wait"] - share * sum(blamed.values()), 0.0)
+    return parts
+
+
+def differences(a: Sequence[Parts], b: Sequence[Parts], source: PartSource) -> list[PartDifference]:
+    """Return the difference of each part between the runs of both arms, the largest first."""
+    if not a or not b:
+        return []
+    names = list(dict.fromkeys(name for parts in (*a, *b) for name in parts))
+    found = [_difference(name, a, b, source, len(names)) for name in names]
+    return sorted((part for part in found if part.a_s or part.b_s), key=lambda part: -abs(part.change_s))
+
+
+def _difference(
+    name: str, a: Sequence[Parts], b: Sequence[Parts], source: PartSource, num_parts: int
+) -> PartDifference:
+    a_s, b_s = ([parts.get(name, 0.0) for parts in arm] for arm in (a, b))
+    change_s = float(np.mean(b_s) - np.mean(a_s))
+    interval = None
+    is_shown = False
+    if min(len(a_s), len(b_s)) >= MIN_RUNS:
+        error_s, freedom = _error(a_s, b_s)
+        half_s = t_quantile(LEVEL / 2, freedom) * error_s
+        interval = (change_s - half_s, change_s + half_s)
+        is_shown = abs(change_s) > t_quantile(LEVEL / 2 / num_parts, freedom) * error_s
+    return PartDifference(
+        part=name,
+        source=source,
+        a_s=float(np.mean(a_s)),
+        b_s=float(np.mean(b_s)),
+        change_s=change_s,
+        interval_s=interval,
+        is_shown=is_shown,
+    )
+
+
+def _error(a_s: Sequence[float], b_s: Sequence[float]) -> tuple[float, int]:
+    """Return the standard error of the difference of two means, and its degrees of freedom."""
+    freedom = len(a_s) + len(b_s) - 2
+    squares = sum(float(((np.array(values) - np.mean(values)) ** 2).sum()) for values in (a_s, b_s))
+    return math.sqrt(squares / freedom * (1 / len(a_s) + 1 / len(b_s))), freedom
+
+
+def cause_of(parts: Sequence[PartDifference]) -> str | None:
+    """Return the part that explains most of the difference between the arms; None if no part is shown to differ.
+
+    If it is the rest of the recorded step, the profiles say which part of that.
+    """
+    recorded = [part for part in parts if part.source == "steps"]
+    total_s = sum(part.change_s for part in recorded)
+    explaining = [part for part in recorded if part.is_shown and part.change_s * total_s > 0]
+    if not explaining:
+        return None
+    largest = max(explaining, key=lambda part: abs(part.change_s))
+    if largest.part != REST:
+        return largest.part
+    profiled = [part for part in parts if part.source == "profiles" and part.part not in MEASURED_BY_BOTH]
+    within = [part for part in profiled if part.change_s * largest.change_s > 0]
+    if not within:
+        return REST
+    return max(within, key=lambda part: (part.is_shown, abs(part.change_s))).part
