@@ -122,8 +122,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except FileNotFoundError as error:
-        raise InputError(
-            "git was not found", hint="install it, or compare two commands: --a 'CMD' --b 'CMD'"
-        ) from error
+        hint = "install it, or compare two commands: --a 'CMD' --b 'CMD'"
+        raise InputError("git was not found", hint=hint) from error
     except subprocess.TimeoutExpired as error:
         raise InputError(f"git {arguments[0]} took more than {_TIMEOUT_S:.0f} s") from error
