@@ -37,6 +37,16 @@ from flatout.records.buying import BuyOrRent, OwnershipCost
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
+from flatout.records.comparison import (
+    Arm,
+    CallDifference,
+    Comparison,
+    ComparisonGate,
+    EnvironmentDifference,
+    PartDifference,
+    Power,
+    TrainingCheck,
+)
 from flatout.records.cost import Estimate
 from flatout.records.diagnosis import (
     Blame,
@@ -89,7 +99,7 @@ from flatout.records.replay import (
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.records.tuning import Bound, Separation
-from flatout.records.verdict import NoiseFloor
+from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.recording_json import RecordedRank, RecordingReport
@@ -178,6 +188,15 @@ def json() -> str:
 def diff_json() -> str:
     """The contract `flatout/diff`."""
     return _contract("flatout/diff", (DiagnosisDiff, DiffSide, PartChange, FindingChange), version=2)
+
+
+def comparison_json() -> str:
+    """The contract `flatout/comparison`."""
+    records = (
+        *(Comparison, Arm, Verdict, ComparisonGate, Power, PartDifference, CallDifference),
+        *(EnvironmentDifference, TrainingCheck, Separation),
+    )
+    return _contract("flatout/comparison", records)
 
 
 def explanation_json() -> str:
@@ -692,6 +711,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         findings,
         json,
         diff_json,
+        comparison_json,
         explanation_json,
         failure_explanation_json,
         known_failures_table,

@@ -398,6 +398,7 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader("bench, saved", _one("ceilings.json"), _saved_ceilings),
     Reader("diff", _one("diagnosis.json"), _command("diff", "{}", "{}"), ("flatout diff before", "flatout diff after")),
+    Reader("compare", _one("diagnosis.json"), _command("compare", "{}", "{}")),
     Reader("explain --error", _one("error.log"), _command("explain", "--error", "{}"), ("flatout explain --error",)),
     Reader("doctor --from", _doctor_samples, _command("doctor", "--from", "{}"), ("flatout doctor --from",)),
     Reader(

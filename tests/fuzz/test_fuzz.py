@@ -51,7 +51,8 @@ WRITTEN = {
     *("flatout doctor --capture", "flatout doctor --html", "flatout bench --path", "flatout bench --out"),
     *("flatout tune --out", "flatout run --recording", "flatout submit --out", "flatout plan --html"),
     *("flatout plan --out", "flatout plan evaluate --fit", "flatout schedule replay --html"),
-    "flatout schedule kubernetes --out",
+    *("flatout schedule kubernetes --out", "flatout compare --out"),
+    *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
 }
 
 _BY_NAME = {reader.name: reader for reader in READERS}

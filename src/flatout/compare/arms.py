@@ -91,7 +91,7 @@ def _environment_folder(option: str, python: Path) -> Path:
     folder = given.parent.parent if given.is_file() else given
     if not os.access(folder / "bin" / "python", os.X_OK):
         raise InputError(
-            f"`{option}` must be a Python environment, but {folder}/bin/python is no program",
+            f"`{option}` must be a Python environment, but {folder}/bin/python cannot be run",
             hint="pass the folder of a virtual or conda environment, or its python",
         )
     return folder
@@ -109,7 +109,7 @@ def _check_program(option: str, program: str, environment: Path) -> None:
             hint=f"start it by its name: {os.path.basename(program)}",
         )
     if shutil.which(program, path=str(environment / "bin")) is None:
-        raise InputError(f"`{program}` is not in {environment}/bin", hint=f"install it there, or leave out `{option}`")
+        raise InputError(f"`{program}` is not in {environment}/bin", hint=f"install it there, or omit `{option}`")
 
 
 def arm_environment(request: ArmRequest, environment: Mapping[str, str], trees: Mapping[str, str]) -> dict[str, str]:

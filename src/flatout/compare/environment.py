@@ -1,7 +1,7 @@
 """List what differs between the runs of two arms: versions, clocks, and the environment of the job.
 
 In: a trial of each arm, with its recording. Out: `EnvironmentDifference`s, each with both values as text. A fact that
-one arm lacks is `unknown` there; one that both lack is no difference.
+one arm lacks is `unknown` there; one that both lack is not listed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Judge the trials of both arms: the verdict on B, and whether B is slower than A by more than a gate.
 
-In: all trials in running order. Out: a `Verdict`, and a `GateResult`. The gate is its own question, with its own error
-rate: A's costs are made larger by the gate, and B is then shown to be worse than that, better, or neither. So a B that
-costs exactly the gate more than A is decided neither way, however many trials run.
+In: all trials in running order. Out: a `Verdict`, and a `ComparisonGate`. The gate is its own question, with its own
+error rate: A's costs are made larger by the gate, and B is then shown to be worse than that, better, or neither. So a B
+that costs exactly the gate more than A is decided neither way, however many trials run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flatout.records.comparison import GateOutcome, GateResult
+from flatout.records.comparison import ComparisonGate, GateOutcome
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.verdict import Objective, Verdict
 from flatout.verdict.arms import MIN_EFFECT, judge_arms
 from flatout.verdict.cost import TIMES, missing, trial_cost
+from flatout.verdict.prospect import what_next
 
 CANDIDATE = "B"  # the arm of B's trials; A's is `baseline`, which verdicts and gates expect
+HOPELESS = 0.05  # probability that the gate is decided by any later analysis
 _ANY_EFFECT = 1e-6  # for the gate: any side of it counts
 
 
@@ -27,7 +29,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     verdict: Verdict
     equivalent_within: float | None
-    gate: GateResult | None
+    gate: ComparisonGate | None
 
     @property
     def is_decided(self) -> bool:
@@ -58,15 +60,25 @@ def judged(
     return Judged(verdict=verdict, equivalent_within=within, gate=result)
 
 
-def _gate(trials: Sequence[TrialResult], objective: Objective, limit: float, *, is_last: bool) -> GateResult:
-    shifted = [_costlier(trial, objective, 1 + limit) if trial.arm == BASELINE else trial for trial in trials]
-    verdict = _verdict(shifted, objective, _ANY_EFFECT, is_last=is_last)
+def is_gate_hopeless(trials: Sequence[TrialResult], *, objective: Objective, gate: float) -> bool:
+    """Whether no later analysis is likely to decide the gate, whichever way."""
+    shifted = _shifted(trials, objective, gate)
+    prospects = what_next(shifted, CANDIDATE, objective=objective, min_effect=_ANY_EFFECT)
+    return bool(prospects) and all(prospect.better + prospect.worse < HOPELESS for prospect in prospects)
+
+
+def _shifted(trials: Sequence[TrialResult], objective: Objective, limit: float) -> list[TrialResult]:
+    return [_costlier(trial, objective, 1 + limit) if trial.arm == BASELINE else trial for trial in trials]
+
+
+def _gate(trials: Sequence[TrialResult], objective: Objective, limit: float, *, is_last: bool) -> ComparisonGate:
+    verdict = _verdict(_shifted(trials, objective, limit), objective, _ANY_EFFECT, is_last=is_last)
     outcomes: dict[str, GateOutcome] = {"better": "passed", "worse": "failed"}
     slowdown = None
     if verdict.interval is not None:
         low, high = verdict.interval
         slowdown = ((1 + limit) / high - 1, (1 + limit) / low - 1)
-    return GateResult(limit=limit, outcome=outcomes.get(verdict.verdict, "undecided"), slowdown=slowdown)
+    return ComparisonGate(limit=limit, outcome=outcomes.get(verdict.verdict, "undecided"), slowdown=slowdown)
 
 
 def _costlier(trial: TrialResult, objective: Objective, factor: float) -> TrialResult:
@@ -85,7 +97,7 @@ def _verdict(trials: Sequence[TrialResult], objective: Objective, min_effect: fl
 
 
 def run_sd(trials: Sequence[TrialResult], objective: Objective) -> float | None:
-    """Return the run-to-run standard deviation of the log cost, pooled over both arms; None if it is not known yet."""
+    """Return the run-to-run standard deviation of the log cost, pooled over the arms; None before an arm's second."""
     squares, freedom = 0.0, 0
     for arm in (BASELINE, CANDIDATE):
         complete = [trial for trial in trials if trial.arm == arm and missing(trial, objective) is None]

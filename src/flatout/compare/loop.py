@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from flatout.compare.evidence import Evidence
-from flatout.compare.judge import Judged, judged
+from flatout.compare.judge import Judged, is_gate_hopeless, judged
 from flatout.compare.options import CompareOptions
 from flatout.compare.power import power
 from flatout.compare.runner import ArmRunner, arm_of
@@ -21,7 +21,7 @@ from flatout.records.trial import TrialResult
 from flatout.tune.runner import Say
 from flatout.tune.signals import EndedBySignal
 from flatout.units import percent, seconds
-from flatout.verdict.arms import ANALYSES
+from flatout.verdict.analyses import ANALYSES
 from flatout.verdict.cost import missing
 
 FIRST_STEPS = 30  # measured steps of the first trial of each arm; later ones follow the step time
@@ -101,6 +101,8 @@ def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions) -> Ende
     profiles_s = _reserved_s(evidence, options)
     if runner.spent_s() + evidence.trial_s + profiles_s > options.budget_s:
         return "time_budget"
+    if options.gate is not None and is_gate_hopeless(evidence.trials, objective=evidence.objective, gate=options.gate):
+        return "hopeless"
     return None
 
 

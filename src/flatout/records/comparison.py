@@ -46,7 +46,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
     detectable: float | None  # smallest slowdown that the affordable trials find with 80 % probability
 
 
-class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonGate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether B is slower than A by more than a limit."""
 
     limit: float  # 0.03: 3 %
@@ -101,7 +101,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     objective: Objective
     verdict: Verdict
     equivalent_within: float | None  # the margin, if the verdict is `equivalent`
-    gate: GateResult | None = None
+    gate: ComparisonGate | None = None
     power: Power | None = None  # None: the comparison ended before it could be estimated
     parts: tuple[PartDifference, ...] = ()  # of the recorded steps, then of the profiles; largest change first
     cause: str | None = None  # the part that explains most of the difference; None: no part is shown to differ

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flatout.records.comparison import Arm, Comparison, EndedBy, GateResult, PartDifference, Power
+from flatout.records.comparison import Arm, Comparison, ComparisonGate, EndedBy, PartDifference, Power
 from flatout.report.parts import PART_LABELS
 from flatout.report.phrases import counted
 from flatout.units import percent, seconds
@@ -79,7 +79,7 @@ def headline(result: Comparison) -> str:
     return f"undecided: B's {cost} differs from A's by {interval_text(result)}; {verdict.reason}"
 
 
-def gate_sentence(gate: GateResult) -> str:
+def gate_sentence(gate: ComparisonGate) -> str:
     """Say whether B is slower than the gate allows."""
     limit = percent(gate.limit)
     interval = ""
