@@ -16,10 +16,10 @@ from flatout.errors import UsageError
 from flatout.records.machine import Xid
 from flatout.records.trial import BASELINE, Covariates, Pair
 from flatout.records.verdict import NoiseFloor, Verdict
-from flatout.verdict.cost import trial_cost
 from flatout.verdict.interim import DEFAULT_INTERIM, InterimAnalysis, InterimPlan
 from flatout.verdict.judge import is_worth_more_pairs, judge
 from flatout.verdict.noise import noise_floor
+from flatout.verdict.plain_cost import trial_cost
 
 SMALL = [0.001, -0.001, 0.0005, -0.0008, 0.0003, -0.0006, 0.0009, -0.0002, 0.0004, -0.0007]
 

@@ -20,6 +20,19 @@ FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied", "othe
 
 BASELINE = "baseline"
 
+# Work other than training that lengthens some steps. `epoch_end`: a loader of the training ran out of batches.
+SpellKind = Literal[
+    "epoch_end", "loader_start", "evaluation", "checkpoint", "collection", "compilation", "logging", "unknown"
+]
+
+
+class StepSpell(msgspec.Struct, frozen=True, array_like=True):
+    """Work of one kind in one step, as the recorder's hooks saw it on the rank that it took longest."""
+
+    step: int  # number of the step in the job, from 0
+    kind: SpellKind
+    seconds: float  # 0 for `epoch_end`: only that it happened is known
+
 
 class Covariates(msgspec.Struct, frozen=True, kw_only=True):
     """Conditions during a trial's measured steps (Xids: during the complete trial). None if not measured."""
@@ -71,6 +84,11 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # one line, if it did not complete
     step_s: tuple[float, ...] = ()  # each measured step, in order; mean over ranks
     epoch_ends: tuple[int, ...] | None = None  # places in `step_s` of steps before which a loader ended; None: unknown
+    first_step: int | None = None  # number in the job, from 0, of the first step in `step_s`; None: unknown
+    unmeasured_steps: tuple[int, ...] = ()  # numbers of later steps that `step_s` lacks: the recorder worked in them
+    # Of all steps after the first, so also of the warm-up, by step; kinds that most steps have are absent.
+    spells: tuple[StepSpell, ...] | None = None  # None: unknown, as in an older journal
+    steps_per_epoch: int | None = None  # from the length of the loader; None: unknown
     samples_per_step: float | None = None  # of all ranks
     tokens_per_step: float | None = None
     peak_memory_bytes: int | None = None  # of the caching allocator; the highest rank

@@ -17,7 +17,7 @@ from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.runner import Profiled
 from flatout.tune.state import TuningState
-from flatout.verdict.cost import TrialCost, are_spikes_rare, trial_cost
+from flatout.verdict.plain_cost import PlainCost, are_spikes_rare, trial_cost
 
 
 def record_tried(
@@ -152,6 +152,6 @@ def _step_times(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) 
     return before_s, after_s
 
 
-def _geometric_mean_s(costs: Sequence[TrialCost], *, drop_spikes: bool) -> float | None:
+def _geometric_mean_s(costs: Sequence[PlainCost], *, drop_spikes: bool) -> float | None:
     logs = [cost.log(drop_spikes=drop_spikes) for cost in costs]
     return math.exp(sum(logs) / len(logs)) if logs else None

@@ -18,10 +18,11 @@ from flatout.records.trial import Pair
 from flatout.records.verdict import NoiseFloor, Objective, Verdict, VerdictName
 from flatout.units import percent
 from flatout.verdict.corrected import corrected
-from flatout.verdict.cost import TIMES, TrialCost, are_spikes_rare, trial_cost
+from flatout.verdict.cost import TIMES
 from flatout.verdict.interim import DEFAULT_INTERIM, InterimAnalysis, InterimPlan
 from flatout.verdict.invalid_pairs import mark_invalid
 from flatout.verdict.paired import Estimate, estimate
+from flatout.verdict.plain_cost import PlainCost, are_spikes_rare, trial_cost
 from flatout.verdict.student import t_quantile
 
 MIN_EFFECT = 0.01
@@ -61,7 +62,7 @@ def judge(
     due = _due(interim, len(counted), is_last, MIN_PAIRS if floor is not None else TRUSTED_PAIRS)
     name: VerdictName = "undecided"
     reason, found, interval, num_pairs = _too_few(len(counted), interim), None, None, len(counted)
-    costs: list[tuple[TrialCost, TrialCost]] = []
+    costs: list[tuple[PlainCost, PlainCost]] = []
     for analysis in due:
         costs += [_costs(pair, objective) for pair in counted[len(costs) : analysis.num_pairs]]
         num_pairs = analysis.num_pairs
@@ -120,18 +121,18 @@ def _due(interim: InterimPlan, num_pairs: int, is_last: bool, min_pairs: int) ->
     return due
 
 
-def _costs(pair: Pair, objective: Objective) -> tuple[TrialCost, TrialCost]:
+def _costs(pair: Pair, objective: Objective) -> tuple[PlainCost, PlainCost]:
     return trial_cost(pair.baseline, objective), trial_cost(pair.candidate, objective)
 
 
-def _log_ratios(costs: Sequence[tuple[TrialCost, TrialCost]], *, drop_spikes: bool) -> list[float]:
+def _log_ratios(costs: Sequence[tuple[PlainCost, PlainCost]], *, drop_spikes: bool) -> list[float]:
     """Return the log of baseline cost over candidate cost for each pair: above 0, the candidate is better."""
     return [a.log(drop_spikes=drop_spikes) - b.log(drop_spikes=drop_spikes) for a, b in costs]
 
 
 def _at(
     analysis: InterimAnalysis,
-    costs: Sequence[tuple[TrialCost, TrialCost]],
+    costs: Sequence[tuple[PlainCost, PlainCost]],
     orders: Sequence[str],
     objective: Objective,
     floor: NoiseFloor | None,
@@ -153,7 +154,7 @@ def _at(
 def _quoted(
     found: Estimate,
     analyses: Sequence[InterimAnalysis],
-    costs: Sequence[tuple[TrialCost, TrialCost]],
+    costs: Sequence[tuple[PlainCost, PlainCost]],
     pairs: Sequence[Pair],
     floor: NoiseFloor | None,
     min_effect: float,
@@ -164,7 +165,7 @@ def _quoted(
     return math.exp(corrected(found, analyses, orders, min_effect=min_effect, floor=spread, floor_below=TRUSTED_PAIRS))
 
 
-def _num_steps(costs: Sequence[tuple[TrialCost, TrialCost]]) -> int:
+def _num_steps(costs: Sequence[tuple[PlainCost, PlainCost]]) -> int:
     """Return the number of steps of the shortest trial."""
     return min(cost.num_steps for pair in costs for cost in pair)
 

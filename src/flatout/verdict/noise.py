@@ -18,10 +18,11 @@ from flatout.errors import UsageError
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import NoiseFloor, Objective, TrialPlan
 from flatout.units import percent
-from flatout.verdict.cost import TIMES, are_spikes_rare, missing, spike_share, trial_cost, without_spikes
+from flatout.verdict.cost import TIMES, missing
 from flatout.verdict.interim import DEFAULT_INTERIM, InterimAnalysis, InterimPlan
 from flatout.verdict.judge import MIN_EFFECT, TRUSTED_PAIRS
 from flatout.verdict.paired import FEWEST_FOR_DRIFT
+from flatout.verdict.plain_cost import are_spikes_rare, spike_share, trial_cost, without_spikes
 from flatout.verdict.student import noncentral_t_tail, normal_tail, t_quantile
 
 MIN_TRIALS = 3

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from flatout.errors import UsageError
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.verdict import Objective, Screened
-from flatout.verdict.cost import TrialCost, are_spikes_rare, missing, trial_cost
+from flatout.verdict.cost import missing
+from flatout.verdict.plain_cost import PlainCost, are_spikes_rare, trial_cost
 
 BASELINE_EVERY = 4
 KEPT_SHARE = 1 / 3
@@ -40,7 +41,7 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
     """
     usable = sorted((t for t in trials if missing(t, objective) is None), key=lambda t: t.index)
     session = {trial.index: trial.session for trial in usable}
-    arms: dict[str, list[tuple[int, TrialCost]]] = defaultdict(list)
+    arms: dict[str, list[tuple[int, PlainCost]]] = defaultdict(list)
     for trial in usable:
         arms[trial.arm].append((trial.index, trial_cost(trial, objective)))
     baselines = arms.pop(BASELINE, None)
