@@ -30,7 +30,7 @@ from flatout.verdict.analyses import (
     next_analysis,
 )
 from flatout.verdict.arrangement import Arrangement
-from flatout.verdict.cost import TIMES, are_spikes_rare, missing, trial_cost
+from flatout.verdict.cost import missing, trial_costs
 from flatout.verdict.effect import Floats, as_speedup, fit_effect
 
 MIN_EFFECT = 0.01
@@ -117,11 +117,8 @@ def arms_of(
     of_both = sorted((trial for trial in trials if trial.arm in (baseline, candidate)), key=lambda trial: trial.index)
     problems = [missing(trial, objective) for trial in of_both]
     counted = [trial for trial, problem in zip(of_both, problems, strict=True) if problem is None]
-    costs = [trial_cost(trial, objective) for trial in counted]
+    costs = trial_costs(counted, objective)
     is_candidate = tuple(trial.arm == candidate for trial in counted)
-    drop_spikes = objective in TIMES and are_spikes_rare(
-        *([cost for cost, is_its in zip(costs, is_candidate, strict=True) if is_its == arm] for arm in (False, True))
-    )
     places = [(trial.session, trial.covariates.nodes) for trial in counted]
     block_numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     arrangement = Arrangement(
@@ -132,7 +129,7 @@ def arms_of(
     )
     return Arms(
         arrangement=arrangement,
-        logs=np.array([[cost.log(drop_spikes=drop_spikes) for cost in costs]]),
+        logs=np.array([[costs[trial.index].log for trial in counted]]),
         void_reasons=tuple(problem for problem in problems if problem is not None),
     )
 
