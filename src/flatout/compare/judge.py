@@ -16,7 +16,7 @@ from flatout.records.comparison import ComparisonGate, GateOutcome
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.verdict import Objective, Verdict
 from flatout.verdict.arms import MIN_EFFECT, judge_arms
-from flatout.verdict.cost import TIMES, missing, trial_cost
+from flatout.verdict.cost import TIMES, missing, trial_costs
 from flatout.verdict.prospect import what_next
 
 CANDIDATE = "B"  # the arm of B's trials; A's is `baseline`, which verdicts and gates expect
@@ -99,9 +99,10 @@ def _verdict(trials: Sequence[TrialResult], objective: Objective, min_effect: fl
 def run_sd(trials: Sequence[TrialResult], objective: Objective) -> float | None:
     """Return the run-to-run standard deviation of the log cost, pooled over the arms; None before an arm's second."""
     squares, freedom = 0.0, 0
+    complete = [trial for trial in trials if missing(trial, objective) is None]
+    costs = trial_costs(complete, objective)
     for arm in (BASELINE, CANDIDATE):
-        complete = [trial for trial in trials if trial.arm == arm and missing(trial, objective) is None]
-        logs = [trial_cost(trial, objective).log(drop_spikes=False) for trial in complete]
+        logs = [costs[trial.index].log for trial in complete if trial.arm == arm]
         if len(logs) > 1:
             mean = sum(logs) / len(logs)
             squares += sum((log - mean) ** 2 for log in logs)
