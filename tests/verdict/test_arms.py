@@ -10,7 +10,7 @@ from tests.verdict.arms import arms, noisy_arms, recorded
 from tests.verdict.trials import trial
 
 from flatout.errors import UsageError
-from flatout.records.trial import TrialResult
+from flatout.records.trial import Covariates, TrialResult
 from flatout.verdict.arms import judge_arms
 
 MINGPT = "nccl-sockets=1x1+16"
@@ -93,11 +93,33 @@ def test_the_trial_that_chose_among_many_does_not_count() -> None:
 def test_other_arms_and_trials_that_did_not_complete_do_not_count() -> None:
     trials = noisy_arms(5, "AAABABAB", effect=0.3)
     others = [trial(20 + t.index, "another", [9.0]) for t in trials]
-    failed = TrialResult(index=30, arm="candidate", outcome="out_of_memory")
+    failed = TrialResult(index=-1, arm="candidate", outcome="out_of_memory")
     verdict = judge_arms([*others, *trials], "candidate")
     assert verdict == judge_arms(trials, "candidate")
     with_failed = judge_arms([*trials, failed], "candidate")
     assert (with_failed.num_void, with_failed.void_reasons) == (1, ("a trial of candidate: out of memory",))
+
+
+def test_a_trial_that_the_machine_spoiled_does_not_count() -> None:
+    trials = noisy_arms(6, "AAAABABABAB", effect=0.3)
+    throttled = Covariates(throttle_share={"hardware_thermal": 0.5})
+    slow = msgspec.structs.replace(trials[6], step_s=(0.5,), covariates=throttled)
+    verdict = judge_arms([*trials[:6], slow, *trials[7:]], "candidate")
+    assert verdict.verdict == "better"
+    assert verdict.speedup == pytest.approx(math.exp(0.3), rel=0.03)
+    assert (verdict.num_void, verdict.num_candidates) == (1, 2)
+    assert verdict.void_reasons == ("the GPU was throttled (hardware thermal) in trial 6 of candidate",)
+
+
+def test_what_comes_after_an_analysis_does_not_change_which_of_its_trials_count() -> None:
+    """The loads of later trials would make those of the first ones unusual."""
+    busy = Covariates(cores_busy_by_others=8.0, cores_allowed=8.0)
+    first = [msgspec.structs.replace(t, covariates=busy) for t in noisy_arms(7, "AAABAB", effect=0.3)]
+    later = [msgspec.structs.replace(t, index=6 + t.index) for t in noisy_arms(8, "ABABABABABABAB")]
+    quiet = [msgspec.structs.replace(t, covariates=Covariates(cores_busy_by_others=0.0)) for t in later]
+    verdict = judge_arms(first, "candidate")
+    assert verdict.verdict == "better"
+    assert judge_arms([*first, *quiet], "candidate") == verdict
 
 
 def test_levels_of_different_sessions_are_not_compared() -> None:

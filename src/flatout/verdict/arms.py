@@ -32,6 +32,7 @@ from flatout.verdict.analyses import (
 from flatout.verdict.arrangement import Arrangement
 from flatout.verdict.cost import missing, trial_costs
 from flatout.verdict.effect import Floats, as_speedup, fit_effect
+from flatout.verdict.invalid_trials import invalid_reasons
 
 MIN_EFFECT = 0.01
 ERROR_RATE = 0.05
@@ -50,7 +51,53 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
 
     arrangement: Arrangement
     logs: Floats  # log costs; (1, trials)
+    num_run: int  # fresh trials of the candidate that completed, whether they count or not
     void_reasons: tuple[str, ...]  # why the others do not count, one for each
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked about the trials; the fields are the arguments of `judge_arms`."""
+
+    candidate: str
+    baseline: str
+    objective: Objective
+    num_screened: int
+    chosen_by: frozenset[int]
+    min_effect: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_effect < 1:
+            raise UsageError(f"`min_effect` is a share between 0 and 1, but got {self.min_effect:g}")
+        if self.num_screened < 1:
+            raise UsageError(f"`num_screened` must be at least 1, but got {self.num_screened}")
+
+    def is_fresh(self, trial: TrialResult) -> bool:
+        """Whether the trial is the candidate's and did not choose it."""
+        return trial.arm == self.candidate and trial.index not in self.chosen_by
+
+    def arms(self, trials: Sequence[TrialResult]) -> Arms:
+        """Return the trials of both arms that count, in running order, and why others do not."""
+        of_both = [trial for trial in trials if trial.arm in (self.baseline, self.candidate)]
+        of_both.sort(key=lambda trial: trial.index)
+        problems = [missing(trial, self.objective) for trial in of_both]
+        complete = [trial for trial, problem in zip(of_both, problems, strict=True) if problem is None]
+        reasons = invalid_reasons(complete)
+        counted = [trial for trial, reason in zip(complete, reasons, strict=True) if reason is None]
+        costs = trial_costs(trials, self.objective)  # of all arms, because the periods belong to the job
+        machines = [(trial.session, trial.covariates.nodes) for trial in counted]
+        block_of = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
+        arrangement = Arrangement(
+            positions=tuple(trial.index for trial in counted),
+            is_candidate=tuple(trial.arm == self.candidate for trial in counted),
+            is_fresh=tuple(self.is_fresh(trial) for trial in counted),
+            blocks=tuple(block_of[machine] for machine in machines),
+        )
+        return Arms(
+            arrangement=arrangement,
+            logs=np.array([[costs[trial.index].log for trial in counted]]),
+            num_run=sum(self.is_fresh(trial) for trial in complete),
+            void_reasons=tuple(reason for reason in problems + reasons if reason is not None),
+        )
 
 
 def judge_arms(
@@ -71,12 +118,17 @@ def judge_arms(
     other than their result (a budget): the trials since the last analysis are then judged too, at the level of the
     analysis that was not reached.
     """
-    check(num_screened, min_effect)
-    arms = arms_of(trials, candidate, baseline=baseline, objective=objective, chosen_by=chosen_by)
-    analyses = analyses_of(arms, num_screened=num_screened, min_effect=min_effect, is_last=is_last)
-    if not analyses:
-        return _not_analysed(arms, objective, min_effect, is_last)
-    last = analyses[-1]
+    question = Question(
+        candidate=candidate,
+        baseline=baseline,
+        objective=objective,
+        num_screened=num_screened,
+        chosen_by=chosen_by,
+        min_effect=min_effect,
+    )
+    last, arms = last_analysis(question, trials, is_last=is_last)
+    if last is None:
+        return _not_analysed(question, arms, is_last)
     name = _NAMES[int(last.claims[0])]
     following = next_analysis(last.analysis.num_fresh)
     is_final = name != "undecided" or is_last or following is None
@@ -102,86 +154,58 @@ def judge_arms(
     )
 
 
-def check(num_screened: int, min_effect: float) -> None:
-    """Raise UsageError if a candidate cannot be judged with these numbers."""
-    if not 0 < min_effect < 1:
-        raise UsageError(f"`min_effect` is a share between 0 and 1, but got {min_effect:g}")
-    if num_screened < 1:
-        raise UsageError(f"`num_screened` must be at least 1, but got {num_screened}")
+def last_analysis(question: Question, trials: Sequence[TrialResult], *, is_last: bool) -> tuple[Fitted | None, Arms]:
+    """Return the first analysis that decides, or else the last, with the trials up to it.
 
-
-def arms_of(
-    trials: Sequence[TrialResult], candidate: str, *, baseline: str, objective: Objective, chosen_by: frozenset[int]
-) -> Arms:
-    """Return the trials of both arms that count, in running order, and why others do not."""
-    of_both = sorted((trial for trial in trials if trial.arm in (baseline, candidate)), key=lambda trial: trial.index)
-    problems = [missing(trial, objective) for trial in of_both]
-    counted = [trial for trial, problem in zip(of_both, problems, strict=True) if problem is None]
-    costs = trial_costs(counted, objective)
-    is_candidate = tuple(trial.arm == candidate for trial in counted)
-    places = [(trial.session, trial.covariates.nodes) for trial in counted]
-    block_numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    arrangement = Arrangement(
-        positions=tuple(trial.index for trial in counted),
-        is_candidate=is_candidate,
-        is_fresh=tuple(trial.arm == candidate and trial.index not in chosen_by for trial in counted),
-        blocks=tuple(block_numbers[place] for place in places),
-    )
-    return Arms(
-        arrangement=arrangement,
-        logs=np.array([[costs[trial.index].log for trial in counted]]),
-        void_reasons=tuple(problem for problem in problems if problem is not None),
-    )
-
-
-def analyses_of(arms: Arms, *, num_screened: int, min_effect: float, is_last: bool) -> list[Fitted]:
-    """Return the analyses that were due, in order, up to the first that decides."""
-    analyses: list[Fitted] = []
-    for analysis, num_trials in _due(arms.arrangement, is_last):
+    Returns None and all trials if none has enough of them. Each analysis sees the trials that ran until then: those
+    that follow change neither which trials count, nor what they cost.
+    """
+    everything = question.arms(trials)
+    last, of_last = None, everything
+    for analysis, until in _due(question, trials, is_last):
+        arms = question.arms([trial for trial in trials if trial.index <= until])
         fitted = analyse(
-            arms.logs[:, :num_trials],
-            arms.arrangement.first(num_trials),
+            arms.logs,
+            arms.arrangement,
             analysis,
-            num_screened=num_screened,
-            min_effect=min_effect,
+            num_screened=question.num_screened,
+            min_effect=question.min_effect,
         )
         if fitted is None:
             continue
-        analyses.append(fitted)
         if fitted.claims[0] != UNDECIDED:
-            break
-    return analyses
+            return fitted, arms
+        last, of_last = fitted, msgspec.structs.replace(arms, void_reasons=everything.void_reasons)
+    return last, of_last
 
 
-def _due(arrangement: Arrangement, is_last: bool) -> list[tuple[Analysis, int]]:
-    """Return the analyses that are due, each with the number of trials that it covers."""
-    num_fresh = arrangement.num_fresh
-    due = [
-        (analysis, arrangement.end_of_fresh(analysis.num_fresh))
-        for analysis in ANALYSES
-        if analysis.num_fresh <= num_fresh
-    ]
-    following = next_analysis(num_fresh)
-    if is_last and following is not None:
-        due.append((following, len(arrangement.positions)))
+def _due(question: Question, trials: Sequence[TrialResult], is_last: bool) -> list[tuple[Analysis, int]]:
+    """Return the analyses that are due, each with the index of the last trial that it covers."""
+    fresh = sorted(
+        trial.index for trial in trials if question.is_fresh(trial) and missing(trial, question.objective) is None
+    )
+    due = [(analysis, fresh[analysis.num_fresh - 1]) for analysis in ANALYSES if analysis.num_fresh <= len(fresh)]
+    following = next_analysis(len(fresh))
+    if is_last and following is not None and trials:
+        due.append((following, max(trial.index for trial in trials)))
     return due
 
 
-def _not_analysed(arms: Arms, objective: Objective, min_effect: float, is_last: bool) -> Verdict:
+def _not_analysed(question: Question, arms: Arms, is_last: bool) -> Verdict:
     """Return the verdict on too few trials; their speedup is shown if there is one, and claims nothing."""
     arrangement = arms.arrangement
     effect = fit_effect(arms.logs, arrangement) if arrangement.positions else None
     mean = as_speedup(float(effect.estimate[0])) if effect is not None else None
-    following = next_analysis(arrangement.num_fresh)
+    following = next_analysis(arms.num_run)
     return Verdict(
         verdict="undecided",
-        objective=objective,
+        objective=question.objective,
         speedup=mean,
         mean_speedup=mean,
         interval=None,
         best_case=None,
         error_rate=ERROR_RATE,
-        min_effect=min_effect,
+        min_effect=question.min_effect,
         num_pairs=min(arrangement.num_baselines, arrangement.num_candidates),
         num_baselines=arrangement.num_baselines,
         num_candidates=arrangement.num_candidates,

@@ -18,7 +18,7 @@ from flatout.errors import UsageError
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.verdict import Objective, Prospect
 from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, used_trials
-from flatout.verdict.arms import MIN_EFFECT, analyses_of, arms_of, check
+from flatout.verdict.arms import MIN_EFFECT, Question, last_analysis
 from flatout.verdict.arrangement import Arrangement, planned
 from flatout.verdict.effect import Effect, Floats, design, fit_effect
 from flatout.verdict.student import t_quantile
@@ -43,11 +43,21 @@ def what_next(
 
     Returns () if the candidate is decided, no analysis is left, or the trials so far give no estimate.
     """
-    check(num_screened, min_effect)
-    arms = arms_of(trials, candidate, baseline=baseline, objective=objective, chosen_by=chosen_by)
-    analyses = analyses_of(arms, num_screened=num_screened, min_effect=min_effect, is_last=False)
-    if analyses and analyses[-1].claims[0] != UNDECIDED:
+    question = Question(
+        candidate=candidate,
+        baseline=baseline,
+        objective=objective,
+        num_screened=num_screened,
+        chosen_by=chosen_by,
+        min_effect=min_effect,
+    )
+    last, _ = last_analysis(question, trials, is_last=False)
+    if last is not None and last.claims[0] != UNDECIDED:
         return ()
+    arms = question.arms(trials)
+    forecasts = chances(
+        arms.logs, arms.arrangement, num_run=arms.num_run, num_screened=num_screened, min_effect=min_effect
+    )
     return tuple(
         Prospect(
             num_trials=len(later.arrangement.positions) - len(arms.arrangement.positions),
@@ -56,7 +66,7 @@ def what_next(
             worse=float(later.worse[0]),
             equivalent=float(later.equivalent[0]),
         )
-        for later in chances(arms.logs, arms.arrangement, num_screened=num_screened, min_effect=min_effect)
+        for later in forecasts
     )
 
 
@@ -75,17 +85,20 @@ class Chances(msgspec.Struct, frozen=True, kw_only=True):
     equivalent: Floats
 
 
-def chances(logs: Floats, arrangement: Arrangement, *, num_screened: int, min_effect: float) -> list[Chances]:
+def chances(
+    logs: Floats, arrangement: Arrangement, *, num_run: int, num_screened: int, min_effect: float
+) -> list[Chances]:
     """Return the probabilities of the verdicts by each analysis to come; `logs` has the shape (tunings, trials).
 
+    `num_run` fresh trials of the candidate ran so far, of which the arrangement has those that count.
     "By" an analysis takes the largest probability up to it: less than the truth, as several may decide.
     """
     result: list[Chances] = []
     so_far = np.zeros((3, len(logs)))
     for analysis in ANALYSES:
-        if analysis.num_fresh <= arrangement.num_fresh:
+        if analysis.num_fresh <= num_run:
             continue
-        later = arrangement.followed_by(_alternating(arrangement, analysis.num_fresh - arrangement.num_fresh))
+        later = arrangement.followed_by(_alternating(arrangement, analysis.num_fresh - num_run))
         places, divisor = used_trials(later, analysis.level, num_screened)
         present = tuple(place for place in places if place < len(arrangement.positions))
         effect = fit_effect(logs[:, present], arrangement.select(present)) if present else None
