@@ -10,16 +10,31 @@ from flatout.records.change import Change, JobFacts, Knob, ValidRange
 FAMILY = "garbage_collection"
 AFTER = 10  # steps, in which the data, the model, the optimizer's state and compiled code are created
 INTERVALS = (50, 500)  # steps between collections on all ranks
+_NO_VALUE = ValidRange()
+_NAMES = ("gc-freeze", "gc-off", "gc-together")
 _GC = "Python documentation, gc"
 
-FREEZE = Knob(
-    name="gc-freeze",
-    family=FAMILY,
+
+def _collector(name: str, *, saves: float, summary: str, doc: str, source: str, valid: ValidRange = _NO_VALUE) -> Knob:
+    """Define a way to run the collector: it excludes the other ways, and changes no result."""
+    return Knob(
+        name=name,
+        family=FAMILY,
+        summary=summary,
+        safety="exact",
+        answers={"garbage-collection": saves},
+        valid=valid,
+        excludes=tuple(other for other in _NAMES if other != name),
+        gates=("loss", "memory"),
+        doc=doc,
+        source=source,
+    )
+
+
+FREEZE = _collector(
+    "gc-freeze",
+    saves=1.0,
     summary="take all objects that exist after the warm-up out of later garbage collections",
-    safety="exact",
-    answers={"garbage-collection": 1.0},
-    excludes=("gc-off", "gc-together"),
-    gates=("loss", "memory"),
     doc=(
         f"After {AFTER} steps, `gc.collect()` and `gc.freeze()`: later collections, also those that the script asks"
         " for, examine only newer objects. Python or the script decides as before when to collect. It does not help if"
@@ -28,14 +43,10 @@ FREEZE = Knob(
     ),
     source=f"{_GC} (gc.freeze)",
 )
-OFF = Knob(
-    name="gc-off",
-    family=FAMILY,
+OFF = _collector(
+    "gc-off",
+    saves=1.0,
     summary="turn the garbage collector off after the warm-up",
-    safety="exact",
-    answers={"garbage-collection": 1.0},
-    excludes=("gc-freeze", "gc-together"),
-    gates=("loss", "memory"),
     doc=(
         f"After {AFTER} steps, `gc.disable()` and one `gc.collect()`. Reference counts free all other objects, but"
         " those in reference cycles stay: the memory of a script that creates cycles grows until the job ends or runs"
@@ -44,15 +55,11 @@ OFF = Knob(
     ),
     source=f"{_GC} (gc.disable)",
 )
-TOGETHER = Knob(
-    name="gc-together",
-    family=FAMILY,
+TOGETHER = _collector(
+    "gc-together",
+    saves=0.95,
     summary="collect garbage on all ranks at the same step",
-    safety="exact",
-    answers={"garbage-collection": 0.95},
     valid=ValidRange(least=1, most=100_000),
-    excludes=("gc-freeze", "gc-off"),
-    gates=("loss", "memory"),
     doc=(
         f"After {AFTER} steps the collector is turned off. Each rank then collects the young objects at every"
         " N-th step, and all objects at every tenth of these, so no rank waits for the collection of another, and"

@@ -10,7 +10,7 @@ import typer
 
 from flatout.cli.durations import Duration, duration
 from flatout.cli.output import print_json, text_style, typed_command
-from flatout.cli.paths import given_path
+from flatout.cli.paths import path_option
 from flatout.cli.values import whole_number
 
 _LEAST_S, _MOST_S = 10.0, 86_400.0
@@ -19,11 +19,7 @@ _LEAST_S, _MOST_S = 10.0, 86_400.0
 def bench(
     path: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=given_path,
-            help="Folder on the storage to measure; its files are read.",
-        ),
+        path_option(metavar="DIR", help="Folder on the storage to measure; its files are read."),
     ] = None,
     allow_write: Annotated[
         bool,

@@ -13,7 +13,7 @@ from flatout.cli.durations import Duration, duration
 from flatout.cli.help import Command, Group
 from flatout.cli.next_command import has_option, repeated
 from flatout.cli.output import print_json, text_style
-from flatout.cli.paths import given_path
+from flatout.cli.paths import path_argument, path_option
 from flatout.cli.values import amount, whole_number
 from flatout.secrets import masked_command
 from flatout.units import MOST_USD_PER_GPU_HOUR, MOST_USD_PER_KWH
@@ -59,9 +59,7 @@ GpuPrice = Annotated[
 PriceTerms = Annotated[
     str, typer.Option("--terms", metavar="TERMS", help="Catalogue price type: on-demand, reserved or spot.")
 ]
-PriceFile = Annotated[
-    Path | None, typer.Option("--prices", metavar="FILE", parser=given_path, help="TOML file with your own prices.")
-]
+PriceFile = Annotated[Path | None, path_option("--prices", help="TOML file with your own prices.")]
 Electricity = Annotated[
     float | None,
     amount("--electricity", metavar="USD", most=MOST_USD_PER_KWH, help="Electricity price per kWh."),
@@ -73,11 +71,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 def jobs(
     paths: Annotated[
         list[Path],
-        typer.Argument(
+        path_argument(
             metavar="PATH...",
-            parser=given_path,
             help="Output of `sacct -aPD`, or recordings from `flatout profile`; `-` is standard input.",
-            show_default=False,
         ),
     ],
     gpu_type: GpuType = None,
@@ -91,7 +87,7 @@ def jobs(
     ] = None,
     usage: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=given_path, help="CSV of measured usage: job,busy_share,power_w."),
+        path_option(help="CSV of measured usage: job,busy_share,power_w."),
     ] = None,
     checkpoint_interval: Annotated[
         Duration | None, duration(help="Time between checkpoints, if the input does not say.")
@@ -169,13 +165,11 @@ def _next_command(result: Chargeback) -> str:
 def buy(
     ownership: Annotated[
         Path,
-        typer.Argument(
+        path_argument(
             metavar="OWNERSHIP.toml",
-            parser=given_path,
             help="TOML file, e.g. num_gpus = 64, price = 2_400_000, life_years = 5, utilisation = 0.7,"
             " power_w_per_gpu = 1_250, pue = 1.3, electricity_per_kwh = 0.11, people_per_year = 200_000,"
             " rent_per_gpu_hour = 2.5, one per line.",
-            show_default=False,
         ),
     ],
     gpu_type: GpuType = None,
@@ -206,12 +200,7 @@ def buy(
 def power_cap(
     curve: Annotated[
         Path,
-        typer.Argument(
-            metavar="CURVE.csv",
-            parser=given_path,
-            help="Measured time and power of workloads at each power limit.",
-            show_default=False,
-        ),
+        path_argument(metavar="CURVE.csv", help="Measured time and power of workloads at each power limit."),
     ],
     gpu_type: GpuType = None,
     gpu_price: GpuPrice = None,
@@ -242,9 +231,7 @@ def power_cap(
 def spot(
     trace: Annotated[
         Path,
-        typer.Argument(
-            metavar="TRACE", parser=given_path, help="Spot-instance availability trace.", show_default=False
-        ),
+        path_argument(metavar="TRACE", help="Spot-instance availability trace."),
     ],
     work_hours: Annotated[
         float, amount(metavar="N", positive=True, help="Hours that the job takes without interruptions.")

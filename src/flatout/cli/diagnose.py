@@ -12,7 +12,7 @@ import typer
 
 from flatout.cli.durations import Duration, duration
 from flatout.cli.output import text_style, typed_command
-from flatout.cli.paths import given_path
+from flatout.cli.paths import path_argument, path_option
 
 if TYPE_CHECKING:
     from flatout.diagnosis_pipeline import Diagnosed
@@ -26,7 +26,7 @@ _MAX_STEP_S = 10 * 86_400.0
 def diagnose(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", parser=given_path, help="Traces of one job: files, a folder, or an archive."),
+        path_argument(metavar="PATH...", help="Traces of one job: files, a folder, or an archive."),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
     html: Annotated[
@@ -56,11 +56,9 @@ def diagnose(
     ] = None,
     ceilings: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=given_path,
+        path_option(
             help="Ceilings from `flatout bench` to compare with. [default: those saved on this machine for the job's "
-            "hosts]",
+            "hosts]"
         ),
     ] = None,
     engine: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli.output import print_json, text_style, typed_command
-from flatout.cli.paths import given_path
+from flatout.cli.paths import path_argument, path_option
 
 if TYPE_CHECKING:
     from flatout.records.doctor import DoctorReport, HostsReport
@@ -27,29 +27,25 @@ _OUTPUTS = (
 def doctor(
     bundles: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[BUNDLE]...",
-            parser=given_path,
-            help="With --hosts: one bundle per host, or host names separated by commas.",
+        path_argument(
+            metavar="[BUNDLE]...", help="With --hosts: one bundle per host, or host names separated by commas."
         ),
     ] = None,
     given: Annotated[
         list[Path] | None,
-        typer.Option(
+        path_option(
             "--from",
-            metavar="FILE",
-            parser=given_path,
             help=f"Check this input instead of this machine: a bundle from --capture, {_OUTPUTS}, or a folder with a "
             "copy of /sys and /proc. Repeatable; all inputs must come from one machine.",
         ),
     ] = None,
     topology: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", parser=given_path, help=f"Add {_OUTPUTS}. Repeatable."),
+        path_option(help=f"Add {_OUTPUTS}. Repeatable."),
     ] = None,
     nccl_log: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", parser=given_path, help="Add an NCCL log (NCCL_DEBUG=INFO). Repeatable."),
+        path_option(help="Add an NCCL log (NCCL_DEBUG=INFO). Repeatable."),
     ] = None,
     hosts: Annotated[
         bool, typer.Option("--hosts", help="Compare hosts, either from bundles or by name (captured now).")
@@ -64,22 +60,19 @@ def doctor(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", parser=given_path, help="Path of the training data, to check its file system."),
+        path_option(metavar="PATH", help="Path of the training data, to check its file system."),
     ] = None,
     recording: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             metavar="FOLDER",
-            parser=given_path,
             help="A recording or traces of the job, to show how much fixing a path or link defect would gain.",
         ),
     ] = None,
     capture: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=given_path,
-            help="Write everything that was read to a bundle, for --from and --hosts; - prints only the bundle.",
+        path_option(
+            help="Write everything that was read to a bundle, for --from and --hosts; - prints only the bundle."
         ),
     ] = None,
     html: Annotated[

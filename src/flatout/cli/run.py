@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from flatout.cli.durations import Duration, parse_duration
+from flatout.cli.paths import path_option
 from flatout.cli.values import InvalidValue, whole_number
 
 
@@ -36,7 +37,7 @@ def run(
         list[str], typer.Argument(metavar="COMMAND...", help="Training command, after `--`.", show_default=False)
     ],
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="tuned.toml from `flatout tune`, with the changes to apply.")
+        Path | None, path_option(help="tuned.toml from `flatout tune`, with the changes to apply.")
     ] = None,
     max_restarts: Annotated[int, whole_number(help="Maximum restarts after failures.")] = 0,
     hang_after: Annotated[
@@ -56,18 +57,18 @@ def run(
         ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Checkpoint that the script writes, for --resume-arg.")
+        Path | None, path_option(metavar="PATH", help="Checkpoint that the script writes, for --resume-arg.")
     ] = None,
     checkpoint_folder: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             metavar="DIR",
             help="Folder that the script's flatout.checkpoint writes to; Flatout chooses the checkpoint interval.",
         ),
     ] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Goodput ledger to append to: how each GPU-second was used."),
+        path_option(help="Goodput ledger to append to: how each GPU-second was used."),
     ] = None,
     take_over: Annotated[
         bool,
@@ -77,7 +78,7 @@ def run(
     ] = False,
     recording: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             metavar="DIR",
             help="Recording of the same job, from which the ledger takes the shares of communication and waiting.",
         ),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flatout.cli.help import Command
-from flatout.cli.paths import given_path
+from flatout.cli.paths import path_option
 
 
 def register(app: typer.Typer) -> None:
@@ -23,10 +23,8 @@ def kubernetes(
     ],
     kube_nodes: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=given_path,
-            help="Output of `kubectl get nodes -o json`: refuse flavors with more than its nodes can allocate.",
+        path_option(
+            help="Output of `kubectl get nodes -o json`: refuse flavors with more than its nodes can allocate."
         ),
     ] = None,
     out: Annotated[

@@ -12,7 +12,7 @@ import typer
 
 from flatout.cli.durations import Duration, duration
 from flatout.cli.output import print_json
-from flatout.cli.paths import given_path
+from flatout.cli.paths import path_option
 from flatout.cli.values import amount, whole_number
 from flatout.secrets import masked_command
 
@@ -29,32 +29,25 @@ def submit(
     deadline: Annotated[Duration | None, duration(help="Time by which the job must finish, counted from now.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", parser=given_path, help="tuned.toml from `flatout tune`, with the changes to apply."
-        ),
+        path_option(help="tuned.toml from `flatout tune`, with the changes to apply."),
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=given_path,
-            help="Output of `flatout plan --json`; sets the number of nodes and GPUs.",
-        ),
+        path_option(help="Output of `flatout plan --json`; sets the number of nodes and GPUs."),
     ] = None,
     max_restarts: Annotated[
         int, whole_number(help="Run under `flatout run`; restart within the allocation at most N times.")
     ] = 0,
     checkpoint_folder: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             metavar="DIR",
-            parser=given_path,
             help="For `flatout run`: folder that flatout.checkpoint writes to; Flatout chooses its interval.",
         ),
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", parser=given_path, help="For `flatout run`: checkpoint that the script writes."),
+        path_option(metavar="PATH", help="For `flatout run`: checkpoint that the script writes."),
     ] = None,
     resume_arg: Annotated[
         list[str] | None,
@@ -64,7 +57,7 @@ def submit(
     ] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=given_path, help="For `flatout run`: goodput ledger to append to."),
+        path_option(help="For `flatout run`: goodput ledger to append to."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="The job resumes from its checkpoint, so it may be requeued.")
@@ -89,11 +82,9 @@ def submit(
     ] = None,
     kube_nodes: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=given_path,
+        path_option(
             help="Kubernetes: output of `kubectl get nodes -o json`, or a TOML of what nodes can allocate; sets the"
-            " requests.",
+            " requests."
         ),
     ] = None,
     cpus: Annotated[
@@ -131,11 +122,7 @@ def submit(
     ] = None,
     spot_trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=given_path,
-            help="Slurm: spot availability trace; decides between --spot-partition and --partition.",
-        ),
+        path_option(help="Slurm: spot availability trace; decides between --spot-partition and --partition."),
     ] = None,
     spot_partition: Annotated[
         str | None, typer.Option(metavar="NAME", help="Slurm: partition of preemptible machines.")
@@ -153,11 +140,7 @@ def submit(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=given_path,
-            help="New folder for the submission's files. [default: flatout-out/submit-TIME]",
-        ),
+        path_option(metavar="DIR", help="New folder for the submission's files. [default: flatout-out/submit-TIME]"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be submitted without submitting it.")

@@ -12,13 +12,14 @@ from flatout.plan.models.config import MOST_LAYERS, ModelConfig
 from flatout.plan.models.experts import feed_forward_of_layers
 from flatout.plan.models.parts import FeedForward, Heads, Mixing, attention
 from flatout.plan.models.traits import TRAITS, Switch, Traits
-from flatout.records.layers import LayerKind
+from flatout.records.layers import LayerKind, Matrix
 from flatout.records.plan import Workload
 
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+_NO_EXPERTS = Matrix(name="", part="experts", inputs=0, outputs=0, copies=0, used=0)
 _WINDOWED = ("sliding_attention", "chunked_attention", "local_attention")
 
 
@@ -182,6 +183,30 @@ def assembled(
     )
 
 
+def assembled_alike(
+    config: ModelConfig,
+    heads: Heads,
+    mixing: Mixing,
+    network: FeedForward,
+    *,
+    norms_per_layer: int,
+    is_gated: bool = True,
+    outside_parameters: int,
+    is_causal: bool = True,
+    table_width: int = 0,
+) -> Workload:
+    """Return the workload of layers that all mix tokens and feed forward in the same way."""
+    return of_kinds(
+        config,
+        heads,
+        (layer_kind(mixing, network, norms_per_layer, num_layers(config)),),
+        is_gated=is_gated,
+        outside_parameters=outside_parameters,
+        is_causal=is_causal,
+        table_width=table_width,
+    )
+
+
 def layer_kind(mixing: Mixing, network: FeedForward, norms: int, num_layers: int, num_distinct: int = 0) -> LayerKind:
     """Return the layers that mix and feed forward in the same way."""
     return LayerKind(
@@ -210,12 +235,8 @@ def of_kinds(
     table_width: int = 0,
 ) -> Workload:
     """Return a workload of layers, with the widths of its largest kinds for what describes a model by a few numbers."""
-    routed = [
-        (kind, matrix) for kind in kinds for matrix in kind.matrices if matrix.part == "experts" and matrix.copies > 1
-    ]
-    expert = routed[0][1] if routed else None
-    shared = [matrix for kind in kinds for matrix in kind.matrices if matrix.part == "shared"]
-    dense = [matrix for kind in kinds for matrix in kind.matrices if matrix.part == "ffn"]
+    with_experts = [kind for kind in kinds if _routed(kind)]
+    expert = _routed(with_experts[0])[0] if with_experts else _NO_EXPERTS
     return Workload(
         name=str(config.values.get("_name_or_path") or config.path.parent.name or config.path.name),
         num_layers=sum(kind.num_layers for kind in kinds),
@@ -223,18 +244,29 @@ def of_kinds(
         num_heads=heads.num,
         num_kv_heads=heads.num_kv,
         head_dim=heads.dim,
-        ffn=dense[0].outputs if dense else 0,
+        ffn=_width(kinds, "ffn"),
         is_gated=is_gated,
         vocab=config.size("vocab_size"),
         is_tied=config.is_on("tie_word_embeddings"),
         is_causal=is_causal,
-        num_experts=expert.copies if expert else 0,
-        experts_per_token=expert.used if expert else 0,
-        expert_ffn=expert.outputs if expert else 0,
-        shared_ffn=shared[0].outputs if shared else 0,
-        num_moe_layers=sum({id(kind): kind.num_layers for kind, _ in routed}.values()),
+        num_experts=expert.copies,
+        experts_per_token=expert.used,
+        expert_ffn=expert.outputs,
+        shared_ffn=_width(kinds, "shared"),
+        num_moe_layers=sum(kind.num_layers for kind in with_experts),
         layers=kinds,
         outside_parameters=outside_parameters,
         table_width=table_width,
         source=str(config.path),
     )
+
+
+def _routed(kind: LayerKind) -> list[Matrix]:
+    """Return the matrices of the experts that a router chooses from."""
+    return [matrix for matrix in kind.matrices if matrix.part == "experts" and matrix.copies > 1]
+
+
+def _width(kinds: tuple[LayerKind, ...], part: str) -> int:
+    """Return the width of the first network of this part; 0 if no layer has one."""
+    widths = [matrix.outputs for kind in kinds for matrix in kind.matrices if matrix.part == part]
+    return widths[0] if widths else 0

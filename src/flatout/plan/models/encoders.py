@@ -9,7 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from flatout.plan.models.config import ModelConfig
-from flatout.plan.models.decoders import assembled, check_length, layer_kind, num_layers, of_kinds, read_heads
+from flatout.plan.models.decoders import (
+    assembled,
+    assembled_alike,
+    check_length,
+    layer_kind,
+    num_layers,
+    of_kinds,
+    read_heads,
+)
 from flatout.plan.models.parts import FeedForward, Heads, Mixing, attention, feed_forward
 from flatout.plan.models.towers import square
 from flatout.records.layers import LayerKind, Tower
@@ -18,16 +26,16 @@ from flatout.records.plan import Workload
 
 def read_bert(config: ModelConfig) -> Workload:
     """Return BERT, RoBERTa and others of the same layers, with the head that `architectures` names."""
-    heads, layers = read_heads(config), num_layers(config)
+    heads = read_heads(config)
     hidden = heads.hidden
     network = FeedForward(feed_forward(hidden, config.size("intermediate_size"), is_gated=False, has_bias=True))
     rows = config.size("max_position_embeddings") + config.whole("type_vocab_size", default=0)
     embedding = rows * hidden + 2 * hidden
-    return assembled(
+    return assembled_alike(
         config,
         heads,
-        [attention(heads, qkv_bias=True, out_bias=True)] * layers,
-        [network] * layers,
+        attention(heads, qkv_bias=True, out_bias=True),
+        network,
         norms_per_layer=4 * hidden,
         is_gated=False,
         outside_parameters=embedding + _bert_head(config, hidden),
@@ -37,16 +45,16 @@ def read_bert(config: ModelConfig) -> Workload:
 
 def read_distilbert(config: ModelConfig) -> Workload:
     """Return DistilBERT."""
-    hidden, layers, num = config.size("dim"), num_layers(config), config.size("n_heads")
+    hidden, num = config.size("dim"), config.size("n_heads")
     heads = Heads(hidden, num, num, hidden // num)
     network = FeedForward(feed_forward(hidden, config.size("hidden_dim"), is_gated=False, has_bias=True))
     is_masked = _architecture(config).endswith("ForMaskedLM")
     head = hidden**2 + 3 * hidden + config.size("vocab_size") if is_masked else 0
-    return assembled(
+    return assembled_alike(
         config,
         heads,
-        [attention(heads, qkv_bias=True, out_bias=True)] * layers,
-        [network] * layers,
+        attention(heads, qkv_bias=True, out_bias=True),
+        network,
         norms_per_layer=4 * hidden,
         is_gated=False,
         outside_parameters=config.size("max_position_embeddings") * hidden + 2 * hidden + head,

@@ -6,7 +6,7 @@ import math
 
 from flatout.plan.models import recurrences
 from flatout.plan.models.config import ModelConfig
-from flatout.plan.models.decoders import assembled, check_length, num_layers, read_heads
+from flatout.plan.models.decoders import assembled, assembled_alike, check_length, num_layers, read_heads
 from flatout.plan.models.experts import EXPERTS, ExpertTraits, expert_network, feed_forward_of_layers
 from flatout.plan.models.parts import (
     NO_FEED_FORWARD,
@@ -26,7 +26,7 @@ _GATED = Traits()
 
 def read_mamba(config: ModelConfig) -> Workload:
     """Return a model of Mamba layers alone."""
-    hidden, layers = config.size("hidden_size"), num_layers(config)
+    hidden = config.size("hidden_size")
     inner = config.whole("intermediate_size", default=0) or config.whole("expand") * hidden
     mixing = recurrences.mamba(
         hidden,
@@ -37,12 +37,12 @@ def read_mamba(config: ModelConfig) -> Workload:
         conv_bias=config.is_on("use_conv_bias"),
         bias=config.is_on("use_bias"),
     )
-    return _recurrent_only(config, mixing, layers, num_heads=1)
+    return _recurrent_only(config, mixing, num_heads=1)
 
 
 def read_mamba2(config: ModelConfig) -> Workload:
     """Return a model of Mamba-2 layers alone."""
-    hidden, layers = config.size("hidden_size"), num_layers(config)
+    hidden = config.size("hidden_size")
     num_heads = config.size("num_heads")
     mixing = recurrences.mamba2(
         hidden,
@@ -55,16 +55,16 @@ def read_mamba2(config: ModelConfig) -> Workload:
         bias=config.is_on("use_bias"),
         out_bias=config.is_on("use_bias"),
     )
-    return _recurrent_only(config, mixing, layers, num_heads=num_heads)
+    return _recurrent_only(config, mixing, num_heads=num_heads)
 
 
-def _recurrent_only(config: ModelConfig, mixing: Mixing, layers: int, *, num_heads: int) -> Workload:
+def _recurrent_only(config: ModelConfig, mixing: Mixing, *, num_heads: int) -> Workload:
     hidden = config.size("hidden_size")
-    return assembled(
+    return assembled_alike(
         config,
         Heads(hidden, num_heads, num_heads, hidden // num_heads),
-        [mixing] * layers,
-        [NO_FEED_FORWARD] * layers,
+        mixing,
+        NO_FEED_FORWARD,
         norms_per_layer=hidden,
         outside_parameters=hidden,
     )

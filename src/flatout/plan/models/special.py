@@ -7,7 +7,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.plan.models import recurrences
 from flatout.plan.models.config import ModelConfig
-from flatout.plan.models.decoders import assembled, check_length, num_layers, read_heads
+from flatout.plan.models.decoders import assembled, assembled_alike, check_length, num_layers, read_heads
 from flatout.plan.models.experts import ExpertTraits, expert_network, feed_forward_of_layers
 from flatout.plan.models.parts import (
     FeedForward,
@@ -131,7 +131,7 @@ def read_llama4(config: ModelConfig) -> Workload:
 
 def read_dbrx(config: ModelConfig) -> Workload:
     """Return DBRX, whose config has the numbers of attention and of experts in two configs inside it."""
-    hidden, layers, num = config.size("d_model"), num_layers(config), config.size("n_heads")
+    hidden, num = config.size("d_model"), config.size("n_heads")
     of_attention, of_experts = config.part("attn_config", "dbrx"), config.part("ffn_config", "dbrx")
     heads = Heads(hidden, num, of_attention.whole("kv_n_heads", default=1), hidden // num)
     network = experts(
@@ -140,11 +140,11 @@ def read_dbrx(config: ModelConfig) -> Workload:
         of_experts.whole("moe_num_experts", default=4),
         of_experts.whole("moe_top_k", default=1),
     )
-    return assembled(
+    return assembled_alike(
         config,
         heads,
-        [attention(heads)] * layers,
-        [network] * layers,
+        attention(heads),
+        network,
         norms_per_layer=2 * hidden,
         outside_parameters=hidden,
     )
@@ -152,7 +152,7 @@ def read_dbrx(config: ModelConfig) -> Workload:
 
 def read_opt(config: ModelConfig) -> Workload:
     """Return OPT: two more positions than it has, and projections where the embedding is narrower than the layers."""
-    heads, layers = read_heads(config), num_layers(config)
+    heads = read_heads(config)
     hidden = heads.hidden
     bias = config.is_on("enable_bias")
     norm = 2 * hidden if config.is_on("layer_norm_elementwise_affine") else 0
@@ -162,11 +162,11 @@ def read_opt(config: ModelConfig) -> Workload:
     outside = (config.size("max_position_embeddings") + 2) * hidden
     outside += norm if has_final_norm else 0
     outside += 2 * hidden * embedding if embedding != hidden else 0
-    return assembled(
+    return assembled_alike(
         config,
         heads,
-        [attention(heads, qkv_bias=bias, out_bias=bias)] * layers,
-        [network] * layers,
+        attention(heads, qkv_bias=bias, out_bias=bias),
+        network,
         norms_per_layer=2 * norm,
         is_gated=False,
         outside_parameters=outside,
@@ -179,14 +179,14 @@ def read_mpt(config: ModelConfig) -> Workload:
     kind = config.part("attn_config", "mpt").value("attn_type")
     if kind not in (None, "multihead_attention"):
         raise InputError(f"the attention of an MPT must be multihead_attention, but `{config.path}` has `{kind}`")
-    hidden, layers, num = config.size("d_model"), num_layers(config), config.size("n_heads")
+    hidden, num = config.size("d_model"), config.size("n_heads")
     heads = Heads(hidden, num, num, hidden // num)
     network = FeedForward(feed_forward(hidden, 4 * hidden, is_gated=False))
-    return assembled(
+    return assembled_alike(
         config,
         heads,
-        [attention(heads)] * layers,
-        [network] * layers,
+        attention(heads),
+        network,
         norms_per_layer=2 * hidden,
         is_gated=False,
         outside_parameters=hidden,
@@ -219,18 +219,18 @@ def read_gpt_neo(config: ModelConfig) -> Workload:
 
 def read_grok(config: ModelConfig) -> Workload:
     """Return Grok-1: experts in every layer, four norms, tied tables."""
-    heads, layers = read_heads(config), num_layers(config)
+    heads = read_heads(config)
     network = experts(
         heads.hidden,
         config.size("intermediate_size"),
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
     )
-    return assembled(
+    return assembled_alike(
         config,
         heads,
-        [attention(heads)] * layers,
-        [network] * layers,
+        attention(heads),
+        network,
         norms_per_layer=4 * heads.hidden,
         outside_parameters=heads.hidden,
     )
