@@ -117,7 +117,7 @@ def test_a_trend_prolongs_a_trial() -> None:
 @pytest.mark.parametrize(("step_s", "reason"), [(2.2, "abandoned"), (1.9, "enough")])
 def test_a_clearly_worse_candidate_is_abandoned(step_s: float, reason: str) -> None:
     times = noisy(step_s, 0.02)
-    assert counted(rule(min_steps=20, abandon_step_s=2.0), times) == (5 if reason == "abandoned" else 20, reason)
+    assert counted(rule(min_steps=20, abandon_step_s=2.0), times) == (4 if reason == "abandoned" else 20, reason)
 
 
 def test_a_candidate_is_not_abandoned_for_a_few_long_steps() -> None:
@@ -126,7 +126,7 @@ def test_a_candidate_is_not_abandoned_for_a_few_long_steps() -> None:
 
 
 def test_noise_alone_abandons_hardly_any_candidate() -> None:
-    """Candidates that are exactly as slow as the limit: at most one in a hundred is abandoned, for all its looks."""
+    """Of candidates that are nearly as slow as the limit, at most one in twenty is abandoned, for all its looks."""
     abandoned = [
         counted(rule(min_steps=200, max_steps=200, abandon_step_s=1.0 * math.exp(0.005)), noisy(1.0, 0.1, seed))[1]
         for seed in range(600)

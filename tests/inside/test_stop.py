@@ -133,7 +133,7 @@ def test_a_fixed_number_of_steps_is_exact_and_a_worse_candidate_ends_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "_IMPORTED_S", time.monotonic())
-    for limit_s, expected, reason in ((None, 41, "max"), (0.5, 8, "abandoned")):
+    for limit_s, expected, reason in ((None, 41, "max"), (0.5, 7, "abandoned")):
         rule = StopRule(min_steps=40, max_steps=40, abandon_step_s=limit_s)
         ranks = [condition(tmp_path / str(expected), 2, rank, rule=rule) for rank in (0, 1)]
         assert run_together(ranks, 1.0, sure_s=1.0) == {0: expected, 1: expected}

@@ -28,7 +28,12 @@ def steps_until_settled(
     [
         ([0.2] * 20, 11),  # DistributedDataParallel waits for the GPU in ten, and the one after them is short
         ([0.01] * 200, 50),  # fifty steps where a second would take longer
-        ([5.0, 3.0, 2.0, 1.0] + [0.5] * 20, 12),  # the median of the older five is a settled step
+        ([0.36] * 20, 11),  # eleven steps where four seconds would take longer
+        ([0.5] * 20, 8),  # four seconds
+        ([1.0] * 20, 4),  # four steps
+        ([1.0, 1.0, 1.3, 1.0] + [1.0] * 20, 7),  # the last two must be within 10 % of the two before
+        ([5.0, 3.0, 2.0, 1.0] + [0.5] * 20, 8),  # four settled steps, which are four seconds at half a second a step
+        ([0.8, 0.6, 0.5, 0.4, 0.35] + [0.3] * 20, 13),  # of ten steps and more, five are compared with five
         ([60.0] * 4, 3),
         ([0.2, 0.2, 0.2, 0.2, 4.0] * 8, 11),  # a checkpoint now and then
         ([0.1 * 1.2**number for number in range(40)], 38),  # it never settles: two minutes at most
@@ -56,6 +61,24 @@ def test_a_given_warm_up_is_kept() -> None:
     assert not settling.is_over(StepSource.OPTIMIZER, is_training=True)
     settling.add(0.1)
     assert settling.is_over(StepSource.OPTIMIZER, is_training=True)
+
+
+@pytest.mark.parametrize(("times", "is_hopeless"), [([3.1] * 4, True), ([3.1] * 3, False), ([3.1] * 4 + [2.9], False)])
+def test_steps_are_hopeless_if_four_in_a_row_take_three_times_as_long_as_allowed(
+    times: list[float], is_hopeless: bool
+) -> None:
+    detector = WarmupDetector()
+    for step_s in times:
+        detector.add(step_s)
+    assert detector.is_hopeless(1.0) == is_hopeless
+
+
+@pytest.mark.parametrize(("num_steps", "num_stable"), [(9, 2), (10, 5)])
+def test_a_short_warm_up_ends_with_fewer_stable_steps(num_steps: int, num_stable: int) -> None:
+    detector = WarmupDetector()
+    for _ in range(num_steps):
+        detector.add(1.0)
+    assert detector.num_stable == num_stable
 
 
 def identity(world_size: int = 2, rank: int = 0, num_nodes: int | None = 1) -> Identity:

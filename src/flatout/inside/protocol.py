@@ -205,7 +205,8 @@ class StepKind:
     RECOVERY = "recovery"  # the previous step was disturbed
 
 
-NUM_STABLE_WARMUP_STEPS = 5  # steps at the end of the warm-up; their times agreed with those of the 5 steps before
+# Steps at the end of the warm-up whose times agreed with those of as many steps before; a short warm-up has fewer.
+NUM_STABLE_WARMUP_STEPS = 5
 
 
 class FailureKind:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flatout.errors import InputError
 from flatout.input_files import BadLine, read_lines
-from flatout.inside.protocol import EXIT, NUM_STABLE_WARMUP_STEPS, STEP_FILE_DELAY_S, File
+from flatout.inside.protocol import EXIT, STEP_FILE_DELAY_S, File
 from flatout.profile.step_records import (
     End,
     Event,
@@ -194,7 +194,7 @@ def _untraced(steps: Steps, plan: Plan | None) -> NDArray[np.bool_]:
     """Return which steps were measured before the recorder slowed any of them down."""
     if plan is None:
         return np.zeros(len(steps.number), dtype=np.bool_)
-    after = steps.number >= plan.settled - NUM_STABLE_WARMUP_STEPS
+    after = steps.number >= plan.settled - plan.num_stable
     is_before = steps.number < plan.flops_step
     chosen: NDArray[np.bool_] = steps.is_ordinary & after & is_before
     return chosen

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from flatout.input_files import decode_json
-from flatout.inside.protocol import STEP_COLUMNS, StepFileEvent
+from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS, STEP_COLUMNS, StepFileEvent
 from flatout.records.recording import DeviceFacts
 
 _FIRST_ABSENT = STEP_COLUMNS.index("checkpoint_ns")  # recordings of version 0.1 lack it and the columns after it
@@ -54,6 +54,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settled: Count
     flops_step: Count
+    num_stable: Count = NUM_STABLE_WARMUP_STEPS  # older recorders do not write it
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from flatout.inside.identity import Identity
+from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
 
 POLL_NS = 20_000_000
 _NOTICE_S, _NOTICE_ACROSS_NODES_S = 0.3, 3.0
@@ -35,10 +36,18 @@ class TracePlan:
     flops_step: int
     start: int | None  # first step of the trace; None: no trace
     num_steps: int  # number of steps to trace
+    num_stable: int = NUM_STABLE_WARMUP_STEPS  # steps before `settled` that were as fast as those before them
 
 
 def make_plan(
-    *, settled: int, step_s: float, num_steps: int, is_light: bool, identity: Identity, is_short: bool = False
+    *,
+    settled: int,
+    step_s: float,
+    num_steps: int,
+    is_light: bool,
+    identity: Identity,
+    is_short: bool = False,
+    num_stable: int = NUM_STABLE_WARMUP_STEPS,
 ) -> TracePlan:
     """Return rank 0's plan, given the step time `step_s` when its warm-up ends at step `settled`.
 
@@ -53,6 +62,7 @@ def make_plan(
         flops_step=flops_step,
         start=None if is_light else flops_step + num_recovery + 2,  # one of these two steps prepares the profiler
         num_steps=max(min(num_steps, affordable), 1),
+        num_stable=num_stable,
     )
 
 

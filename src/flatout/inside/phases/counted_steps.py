@@ -19,7 +19,7 @@ _MAX_BATCHES = 16  # at this number, the batches are merged in pairs
 MIN_BATCHES = 4  # fewer means do not show their spread
 LONGEST_SHARE = 0.05  # share of the steps, at least one, whose time does not count towards `min_s`: the longest
 SURE = 3.0  # standard errors between a mean and a limit that it has surely passed
-MIN_SURE_STEPS = 5  # steps needed to be sure
+MIN_SURE_STEPS = 4  # steps needed to be sure
 
 # Student's t over the normal distribution's value, both at 97.5 %, by number of batches: of few means, the spread is
 # easily underestimated.

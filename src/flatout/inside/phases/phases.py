@@ -24,7 +24,7 @@ from flatout.inside.phases.flops import FlopsStep
 from flatout.inside.phases.stall_window import StallWindow
 from flatout.inside.phases.stop import StopCondition
 from flatout.inside.phases.trace_window import TraceWindow, WindowState
-from flatout.inside.phases.warmup import WarmupDetector
+from flatout.inside.phases.warmup import HOPELESS_STEPS, WarmupDetector
 from flatout.inside.protocol import File, StepFileEvent, StepKind
 from flatout.inside.recording.step_detector import StepSource
 from flatout.inside.recording.step_file import StepFile
@@ -155,19 +155,32 @@ class Phases:
             self._file.event(StepFileEvent.WINDOW, steps=[], problem=problem)
 
     def _make_plan(self, step: int, source: StepSource, is_training: bool) -> TracePlan | None:
-        if not self._warmup.is_over(source, is_training=is_training):
+        is_over = self._warmup.is_over(source, is_training=is_training)
+        is_hopeless = not is_over and self._is_hopeless(source)
+        if not is_over and not is_hopeless:
             return None
         warmup = self._settings.warmup
         plan = make_plan(
-            settled=step + 1,
+            settled=step + 1 - (HOPELESS_STEPS if is_hopeless else 0),
             step_s=self._warmup.step_s,
             num_steps=self._settings.num_steps,
             is_light=self._settings.is_light,
             identity=self._identity,
             is_short=warmup is not None and warmup < NUM_UNTRACED_STEPS,
+            num_stable=self._warmup.num_stable,
         )
         self._plan_file.publish(plan)
+        if is_hopeless:  # the steps that say so are the ones that the trial counts
+            for step_s in self._warmup.last_steps_s(HOPELESS_STEPS):
+                self._stop_condition.count(step_s)
         return plan
+
+    def _is_hopeless(self, source: StepSource) -> bool:
+        """Whether the trial will be abandoned, so that it needs no more warm-up."""
+        rule = self._settings.stop_rule
+        if rule is None or rule.abandon_step_s is None or source is not StepSource.OPTIMIZER:
+            return False
+        return self._settings.is_trial and self._warmup.is_hopeless(rule.abandon_step_s)
 
     def _read_plan(self, step: int) -> TracePlan | None:
         if step < _MIN_STEPS_BEFORE_LOOKING:

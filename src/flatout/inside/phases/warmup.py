@@ -1,13 +1,16 @@
 """Decide when the warm-up is over, by a rule on the step times so far. This module does not use torch.
 
 In: the time of each step. Out: whether steps may be measured now. They can be measured after eleven steps and one
-second (or fifty steps) if the median of the last five step times is within 10 % of the median of the previous five. If
-step times never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes.
+second (or fifty steps) if the median of the last five step times is within 10 % of the median of the previous five.
+Longer steps need fewer: four seconds, but at least four steps, of which the last two are compared with the two before.
+If step times never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes. In a
+trial it also ends once steps are hopelessly slow, so that the trial is abandoned.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from statistics import median
 
 from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
@@ -19,8 +22,13 @@ _MIN_S, _MIN_STEPS_WITHOUT_TIME = 1.0, 50
 _MAX_STEPS, _MAX_S, _LONGEST_S, _FEWEST_STEPS = 100, 30.0, 120.0, 3
 
 # DistributedDataParallel times its first ten iterations itself, and waits for the GPU in each. The step after them is
-# short, because the host gets ahead of the GPU again, so it also counts as warm-up.
+# short, because the host gets ahead of the GPU again, so it also counts as warm-up. The waits are of milliseconds, and
+# do not matter where steps take a good part of a second.
 _DDP_STEPS = 11
+_LONG_S, _FEWEST_LONG_STEPS = 4.0, 4
+_HALF_OF_FEW = 2  # number of steps that are compared with as many before, if there are fewer than ten
+
+HOPELESS_STEPS, HOPELESS_FACTOR = 4, 3.0  # steps in a row, and how many times as long as a trial allows
 
 # Steps that are not optimizer steps can turn out to be parts of an optimizer step (an evaluation before the training,
 # gradients accumulated over many batches), so more of them are required.
@@ -44,7 +52,12 @@ class WarmupDetector:
     @property
     def step_s(self) -> float:
         """Return the median time of the last steps; 0 before the first step."""
-        return median(list(self._last)[-_HALF:]) if self._last else 0.0
+        return median(self.last_steps_s(_HALF)) if self._last else 0.0
+
+    @property
+    def num_stable(self) -> int:
+        """Return how many steps at the end of the warm-up are compared with as many before."""
+        return _HALF if self.num_steps >= 2 * _HALF else _HALF_OF_FEW
 
     def is_over(self, source: StepSource, *, is_training: bool) -> bool:
         if source is StepSource.BATCH and is_training:
@@ -58,6 +71,8 @@ class WarmupDetector:
             return self.num_steps >= max(self._warmup, fewest)
         if self._elapsed_s >= _LONGEST_S and self.num_steps >= _FEWEST_STEPS:
             return True
+        if source is StepSource.OPTIMIZER:
+            fewest = self._fewest_steps()
         if self.num_steps < fewest:
             return False
         if self.num_steps >= _MAX_STEPS and self._elapsed_s >= _MAX_S:
@@ -65,7 +80,22 @@ class WarmupDetector:
         is_long_enough = self._elapsed_s >= _MIN_S or self.num_steps >= _MIN_STEPS_WITHOUT_TIME
         return is_long_enough and self._is_stable()
 
+    def is_hopeless(self, abandon_step_s: float) -> bool:
+        """Whether the last steps are so much slower than a trial allows that no warm-up explains it."""
+        last = self.last_steps_s(HOPELESS_STEPS)
+        return len(last) == HOPELESS_STEPS and min(last) > HOPELESS_FACTOR * abandon_step_s
+
+    def last_steps_s(self, num_steps: int) -> list[float]:
+        return list(self._last)[-num_steps:]
+
+    def _fewest_steps(self) -> int:
+        """Return how many steps of an optimizer a warm-up has at least, given how long they take."""
+        step_s = self.step_s
+        num_long = ceil(_LONG_S / step_s) if step_s > 0 else _DDP_STEPS
+        return max(min(num_long, _DDP_STEPS), _FEWEST_LONG_STEPS)
+
     def _is_stable(self) -> bool:
-        times = list(self._last)
-        before, after = median(times[:_HALF]), median(times[_HALF:])
+        half = self.num_stable
+        times = self.last_steps_s(2 * half)
+        before, after = median(times[:half]), median(times[half:])
         return abs(after - before) <= _MAX_DIFFERENCE * max(before, after)
