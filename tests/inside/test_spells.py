@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from flatout.inside.recording.spells import (
     Spells,
     SpellTimes,
 )
+from flatout.inside.recording.start_times import START_TIMES
 
 
 def loads(spells: Spells, *times: tuple[int, int]) -> None:
@@ -170,6 +173,35 @@ def test_evaluations_are_noted_and_train_is_hooked_only_during_one() -> None:
         undo()
     assert noted.modes == ["eval", "eval", "train", "eval"]
     assert torch.nn.Module.train is original_train and torch.nn.Module.eval is original_eval
+
+
+@pytest.mark.parametrize("is_evaluation", [True, False])
+def test_an_evaluation_before_the_first_event_is_noted_if_it_computes_no_gradients(is_evaluation: bool) -> None:
+    """A library that loads its model in evaluation mode, as `from_pretrained` does, has evaluated nothing."""
+    START_TIMES.clear()
+    undo = hook_evaluations(lambda: None)
+    model = torch.nn.Linear(2, 2)
+    try:
+        model.eval()
+        with torch.no_grad() if is_evaluation else nullcontext():
+            model.train()
+    finally:
+        undo()
+    assert len(START_TIMES.evaluations) == is_evaluation
+    assert START_TIMES.fields()["process_ns"] <= START_TIMES.fields()["torch_ns"]
+    START_TIMES.clear()
+
+
+def test_the_start_of_a_loader_before_the_first_event_is_noted() -> None:
+    START_TIMES.clear()
+    undo = hook_loader_starts(lambda: None)
+    try:
+        iter(DataLoader(TensorDataset(torch.zeros(4, 1)), batch_size=2))
+    finally:
+        undo()
+    ((began, ended),) = START_TIMES.fields()["loaders"]
+    assert 0 <= time.time_ns() - ended < 60e9 and began <= ended
+    START_TIMES.clear()
 
 
 def test_the_start_of_a_loader_is_noted() -> None:

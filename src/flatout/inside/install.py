@@ -38,6 +38,7 @@ from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
+from flatout.inside.recording.start_times import START_TIMES, hook_process_groups
 from flatout.inside.settings import read_settings
 
 # Returns True while Dynamo compiles; otherwise it costs one call. `is_compiling` would also check TorchScript.
@@ -119,6 +120,7 @@ def _finish() -> None:
 def _after_fork() -> None:
     global PROCESS
     EXIT_HANDLERS.forget_stop()
+    START_TIMES.clear()
     if PROCESS.recorder is not None:
         PROCESS.recorder.forget()
     PROCESS = _Process()
@@ -149,7 +151,7 @@ def install() -> list[Callable[[], None]]:
             undos.append(guarded(hook_fetchers)(settings.state))
         if settings.has_gradients:
             hooks.append(_hook_gradients)
-        undos += [guarded(hook)() for hook in hooks]
+        undos += [guarded(hook)() for hook in (*hooks, hook_process_groups)]
         undos += [guarded(hook)(_active) for hook in (hook_collections, hook_evaluations, hook_loader_starts)]
     return [undo for undo in undos if undo is not None]
 

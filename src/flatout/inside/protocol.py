@@ -140,6 +140,7 @@ class ProcessEvent:
 class StepFileEvent:
     """The values of the key `event` in the objects among the rows of a step file."""
 
+    STARTED = "started"  # how the process spent the time before its first steps
     PLAN = "plan"  # which steps will be measured and traced
     FLOPS = "flops"  # floating-point operations of one step
     WINDOW = "window"  # which steps were traced

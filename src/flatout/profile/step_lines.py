@@ -28,6 +28,7 @@ from flatout.profile.step_records import (
     Restart,
     Row,
     StallWindow,
+    Started,
     Stop,
     Window,
     as_number,
@@ -35,6 +36,7 @@ from flatout.profile.step_records import (
 )
 from flatout.records.events import Quality
 from flatout.records.recording import RankRecording, StallWindowSteps, Steps
+from flatout.records.start_costs import Span, StartTimes
 
 _MIN_FOR_SPREAD = 5
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
@@ -51,6 +53,7 @@ class _Lines:
         self.flops = Flops()
         self.window = Window()
         self.stall_window: StallWindow | None = None
+        self.started: Started | None = None
         self.stop: Stop | None = None
         self.end: End | None = None
         self.losses: dict[int, float] = {}
@@ -79,6 +82,8 @@ class _Lines:
                 self.window = record
             case StallWindow():
                 self.stall_window = record
+            case Started():
+                self.started = record
             case Stop():
                 self.stop = record
             case End():
@@ -131,10 +136,28 @@ def read_rank(path: Path) -> RankRecording | None:
         peak_memory_bytes=_last(_column(lines.rows, "peak_memory_bytes"), np.nanmax),
         num_alloc_retries=_last(_column(lines.rows, "num_alloc_retries"), np.nanmax),
         ended_by=end.reason if end else None,
+        started=_start_times(lines.started),
         stopped_by=lines.stop.reason if lines.stop else None,
         problems=tuple(_problems(lines, header.rank)),
         stall_window=_stall_window(lines.stall_window),
     )
+
+
+def _start_times(started: Started | None) -> StartTimes | None:
+    if started is None:
+        return None
+    return StartTimes(
+        process_s=None if started.process_ns is None else started.process_ns / 1e9,
+        torch_s=started.torch_ns / 1e9,
+        groups=_in_seconds(started.groups),
+        evaluations=_in_seconds(started.evaluations),
+        loaders=_in_seconds(started.loaders),
+        compilation_s=started.compilation_s,
+    )
+
+
+def _in_seconds(spans_ns: Sequence[tuple[int, int]]) -> tuple[Span, ...]:
+    return tuple((begin_ns / 1e9, end_ns / 1e9) for begin_ns, end_ns in spans_ns)
 
 
 def _stall_window(window: StallWindow | None) -> StallWindowSteps | None:

@@ -25,6 +25,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")  # as `json_number` of the recorder writes 
 
 Number = float | str | None
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+UnixTime = Annotated[int, msgspec.Meta(ge=0, lt=_MAX)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
 
 
@@ -94,6 +95,15 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     num_errors: Count
 
 
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    process_ns: UnixTime | None
+    torch_ns: UnixTime
+    groups: tuple[tuple[UnixTime, UnixTime], ...] = ()
+    evaluations: tuple[tuple[UnixTime, UnixTime], ...] = ()
+    loaders: tuple[tuple[UnixTime, UnixTime], ...] = ()
+    compilation_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
@@ -102,9 +112,10 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-Event = Plan | Flops | Window | StallWindow | Losses | RecorderTime | Stop | End | Restart
+Event = Started | Plan | Flops | Window | StallWindow | Losses | RecorderTime | Stop | End | Restart
 
 _EVENTS: dict[str, type[Event]] = {
+    StepFileEvent.STARTED: Started,
     StepFileEvent.PLAN: Plan,
     StepFileEvent.FLOPS: Flops,
     StepFileEvent.WINDOW: Window,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flatout.inside.protocol import File, StepKind
 from flatout.records.events import Quality
 from flatout.records.machine import Xid
+from flatout.records.start_costs import StartTimes
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -82,6 +83,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ended_by: str | None  # exit, or the name of an exception; None: unknown, as after SIGKILL
     problems: tuple[Quality, ...]
     stall_window: StallWindowSteps | None = None  # the second window
+    started: StartTimes | None = None  # None: it never settled, or its recorder was too old
     stopped_by: str | None = None  # the reason for which the recorder stopped the job; None: it did not
 
 

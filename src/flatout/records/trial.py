@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from flatout.records.machine import Xid
+from flatout.records.start_costs import StartCosts
 from flatout.records.stop_rule import StoppedBy
 
 TrialOutcome = Literal["completed", "out_of_memory", "failed", "timed_out", "cancelled"]
@@ -99,6 +100,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     start: tuple[StartState, ...] = ()  # per optimizer, as `gradients`; (): unknown
     loader_workers: int | None = None  # of a rank's DataLoader; random augmentation depends on their number
     start_s: float | None = None  # from the start of the command to the first measured step
+    start_costs: StartCosts | None = None  # its parts; None: unknown, or an older journal
     covariates: Covariates = Covariates()
     took_s: float | None = None  # from the start of the run to its end
     stopped_by: StoppedBy | None = None  # None: it did not complete, or an older journal

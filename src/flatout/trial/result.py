@@ -23,6 +23,7 @@ from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialR
 from flatout.trial.data import check_data
 from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.patches import unapplied
+from flatout.trial.start_costs import counted_from_s, start_costs
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,7 @@ def trial_result(run: TrialRun) -> TrialResult:
         start=read_start(traces, len(ranks)) if traces is not None else (),
         loader_workers=run.loader_workers,
         start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
+        start_costs=start_costs(ranks, run.ended.start_unix_s or run.began_unix_s, run.ended.end_unix_s),
         covariates=_covariates(hosts, run.ended),
         took_s=run.took_s,
         stopped_by=_stopped_by(ranks) if ending.outcome == "completed" else None,
@@ -252,11 +254,7 @@ def _energy(hosts: Sequence[HostUse], step_s: float) -> float | None:
 
 
 def _start_s(ranks: Sequence[RankRecording], start_unix_s: float) -> float | None:
-    starts = []
-    for rank in ranks:
-        rows = rank.steps.number >= rank.settled_step if rank.settled_step is not None else np.zeros(0, dtype=np.bool_)
-        if rows.any():
-            starts.append(float(rank.steps.start_ns[int(rows.argmax())]) / 1e9)
+    starts = [begins_s for rank in ranks if (begins_s := counted_from_s(rank)) is not None]
     return max(starts) - start_unix_s if starts else None
 
 

@@ -66,11 +66,14 @@ def test_all_ranks_of_a_trial_stop_when_enough_steps_are_counted(tmp_path: Path)
     stops, (plan, _) = _events(done, "stop"), _events(done, "plan")
     assert {stop["reason"] for stop in stops} == {"enough"}
     assert stops[0]["after_step"] == stops[1]["after_step"]
-    rows = [json.loads(line) for line in (done.recording / "rank0.steps.jsonl").read_text().splitlines()]
+    lines = (done.recording / "rank0.steps.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     counted_ns = [row[2] for row in rows if isinstance(row, list) and row[0] >= plan["settled"]]
     assert 0.2e9 < sum(counted_ns) < 1.2e9
     ranks = [read_rank(done.recording / f"rank{rank}.steps.jsonl") for rank in range(2)]
     assert {rank.stopped_by for rank in ranks if rank is not None} == {"enough"}
+    (group_began, group_ended), *_ = _events(done, "started")[0]["groups"]
+    assert group_began < group_ended < json.loads(lines[0])["recorded_since_unix_ns"]
     assert done.log == ""
 
 

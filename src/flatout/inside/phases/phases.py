@@ -26,6 +26,7 @@ from flatout.inside.phases.stop import StopCondition
 from flatout.inside.phases.trace_window import TraceWindow, WindowState
 from flatout.inside.phases.warmup import HOPELESS_STEPS, WarmupDetector
 from flatout.inside.protocol import File, StepFileEvent, StepKind
+from flatout.inside.recording.start_times import START_TIMES
 from flatout.inside.recording.step_detector import StepSource
 from flatout.inside.recording.step_file import StepFile
 from flatout.inside.settings import RecorderSettings
@@ -147,6 +148,7 @@ class Phases:
         if plan is None:
             return
         self._plan = plan
+        self._file.event(StepFileEvent.STARTED, **START_TIMES.fields())
         self._file.event(StepFileEvent.PLAN, generation=self._generation, **asdict(plan))
         self._stop_condition.agreed(plan)
         if step + 1 > plan.flops_step:

@@ -59,6 +59,11 @@ def find_attempt(settings: RecorderSettings) -> RecorderSettings | None:
     return None
 
 
+def imported_unix_ns() -> int:
+    """Return when this module was imported: at once after torch."""
+    return _IMPORTED_NS
+
+
 def script_name() -> str:
     return os.path.basename(sys.argv[0]) if sys.argv else ""
 

@@ -20,6 +20,7 @@ import torch.utils.data
 
 from flatout.inside.log import guarded
 from flatout.inside.recording.spells import COLLECTION, COMPILATION, LOADER_START, LOGGING
+from flatout.inside.recording.start_times import START_TIMES
 
 _now = time.perf_counter_ns
 MIN_COLLECTION_NS = 100_000  # shorter collections are not noted
@@ -84,6 +85,8 @@ def _note(active: Active, kind: int, began: int) -> None:
     recorder = active()
     if recorder is not None:
         recorder.spell(kind, began, _now())
+    elif kind == LOADER_START:
+        START_TIMES.add(START_TIMES.loaders, began)
 
 
 def hook_evaluations(active: Active) -> Callable[[], None]:
@@ -130,15 +133,17 @@ def hook_evaluations(active: Active) -> Callable[[], None]:
 @guarded
 def _evaluation_begins(active: Active) -> bool:
     recorder = active()
-    if recorder is None:
-        return False
-    recorder.evaluation_begins(_now())
+    if recorder is not None:
+        recorder.evaluation_begins(_now())
+    else:
+        START_TIMES.evaluation_begins()
     return True
 
 
 @guarded
 def _evaluation_ends(active: Active) -> None:
     recorder = active()
+    START_TIMES.evaluation_ends()
     if recorder is not None:
         recorder.evaluation_ends(_now())
 
