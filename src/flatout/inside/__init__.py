@@ -14,6 +14,7 @@ environment variables.
     overlay/        redirection of files that a trial's script would overwrite
     checks/         whether a trial still computes the right numbers
     patches/        the changes that a tuning tries inside the process
+    blocks/         changes that are switched on and off while the job trains
 
 Every call from torch is guarded: an error in Flatout's code is written to `inside-<host>.log` (`log`), and the recorder
 does nothing. No other Flatout module is imported here.

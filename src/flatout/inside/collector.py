@@ -18,6 +18,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.is_off = False  # turned off by Flatout
+        self._is_known_to_forks = False  # a forked child, such as a loader's worker, collects: it has no steps
         self._frozen: list[weakref.ref[Any]] = []
 
     def is_automatic(self) -> bool:
@@ -26,9 +27,16 @@ class Collector:
 
     def turn_off(self) -> None:
         gc.disable()
-        if not self.is_off:
-            os.register_at_fork(after_in_child=self._turn_on)
+        if not self._is_known_to_forks:
+            os.register_at_fork(after_in_child=self.turn_on)
+            self._is_known_to_forks = True
         self.is_off = True
+
+    def turn_on(self) -> None:
+        """Let Python collect again, if Flatout has turned that off."""
+        if self.is_off:
+            self.is_off = False
+            gc.enable()
 
     def freeze(self, keep: Iterable[Any]) -> int:
         """Freeze all objects, and return how many. `frozen` still finds those in `keep`."""
@@ -40,12 +48,6 @@ class Collector:
     def frozen(self) -> list[Any]:
         """Return the objects to keep that are still alive: `gc.get_objects` does not list frozen ones."""
         return [kept for reference in self._frozen if (kept := reference()) is not None]
-
-    def _turn_on(self) -> None:
-        """Let a forked child collect, such as a loader's worker: it has no steps at which anything else would."""
-        if self.is_off:
-            self.is_off = False
-            gc.enable()
 
 
 COLLECTOR = Collector()

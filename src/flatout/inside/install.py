@@ -24,6 +24,8 @@ import torch.utils.data.dataloader
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from flatout.inside.blocks.block_run import BLOCKS
+from flatout.inside.blocks.schedule import read_schedule
 from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
 from flatout.inside.checkpoints.safe_save import save_safely
 from flatout.inside.exit_handlers import EXIT_HANDLERS
@@ -138,6 +140,8 @@ def install() -> list[Callable[[], None]]:
         # Before the patches, so that their changes to gradients before clipping run first.
         undos.append(guarded(_hook_clipping)())
     guarded(apply_patches)(LOG.folder)
+    if settings is not None and settings.has_blocks:
+        guarded(_prepare_blocks)()
     if heartbeat := os.environ.get(Variable.HEARTBEAT):
         LOG.folder = LOG.folder or Path(heartbeat)
         undos += guarded(start_heartbeat)() or []
@@ -154,6 +158,10 @@ def install() -> list[Callable[[], None]]:
         undos += [guarded(hook)() for hook in (*hooks, hook_process_groups)]
         undos += [guarded(hook)(_active) for hook in (hook_collections, hook_evaluations, hook_loader_starts)]
     return [undo for undo in undos if undo is not None]
+
+
+def _prepare_blocks() -> None:
+    BLOCKS.prepare(read_schedule(os.environ[Variable.BLOCKS]))
 
 
 def _hook_optimizers() -> Callable[[], None]:

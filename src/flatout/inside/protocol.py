@@ -24,6 +24,7 @@ class Variable:
     STOP_AFTER = "FLATOUT_STOP_AFTER"  # stop the job after this many measured steps, at a step boundary of all ranks
     STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same after this many seconds
     STOP_RULE = "FLATOUT_STOP_RULE"  # JSON: how many steps a trial counts, see `records.stop_rule`
+    BLOCKS = "FLATOUT_BLOCKS"  # JSON: changes to switch on and off in blocks of steps, see `inside.blocks.schedule`
 
     # Other settings of the job's processes, with or without a recording.
     PATCHES = "FLATOUT_PATCHES"  # JSON list of the patches to apply, see `change.patches`
@@ -147,6 +148,7 @@ class StepFileEvent:
     STALL_WINDOW = "stall_window"  # which steps were traced again, because one of them was due to stall
     RECORDER = "recorder"  # time that the recorder itself took between two steps
     LOSSES = "losses"  # losses that were still on the GPU when the rows of their steps were written
+    BLOCK = "block"  # a block of steps with one set of changes is complete
     RESTART = "restart"  # all rows so far belong to the first step
     STOP = "stop"  # the job is stopped at a step boundary
     END = "end"  # the process ends
@@ -204,6 +206,7 @@ class StepKind:
     PREPARE = "prepare"  # the profiler was prepared
     TRACED = "traced"  # in the first window or in that of a stall
     RECOVERY = "recovery"  # the previous step was disturbed
+    SWITCHED = "switched"  # changes were switched before it, or shortly before it
 
 
 # Steps at the end of the warm-up whose times agreed with those of as many steps before; a short warm-up has fewer.

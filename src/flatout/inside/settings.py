@@ -42,6 +42,7 @@ class RecorderSettings:
     stop_after: int | None = None
     stop_after_s: int | None = None
     stop_rule: StopRule | None = None
+    has_blocks: bool = False
     attempt: int = 0
 
     @property
@@ -50,12 +51,12 @@ class RecorderSettings:
 
         If so, work that can wait until the end is not done between steps.
         """
-        return self.is_light and (self.stop_after is not None or self.stop_rule is not None)
+        return self.is_light and self.is_stopped_by_steps
 
     @property
     def is_stopped_by_steps(self) -> bool:
         """Whether the steps themselves decide when the job stops."""
-        return self.stop_after is not None or self.stop_rule is not None
+        return self.stop_after is not None or self.stop_rule is not None or self.has_blocks
 
     @property
     def watches_loaders(self) -> bool:
@@ -97,6 +98,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> RecorderSettin
         stop_after=_whole_number(environment.get(Variable.STOP_AFTER)),
         stop_after_s=_whole_number(environment.get(Variable.STOP_AFTER_S)),
         stop_rule=_stop_rule(environment.get(Variable.STOP_RULE)),
+        has_blocks=bool(environment.get(Variable.BLOCKS)),
         attempt=_whole_number(environment.get(RESTARTS)) or 0,
     )
 

@@ -73,19 +73,26 @@ def local_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int] | Non
     return None
 
 
-def _bind(report: Report, by: str, rank: int, size: int) -> None:
+def cores_to_bind(by: str, rank: int, size: int) -> set[int] | str:
+    """Return the cores for a rank, or why there are none for it."""
     allowed = os.sched_getaffinity(0)
     nodes = nodes_of(allowed)
     if by == "exclusive":
         cores = share_of(allowed, nodes, rank, size)
     elif len(nodes) < 2:
-        report.note("there is one NUMA node")
-        return
+        return "there is one NUMA node"
     else:
         node = _node_of_gpu(rank)
         cores = nodes.get(node if node is not None else list(nodes)[rank * len(nodes) // size], set())
     if not cores or len(allowed) < size:
-        report.note("there are not enough cores for the ranks")
+        return "there are not enough cores for the ranks"
+    return cores
+
+
+def _bind(report: Report, by: str, rank: int, size: int) -> None:
+    cores = cores_to_bind(by, rank, size)
+    if isinstance(cores, str):
+        report.note(cores)
         return
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):  # the thread has ended

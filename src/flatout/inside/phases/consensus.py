@@ -15,6 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from flatout.inside.blocks.schedule import BlockPlan
 from flatout.inside.identity import Identity
 from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
 
@@ -88,7 +89,7 @@ class StallPlan:
     period: int  # number of steps from stall to stall
 
 
-_Plan = TypeVar("_Plan", TracePlan, StallPlan)
+_Plan = TypeVar("_Plan", TracePlan, StallPlan, BlockPlan)
 
 
 class PlanFile(Generic[_Plan]):

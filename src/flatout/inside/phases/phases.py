@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from flatout.inside.blocks.block_run import BLOCKS, BlockRun
 from flatout.inside.checks.data_check import check_data
 from flatout.inside.identity import Identity
 from flatout.inside.log import LOG, guarded
@@ -59,6 +60,9 @@ class Phases:
         self.is_over = False
         self._recovery = 0
         self._facts = FactsCollector() if self._settings.has_facts else None
+        self._blocks: BlockRun | None = None
+        if BLOCKS.schedule is not None:
+            self._blocks = BlockRun(self._settings, self._identity, self._file, self._generation)
 
     @property
     def is_exact(self) -> bool:
@@ -114,7 +118,12 @@ class Phases:
         if self._stop_condition.is_asked:
             self._stop_condition.look(step + 1, self._warmup.step_s)
             if self._stop_condition.is_due(step + 1):
-                self._stop(step)
+                self._stop(step, self._stop_condition.reason)
+        if self._blocks is not None and self._plan is not None:
+            kind = self._blocks.advance(step)
+            if self._blocks.is_over:
+                self._stop(step, "blocks")
+            return kind
         if self.is_over:
             if self._recovery:
                 self._recovery -= 1
@@ -151,6 +160,8 @@ class Phases:
         self._file.event(StepFileEvent.STARTED, **START_TIMES.fields())
         self._file.event(StepFileEvent.PLAN, generation=self._generation, **asdict(plan))
         self._stop_condition.agreed(plan)
+        if self._blocks is not None:
+            self._blocks.agree(plan, self._warmup.step_s)
         if step + 1 > plan.flops_step:
             self.is_over = True
             problem = "this rank read the plan after its first step: it was ahead"
@@ -267,9 +278,9 @@ class Phases:
         optimizers = (reference() for reference in self.optimizers)
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
-    def _stop(self, step: int) -> None:
+    def _stop(self, step: int, reason: str) -> None:
         """End the process after this step. Never returns."""
-        self._file.event(StepFileEvent.STOP, after_step=step, reason=self._stop_condition.reason)
+        self._file.event(StepFileEvent.STOP, after_step=step, reason=reason)
         self._write_facts()
         guarded(check_data)(self._settings.recording, self._identity)
         end_now(self._settings.state, self._identity)
