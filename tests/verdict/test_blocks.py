@@ -63,7 +63,7 @@ def test_the_speedup_and_its_interval_are_those_of_a_t_test_over_the_units() -> 
         baseline = statistics.fmean(log for block, log in of_unit if block.arm == BASELINE)
         candidate = statistics.fmean(log for block, log in of_unit if block.arm == "x")
         units.append(baseline - candidate)
-    half = stats.t.ppf(1 - 0.04 / 2, len(units) - 1) * stats.sem(units)
+    half = stats.t.ppf(1 - 0.03 / 2, len(units) - 1) * stats.sem(units)
     effect = statistics.fmean(units)
     assert result.speedup == pytest.approx(math.exp(effect))
     assert result.interval == pytest.approx((math.exp(effect - half), math.exp(effect + half)))
@@ -80,7 +80,7 @@ def test_the_interval_is_wider_if_several_candidates_share_the_job() -> None:
     assert alone.interval is not None
     assert shared.interval is not None
     ratio = math.log(shared.interval[1] / shared.interval[0]) / math.log(alone.interval[1] / alone.interval[0])
-    assert ratio == pytest.approx(stats.t.ppf(1 - 0.01 / 2, 5) / stats.t.ppf(1 - 0.04 / 2, 5))
+    assert ratio == pytest.approx(stats.t.ppf(1 - 0.03 / 4 / 2, 5) / stats.t.ppf(1 - 0.03 / 2, 5))
 
 
 @pytest.mark.parametrize(("num_units", "verdict"), [(1, "undecided"), (3, "undecided"), (4, "better")])

@@ -33,7 +33,7 @@ class Collector:
         self.is_off = True
 
     def turn_on(self) -> None:
-        """Let Python collect again, if Flatout has turned that off."""
+        """Let Python collect again, if Flatout has switched that off."""
         if self.is_off:
             self.is_off = False
             gc.enable()

@@ -162,6 +162,7 @@ class StopReason:
 
     STEPS = "steps"  # the number of steps in STOP_AFTER
     TIME = "time"  # the seconds in STOP_AFTER_S
+    BLOCKS = "blocks"  # the last block of BLOCKS is complete
     # By STOP_RULE:
     ENOUGH = "enough"
     ABANDONED = "abandoned"

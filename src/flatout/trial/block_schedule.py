@@ -113,8 +113,8 @@ def _carry_over(setting: Patch, facts: JobFacts) -> int:
 def orders(num_arms: int, num_units: int, numbers: random.Random) -> list[int]:
     """Return the arm of each block, 0 for the baseline: `num_units` units of each arm.
 
-    All arms have a unit before one has the next. A unit is A X X A or X A A X, as often one as the other, by chance:
-    work that comes every so many blocks cannot favour an arm, and neither can a drift.
+    All arms have a unit before one has the next. A unit is A X X A or X A A X, equally often, by chance:
+    work with a period of some blocks cannot favour an arm, and neither can a drift.
     """
     begins_with_baseline: dict[int, list[bool]] = {}
     for arm in range(1, num_arms + 1):

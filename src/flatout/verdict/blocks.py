@@ -3,14 +3,14 @@
 In: blocks, in units of four: two of the baseline and two with the changes, as A B B A or as B A A B, by chance. Out: a
 `BlockResult`. Each unit is one comparison of the mean logarithms of its block means, and Student's t over the units
 gives the interval. A steady drift cancels within a unit, and a machine that changes slowly hardly matters, because only
-neighbouring blocks are compared. Work that comes every so many steps cannot favour an arm in more units than chance
+neighbouring blocks are compared. Work with a period of some blocks cannot favour an arm in more units than chance
 would, because chance puts the arms in their order.
 
 What is the same in both arms is taken out first, and added to both at its frequency in the job: evaluations,
 checkpoints, loader starts and logging; and long steps, if they are rare in both arms and do not differ between them.
 
 Steps after a switch are discarded: those that the schedule did not measure, and then twice as many as differ visibly
-from the rest of their block, because what decays goes on below what can be seen. The same number is discarded after
+from the rest of their block, because what decays continues below what can be seen. The same number is discarded after
 every switch. If the second half of the blocks still changes, they are too short.
 """
 
@@ -27,8 +27,8 @@ from flatout.records.blocks import Block, BlockResult
 from flatout.records.trial import BASELINE
 from flatout.records.verdict import VerdictName
 from flatout.units import percent
-from flatout.verdict.cost import MAX_SPIKE_SHARE, SPIKE_FACTOR
 from flatout.verdict.judge import MIN_EFFECT
+from flatout.verdict.plain_cost import MAX_SPIKE_SHARE, SPIKE_FACTOR
 from flatout.verdict.student import t_quantile
 
 Floats = NDArray[np.float64]
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 BLOCKS_PER_UNIT = 4
 MIN_UNITS = 4  # fewer cannot decide
 ERROR_RATE = 0.05  # of all candidates in one job together: that of the interval and that of the spikes
-INTERVAL_RATE = 0.04
+INTERVAL_RATE = 0.03
 EQUIVALENCE_RATE = 0.05
 UNSETTLED_SE = 4.0  # a position after a switch differs from the rest of its block by more than this, in standard errors
 MIN_UNSETTLED = 0.01  # and by more than this share of the step

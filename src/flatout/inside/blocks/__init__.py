@@ -6,7 +6,9 @@ leaves its arm as the baseline, and the event says so. Nothing is judged here: `
 
     schedule        the arms and the order, and the plan of steps that all ranks follow
     block_run       the blocks of one rank: switch, wait for the GPU, note the block
-    switchers       the module of each setting, and the switcher of an arm
+    device_times    what steps take on a GPU
+    arms            the settings of one arm, and the module of each setting
+    switcher        one setting that can be switched
     process         threads, binding to cores, the garbage collector
     kernels         TF32
     gated           patches that check at each call whether they are on: autocast, copies, `no_sync`

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 
+from flatout.inside.blocks.arms import ArmSwitcher
 from flatout.inside.blocks.device_times import DeviceTimes
 from flatout.inside.blocks.schedule import Arm, Block, BlockPlan, BlockSchedule, blocks, make_plan
-from flatout.inside.blocks.switchers import ArmSwitcher
 from flatout.inside.identity import Identity
 from flatout.inside.phases.consensus import PlanFile, TracePlan, steps_ahead
 from flatout.inside.protocol import StepFileEvent, StepKind

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import torch
 
-from flatout.inside.blocks.switchers import Switcher
+from flatout.inside.blocks.switcher import Switcher
 from flatout.inside.collector import COLLECTOR
 from flatout.inside.patches.bind_cores import cores_to_bind, local_rank_and_size
 from flatout.inside.patches.garbage_collection import ALL, FULL_EVERY, YOUNG
@@ -75,8 +75,8 @@ def _threads() -> Iterator[int]:
 class CollectionOff(Switcher):
     """No collections, or those of all ranks at the same steps.
 
-    Nothing is collected at a switch: the collections of the script's own blocks then go on as if the blocks between
-    had not been, and pay for what they would pay for. `freeze` is not offered, because taking it back needs a full
+    Nothing is collected at a switch, so the collections in the baseline's blocks continue as if the blocks between them
+    had not been. `freeze` is not offered, because taking it back needs a full
     collection, which puts off those that it is compared with.
     """
 

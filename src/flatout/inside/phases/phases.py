@@ -26,7 +26,7 @@ from flatout.inside.phases.stall_window import StallWindow
 from flatout.inside.phases.stop import StopCondition
 from flatout.inside.phases.trace_window import TraceWindow, WindowState
 from flatout.inside.phases.warmup import HOPELESS_STEPS, WarmupDetector
-from flatout.inside.protocol import File, StepFileEvent, StepKind
+from flatout.inside.protocol import File, StepFileEvent, StepKind, StopReason
 from flatout.inside.recording.start_times import START_TIMES
 from flatout.inside.recording.step_detector import StepSource
 from flatout.inside.recording.step_file import StepFile
@@ -122,7 +122,7 @@ class Phases:
         if self._blocks is not None and self._plan is not None:
             kind = self._blocks.advance(step)
             if self._blocks.is_over:
-                self._stop(step, "blocks")
+                self._stop(step, StopReason.BLOCKS)
             return kind
         if self.is_over:
             if self._recovery:

@@ -1,8 +1,4 @@
-"""Make the switcher of each arm from its settings.
-
-A `Switcher` is one setting: `apply` and `undo` are called between two steps, at the same step on all ranks. `problem`
-says why the setting does not fit this job; its arm then measures the baseline.
-"""
+"""Switch all settings of an arm together. One that fails is named in the arm's problem, and never stops the job."""
 
 from __future__ import annotations
 
@@ -10,30 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from flatout.inside.blocks.schedule import Arm, Setting
+from flatout.inside.blocks.switcher import Switcher
 from flatout.inside.log import LOG
-
-
-class Switcher:
-    """One setting that can be switched; subclasses say how."""
-
-    def __init__(self) -> None:
-        self.problem: str | None = None
-
-    def prepare(self) -> None:
-        """Install hooks that must exist before the script makes its model and loaders."""
-
-    def apply(self) -> None:
-        raise NotImplementedError
-
-    def undo(self) -> None:
-        raise NotImplementedError
-
-    def step_ended(self) -> None:
-        """Do what the setting requires after each step while it is on."""
-
-    def block_ended(self) -> None:
-        """Set `problem` if the setting turned out not to fit during a block with it."""
-
 
 # The module of each setting; it has a function of the setting's name that returns a switcher for its parameters.
 MODULES: Mapping[str, str] = {
