@@ -98,6 +98,7 @@ from flatout.records.replay import (
 )
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
+from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.tuning import Bound, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
@@ -222,7 +223,9 @@ def known_failures_table() -> str:
 
 def tuning_json() -> str:
     """The contract `flatout/tuning`, from the records that are written."""
-    return _contract("flatout/tuning", (TuningReport, AdoptedChange, TriedChange, Patch, Bound, NoiseFloor, Separation))
+    steps = (StepTime, WorkTime)
+    records = (TuningReport, AdoptedChange, TriedChange, Patch, *steps, Bound, NoiseFloor, Separation)
+    return _contract("flatout/tuning", records)
 
 
 def plan_json() -> str:

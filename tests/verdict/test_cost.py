@@ -11,6 +11,7 @@ import pytest
 from tests.verdict.trials import trial
 
 from flatout.records.trial import BASELINE, StepSpell, TrialResult
+from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
 
 
@@ -186,3 +187,18 @@ def test_peak_memory_needs_no_steps() -> None:
 
 def test_a_trial_that_has_no_cost_is_absent() -> None:
     assert trial_costs([trial(0), trial(1, samples_per_step=4.0)], "s_per_sample").keys() == {1}
+
+
+def test_the_parts_of_an_arms_step_add_up_to_it() -> None:
+    trials = [
+        hooked(window(i, first, 110, regular=0.1 + i / 100, ends={50: 2.4, 20: 0.8}), epoch_end=50, checkpoint=20)
+        for i, first in enumerate(FIRSTS)
+    ]
+    costs = trial_costs(trials, "step_s")
+    step = arm_step(list(costs.values()))
+    assert step is not None
+    assert step.step_s == pytest.approx(math.exp(sum(cost.log for cost in costs.values()) / 5))
+    assert step.regular_s + sum(work.per_step_s for work in step.work) == pytest.approx(step.step_s)
+    assert [work.kinds for work in step.work] == [("epoch_end",), ("checkpoint",)]
+    assert step.work[0].extra_s == pytest.approx(2.4, rel=0.02)
+    assert arm_step([]) is None

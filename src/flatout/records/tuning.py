@@ -8,6 +8,7 @@ import msgspec
 
 from flatout.records.change import Change, ChangeSet, Safety
 from flatout.records.prediction import Prediction
+from flatout.records.step_time import StepTime
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # predictions refer to these
@@ -139,6 +140,8 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int  # per trial
     baseline_step_s: float | None
     tuned_step_s: float | None
+    baseline_step: StepTime | None = None  # `baseline_step_s` in its parts; None: an older result, or no complete trial
+    tuned_step: StepTime | None = None
     baseline_peak_memory_bytes: int | None = None
     tuned_peak_memory_bytes: int | None = None
     num_trials: int

@@ -46,6 +46,7 @@ from flatout.report.tuning_phrases import (
     not_shown_sentence,
     predicted_text,
     ratio,
+    step_parts,
     why,
 )
 from flatout.secrets import masked_command
@@ -82,6 +83,7 @@ def page_content(result: TuneResult, command: Sequence[str], folder: Path | str)
         "answers": _answers(result),
         "next": {"why": next_reason(result), "words": [quoted(word) for word in next_words(result, folder)]},
         "before_after": _before_after(result),
+        "step_parts": step_parts(result, arrow="\N{RIGHTWARDS ARROW}"),
         "forest": _forest(result),
         "adopted": [
             {

@@ -10,6 +10,7 @@ import msgspec
 
 from flatout.records.change import Patch, Safety
 from flatout.records.prediction import Prediction
+from flatout.records.step_time import StepTime
 from flatout.records.tuning import Bound, EndedBy, Separation, TriedOutcome, TriedSet, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.json import enveloped_json
@@ -91,6 +92,8 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     job_command: tuple[str, ...]  # the user's command; values that look like secrets are masked
     baseline_step_s: float | None
     tuned_step_s: float | None  # null if no change was accepted or it was not measured
+    baseline_step: StepTime | None  # `baseline_step_s` in its parts: the regular step, and work that some steps have
+    tuned_step: StepTime | None
     baseline_peak_memory_bytes: int | None
     tuned_peak_memory_bytes: int | None
     num_steps: int  # measured steps of a trial
@@ -146,6 +149,8 @@ def tuning_report(result: TuneResult) -> TuningReport:
         job_command=masked_command(tuning.command),
         baseline_step_s=result.baseline_step_s,
         tuned_step_s=result.tuned_step_s if has_changes else None,
+        baseline_step=result.baseline_step,
+        tuned_step=result.tuned_step if has_changes else None,
         baseline_peak_memory_bytes=result.baseline_peak_memory_bytes,
         tuned_peak_memory_bytes=result.tuned_peak_memory_bytes if has_changes else None,
         num_steps=result.num_steps,

@@ -20,6 +20,7 @@ from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TunedChange,
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.phrases import counted
 from flatout.report.separation import separation_sentence
+from flatout.report.step_phrases import step_sentences
 
 UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"
@@ -348,6 +349,12 @@ def before_after(result: TuneResult, *, arrow: str = "->") -> str:
             return f"{units.seconds(before_s or 0.0)} {arrow} {units.seconds(after_s or 0.0)} per step"
         case None:
             return ""
+
+
+def step_parts(result: TuneResult, *, arrow: str = "->") -> tuple[str, ...]:
+    """Say how a step divides into a regular step and the work that only some steps have, in both arms."""
+    after = result.tuned_step if result.tuning.changes.changes else None
+    return step_sentences(result.baseline_step, after, arrow=arrow)
 
 
 def facts(result: TuneResult) -> list[str]:

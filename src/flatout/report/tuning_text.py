@@ -38,6 +38,7 @@ from flatout.report.tuning_phrases import (
     predicted_estimate,
     predicted_text,
     ratio,
+    step_parts,
     why,
 )
 
@@ -142,7 +143,7 @@ def _measured(result: TuneResult, style: TextStyle) -> list[str]:
         lines += style.wrapped(" ".join(final_sentences(verdict)))
     lines += style.wrapped(noise_sentence(result))
     lines += style.wrapped(error_sentence(result))
-    costs = _costs(result)
+    costs = " ".join((_costs(result), *step_parts(result))).strip()
     if costs:
         lines += style.wrapped(costs)
     return lines + style.wrapped(end_sentence(result))

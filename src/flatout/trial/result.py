@@ -24,6 +24,7 @@ from flatout.trial.data import check_data
 from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.patches import unapplied
 from flatout.trial.start_costs import counted_from_s, start_costs
+from flatout.trial.step_kinds import common_steps, measured_rows, step_numbers, step_spells
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +62,7 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float
     session: int = 0
     loader_workers: int | None = None
+    steps_per_epoch: int | None = None
     read_earlier: str | None = None  # the error if it read what an earlier trial had written
 
 
@@ -75,6 +77,7 @@ def trial_result(run: TrialRun) -> TrialResult:
     recording = run.recording
     ranks = recording.ranks if recording is not None else ()
     step_s = mean_steps(ranks)
+    numbers = step_numbers(ranks)
     mean_s = float(np.mean(step_s)) if len(step_s) else math.nan
     measured = recording.measured if recording is not None else None
     hosts = recording.hosts if recording is not None else ()
@@ -89,6 +92,10 @@ def trial_result(run: TrialRun) -> TrialResult:
         problem=ending.problem,
         step_s=step_s,
         epoch_ends=epoch_ends(ranks),
+        first_step=numbers.first,
+        unmeasured_steps=numbers.unmeasured,
+        spells=step_spells(ranks),
+        steps_per_epoch=run.steps_per_epoch,
         samples_per_step=measured.samples_per_step if measured else None,
         tokens_per_step=measured.tokens_per_step if measured else None,
         peak_memory_bytes=measured.peak_memory_bytes if measured else None,
@@ -153,7 +160,7 @@ def _lack_of_steps(num_steps: int | None, recording: Recording | None) -> str:
 def mean_steps(ranks: Sequence[RankRecording]) -> tuple[float, ...]:
     """Return the seconds of each measured step that all ranks have, the mean over the ranks."""
     columns = [_by_number(rank, rank.steps.duration_s) for rank in ranks]
-    return tuple(float(np.mean([column[number] for column in columns])) for number in _common(columns))
+    return tuple(float(np.mean([column[number] for column in columns])) for number in common_steps(ranks))
 
 
 def epoch_ends(ranks: Sequence[RankRecording]) -> tuple[int, ...] | None:
@@ -167,22 +174,14 @@ def epoch_ends(ranks: Sequence[RankRecording]) -> tuple[int, ...] | None:
         if ends is None:
             return None
         columns.append(_by_number(rank, ends))
-    return tuple(
-        place for place, number in enumerate(_common(columns)) if any(column[number] > 0 for column in columns)
-    )
+    numbers = common_steps(ranks)
+    return tuple(place for place, number in enumerate(numbers) if any(column[number] > 0 for column in columns))
 
 
 def _by_number(rank: RankRecording, column: NDArray[np.float64]) -> dict[int, float]:
     """Return the values of the measured steps, by the step's number; empty if the rank has no measured steps."""
-    if rank.settled_step is None:
-        return {}
-    rows = rank.steps.is_ordinary & (rank.steps.number >= rank.settled_step)
+    rows = measured_rows(rank)
     return dict(zip(rank.steps.number[rows].tolist(), column[rows].tolist(), strict=True))
-
-
-def _common(columns: Sequence[dict[int, float]]) -> list[int]:
-    """Return the numbers of the steps that all ranks have, in order."""
-    return sorted(set.intersection(*(set(column) for column in columns))) if columns else []
 
 
 def mean_losses(ranks: Sequence[RankRecording]) -> tuple[float, ...]:

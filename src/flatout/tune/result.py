@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -10,6 +9,7 @@ from flatout.change.candidates import share_in_trial
 from flatout.predict.predict import predict_together
 from flatout.records.change import SAFETIES, Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
+from flatout.records.step_time import StepTime
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import Bound, TriedOutcome, TriedSet, TuneResult, Tuning, TuningEnd
 from flatout.records.verdict import Verdict
@@ -17,7 +17,8 @@ from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.runner import Profiled
 from flatout.tune.state import TuningState
-from flatout.verdict.plain_cost import PlainCost, are_spikes_rare, trial_cost
+from flatout.verdict.arm_step import arm_step
+from flatout.verdict.cost import trial_costs
 
 
 def record_tried(
@@ -87,7 +88,7 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
     facts = first.facts if first is not None else JobFacts()
     before = state.baselines[0] if state.baselines else None
     tuned = state.current_trials if state.applied else state.baselines
-    baseline_step_s, tuned_step_s = _step_times(state.baselines, tuned)
+    baseline_step, tuned_step = _step_times(state.baselines, tuned)
     device = first.done.diagnosis.job.device if first is not None else None
     machine = {
         "device": device or facts.device,
@@ -115,8 +116,10 @@ def tune_result(state: TuningState, verdict: Verdict | None, end: TuningEnd) -> 
         bounds=state.bounds,
         floor=state.floor,
         num_steps=state.num_steps,
-        baseline_step_s=baseline_step_s,
-        tuned_step_s=tuned_step_s,
+        baseline_step_s=baseline_step.step_s if baseline_step is not None else None,
+        tuned_step_s=tuned_step.step_s if tuned_step is not None else None,
+        baseline_step=baseline_step,
+        tuned_step=tuned_step,
         baseline_peak_memory_bytes=before.peak_memory_bytes if before is not None else None,
         tuned_peak_memory_bytes=tuned[-1].peak_memory_bytes if tuned else None,
         num_trials=runner.num_trials,
@@ -144,14 +147,12 @@ def is_better(result: TuneResult) -> bool:
     return result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
 
 
-def _step_times(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) -> tuple[float | None, float | None]:
-    """Return a step of the baseline and of the tuned job, without spikes only where a verdict drops them too."""
-    arms = [[trial_cost(trial, "step_s") for trial in arm if trial.is_complete] for arm in (baselines, tuned)]
-    drop_spikes = are_spikes_rare(*arms)
-    before_s, after_s = (_geometric_mean_s(costs, drop_spikes=drop_spikes) for costs in arms)
-    return before_s, after_s
-
-
-def _geometric_mean_s(costs: Sequence[PlainCost], *, drop_spikes: bool) -> float | None:
-    logs = [cost.log(drop_spikes=drop_spikes) for cost in costs]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+def _step_times(
+    baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]
+) -> tuple[StepTime | None, StepTime | None]:
+    """Return a step of the baseline and of the tuned job, with the work of some steps weighed alike."""
+    costs = trial_costs(list({trial.index: trial for trial in (*baselines, *tuned)}.values()), "step_s")
+    before, after = (
+        arm_step([costs[trial.index] for trial in arm if trial.index in costs]) for arm in (baselines, tuned)
+    )
+    return before, after

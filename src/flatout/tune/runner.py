@@ -28,6 +28,7 @@ from flatout.records.recording import Recording
 from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Separation
+from flatout.report.step_phrases import step_words
 from flatout.secrets import Masker, mask_file
 from flatout.trial.command import trial_command
 from flatout.trial.journal import Journal, Profile
@@ -35,6 +36,8 @@ from flatout.trial.outputs import EarlierRead, Outputs
 from flatout.trial.result import TrialRun, error_line, trial_result
 from flatout.trial.start import Start, other_start
 from flatout.tune.trial_files import TrialFiles, invalid_trial
+from flatout.verdict.arm_step import arm_step
+from flatout.verdict.cost import trial_costs
 
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from outside
@@ -90,6 +93,7 @@ class Runner:
         self._usual_steps = 0  # of that trial
         self.files = TrialFiles(out, separation or Separation(), environment)
         self._starts: list[Start] = []  # of the unchanged job's trials
+        self._complete: list[TrialResult] = []
         self._launcher = launcher or LocalLauncher()
         self._shown_command = tuple(shown_command)
         self._budget_s = budget_s
@@ -148,6 +152,7 @@ class Runner:
             is_usual = changes.name == BASELINE and not place.startswith(EPOCH_PLACE)
             if self.usual_s is None or is_usual:
                 self.usual_s, self._usual_steps = took_s, rule.min_steps
+            self._complete.append(result)
         if self._reports_trials:
             self._report(result)
         return result
@@ -236,7 +241,7 @@ class Runner:
         options = Options(is_light=True, warmup=self._warmup)
         began_unix_s = time.time()
         recording, ended, output = self._record(changes, folder, options, variables, limit_s + _STOP_GRACE_S)
-        loader_workers = _loader_workers(folder / "recording", recording)
+        facts = _facts(folder / "recording", recording)
         reads = self.files.settle(folder)
         run = TrialRun(
             index=index,
@@ -249,7 +254,8 @@ class Runner:
             took_s=self.spent_s() - began_s,
             limit_s=limit_s,
             session=self.journal.session,
-            loader_workers=loader_workers,
+            loader_workers=facts.loader_workers,
+            steps_per_epoch=facts.steps_per_epoch,
             read_earlier=str(invalid_trial(f"trial {index}", reads)) if reads else None,
         )
         return trial_result(run), reads
@@ -331,11 +337,10 @@ class Runner:
         return folder
 
     def _report(self, result: TrialResult) -> None:
-        from flatout.units import seconds
-
         at = f"{time.monotonic() - self._began:5.0f} s  trial {result.index:3d}"
         if result.is_complete:
-            what = f"{seconds(sum(result.step_s) / len(result.step_s))} per step"
+            step = arm_step([trial_costs(self._complete, "step_s")[result.index]])
+            what = step_words(step) if step is not None else ""
         elif result.cause == "not_applied":
             what = f"not applied: {result.problem}"
         else:
@@ -343,10 +348,11 @@ class Runner:
         self._say(f"{at}  {result.arm}: {what}")
 
 
-def _loader_workers(folder: Path, recording: Recording | None) -> int | None:
+def _facts(folder: Path, recording: Recording | None) -> JobFacts:
+    """Return the facts of the job, none if they cannot be read."""
     with suppress(InputError):
-        return read_facts(folder, recording).loader_workers
-    return None
+        return read_facts(folder, recording)
+    return JobFacts()
 
 
 def _read(recording: Path) -> Recording | None:
