@@ -99,6 +99,22 @@ from flatout.records.replay import (
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.records.step_time import StepTime, WorkTime
+from flatout.records.tracking import (
+    Commit,
+    CommitRange,
+    Drift,
+    EnvironmentChange,
+    LevelChange,
+    Measure,
+    PartShift,
+    SeriesCheck,
+    TrackCheck,
+    TrackedChange,
+    TrackedResult,
+    TrackGate,
+    TrackPoint,
+    TwoStates,
+)
 from flatout.records.tuning import Bound, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
@@ -310,6 +326,21 @@ def replay_json() -> str:
 def policies() -> str:
     """The scheduling policies: name and rule."""
     return table(["Policy", "Rule"], [[f"`{name}`", policy.summary] for name, policy in POLICIES.items()])
+
+
+def track_check_json() -> str:
+    """The contract `flatout/track-check`."""
+    records = (
+        *(TrackCheck, TrackGate, SeriesCheck, TrackPoint, TrackedChange, LevelChange, CommitRange),
+        *(EnvironmentChange, PartShift, Drift, TwoStates),
+    )
+    return _contract("flatout/track-check", records)
+
+
+def tracked_result_json() -> str:
+    """The lines of a history."""
+    records = (TrackedResult, Measure, Commit)
+    return "\n\n".join(f"### {record.__name__}\n\n{_summary(record)}{_fields(record)}" for record in records)
 
 
 def ledger_json() -> str:
@@ -732,6 +763,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         replay_json,
         policies,
         ledger_json,
+        track_check_json,
+        tracked_result_json,
         recording_json,
         models,
         model_types,

@@ -41,6 +41,7 @@ STAGES = {
         "emit",
         "keep",
         "cost",
+        "track",
         "report",
     ),
     *SHARED,

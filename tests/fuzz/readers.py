@@ -432,6 +432,30 @@ READERS: tuple[Reader, ...] = (
         ("flatout ledger paths",),
     ),
     Reader(
+        "track add",
+        lambda: [*_files("results"), _file(OWN / "ceilings.json"), _file(OWN / "diagnosis.json")],
+        lambda path: run("track", "add", f"{path}.history", str(path), "--job", "a", "--machine", "b"),
+        ("flatout track add results",),
+    ),
+    Reader(
+        "track export",
+        lambda: _files("results"),
+        lambda path: run("track", "export", str(path), "--job", "a", "--machine", "b", "--format", "junit"),
+        ("flatout track export result",),
+    ),
+    Reader(
+        "track add, to a history",
+        _one("track.jsonl"),
+        lambda path: run("track", "add", str(path), str(OWN / "results" / "tuning.json"), "--machine", "b"),
+        ("flatout track add history",),
+    ),
+    Reader(
+        "track check",
+        _one("track.jsonl"),
+        _command("track", "check", "{}", "--html", "{}.html", "--force"),
+        ("flatout track check history", "flatout track show history"),
+    ),
+    Reader(
         "run --ledger",
         lambda: [_file(TESTS / "keep" / "golden" / "of_0_1.jsonl")],
         _ledger_continued,

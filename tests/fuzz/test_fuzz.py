@@ -53,6 +53,7 @@ WRITTEN = {
     *("flatout plan --out", "flatout plan evaluate --fit", "flatout schedule replay --html"),
     *("flatout schedule kubernetes --out", "flatout compare --out"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
+    *("flatout track show --html", "flatout track check --html"),
 }
 
 _BY_NAME = {reader.name: reader for reader in READERS}

@@ -51,6 +51,7 @@ WRITERS = {
     "report/files.py": "devices and pipes that the user names",
     "schedule/live/log.py": "the undo log, for the user alone; its command and what Slurm said are masked",
     "testing/trace_builder.py": "invented traces",
+    "track/history_file.py": "results for the user alone; the job's name and what the user adds are masked",
     "trial/journal.py": "a newline after an interrupted line",
     "tune/trial_files.py": "paths of files that trials wrote, and when",
 }

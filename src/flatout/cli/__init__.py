@@ -36,6 +36,7 @@ HEADINGS: dict[str, tuple[str, ...]] = {
     "Measure": ("diagnose", "diff", "compare", "explain", "profile", "doctor", "bench"),
     "Fix": ("tune", "plan"),
     "Keep running": ("run", "ledger"),
+    "Over time": ("track",),
     "Many jobs": ("submit", "schedule", "cost"),
 }
 VERBS: tuple[str, ...] = tuple(name for names in HEADINGS.values() for name in names)

@@ -1,0 +1,1 @@
+"""A history of results: add to it, and find where a job became faster or slower."""
