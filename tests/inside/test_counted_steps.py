@@ -109,6 +109,41 @@ def test_a_spike_in_the_last_steps_is_seen_before_the_trial_ends() -> None:
     assert counted(rule(min_steps=66, max_steps=75), times) == (75, "max")
 
 
+@pytest.mark.parametrize("num_boundaries", [2, 4])
+def test_boundaries_that_are_known_do_not_prolong_a_trial_unless_there_are_too_many(num_boundaries: int) -> None:
+    """Of 40 steps with a period of 20, three boundaries are expected at most."""
+    steady = list(itertools.islice(noisy(0.01, 0.01), 2000))
+    for place in range(3, 3 + 8 * num_boundaries, 8):
+        steady[place] = 0.2
+    number, _ = counted(rule(min_steps=40, max_steps=2000, period=20), steady)
+    assert number < 50 if num_boundaries == 2 else number > 1000
+
+
+@pytest.mark.parametrize(("factor", "is_prolonged"), [(1.45, False), (1.6, True)])
+def test_only_a_long_step_is_a_boundary(factor: float, is_prolonged: bool) -> None:
+    """With a period, a step of 1.6 medians is left out of the precision; without one, it is like any other step."""
+    steady = list(itertools.islice(noisy(0.01, 0.001), 2000))
+    steady[10] *= factor
+    with_period, without = (
+        counted(rule(min_steps=40, max_steps=2000, relative_error=0.002, period=period), steady)[0]
+        for period in (20, None)
+    )
+    assert without > 40
+    assert (with_period < without) == is_prolonged
+
+
+def test_a_trial_that_has_measured_for_long_needs_less_precision() -> None:
+    """An error of 1 % per root second is 3 % after nine seconds."""
+    times = list(itertools.islice(noisy(0.1, 0.3), 5000))
+    lengths = [
+        counted(rule(relative_error=0.001, error_per_root_s=growth, max_steps=5000), times)[0]
+        for growth in (0.0, 0.01, 0.02)
+    ]
+    assert lengths[0] == 5000 > lengths[1] > lengths[2]
+    needed = 0.3 / 0.01 / math.sqrt(0.1)  # where 0.3 / root(steps) is 0.01 * root(0.1 s * steps)
+    assert needed <= lengths[1] < 3 * needed
+
+
 def test_a_trend_prolongs_a_trial() -> None:
     times = [1.0 + 0.5 * math.exp(-number / 20) for number in range(400)]
     assert counted(rule(max_steps=400), times)[0] > 60

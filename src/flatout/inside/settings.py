@@ -23,6 +23,8 @@ class StopRule:
     min_s: float = 0.0
     max_s: float | None = None
     relative_error: float = 0.0
+    error_per_root_s: float = 0.0
+    period: int | None = None
     abandon_step_s: float | None = None
     accept_step_s: float | None = None
 

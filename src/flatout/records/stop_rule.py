@@ -25,6 +25,8 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
     min_s: float = 0.0  # seconds of counted steps, without the few longest of them
     max_s: float | None = None  # seconds of counted steps; `min_steps` are counted even if they take longer
     relative_error: float = 0.0  # standard error of the mean step over the mean; 0: count `max_steps` or `max_s`
+    error_per_root_s: float = 0.0  # an error up to this times the root of the counted seconds is also small enough
+    period: int | None = None  # steps between boundaries of the job, whose long steps say nothing about the precision
     abandon_step_s: float | None = None  # a mean step that is surely longer ends the trial, even before `min_steps`
     accept_step_s: float | None = None  # a mean step that is surely shorter needs no better precision
 
@@ -33,9 +35,10 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"a trial needs 1 <= min_steps <= max_steps, but got {self.min_steps} and {self.max_steps} steps"
             )
-        if self.min_s < 0 or self.relative_error < 0:
+        if min(self.min_s, self.relative_error, self.error_per_root_s) < 0:
             raise UsageError(
-                f"min_s and relative_error must not be negative, but are {self.min_s:g} and {self.relative_error:g}"
+                "min_s, relative_error and error_per_root_s must not be negative, but are"
+                f" {self.min_s:g}, {self.relative_error:g} and {self.error_per_root_s:g}"
             )
         if self.max_s is not None and self.max_s < self.min_s:
             raise UsageError(f"max_s must be at least min_s, but they are {self.max_s:g} and {self.min_s:g} s")

@@ -18,6 +18,7 @@ from flatout.inside.settings import StopRule
 _MAX_BATCHES = 16  # at this number, the batches are merged in pairs
 MIN_BATCHES = 4  # fewer means do not show their spread
 LONGEST_SHARE = 0.05  # share of the steps, at least one, whose time does not count towards `min_s`: the longest
+LONG_FACTOR = 1.5  # a step longer than this many medians can be a boundary
 SURE = 3.0  # standard errors between a mean and a limit that it has surely passed
 MIN_SURE_STEPS = 4  # steps needed to be sure
 
@@ -76,6 +77,7 @@ class CountedSteps:
         self.num_steps = 0
         self._rule = rule
         self._total_s = 0.0
+        self._num_boundaries = 0
         self._sorted: list[float] = []
         self._batches = BatchMeans()
 
@@ -83,7 +85,15 @@ class CountedSteps:
         self.num_steps += 1
         self._total_s += step_s
         insort(self._sorted, step_s)
-        self._batches.add(step_s)
+        if not self._is_boundary(step_s):
+            self._batches.add(step_s)
+
+    def _is_boundary(self, step_s: float) -> bool:
+        """Whether a step is long because of a boundary: a job with the rule's period has few of them."""
+        if self._rule.period is None or step_s <= LONG_FACTOR * self.median_s:
+            return False
+        self._num_boundaries += 1
+        return self._num_boundaries <= ceil(self.num_steps / self._rule.period) + 1
 
     def reason_to_stop(self, num_ahead: int = 0) -> str | None:
         """Return why the trial can stop after `num_ahead` more steps, which are assumed to be like those so far."""
@@ -109,8 +119,9 @@ class CountedSteps:
         if self._without_longest_s() * growth < self._rule.min_s:
             return False
         error = self._batches.standard_error() / sqrt(growth)
-        relative_error = self._rule.relative_error
-        is_precise = relative_error > 0 and error <= relative_error * self.mean_s
+        by_time = self._rule.error_per_root_s * sqrt(self._total_s * growth)
+        wanted = max(self._rule.relative_error, by_time)
+        is_precise = wanted > 0 and error <= wanted * self.mean_s
         return is_precise or self._is_surely_below(self._rule.accept_step_s)
 
     @property
