@@ -24,6 +24,7 @@ STEP_S = 0.25
 # Sockets, where the communication is 40 % of a step and loading 30 %: both have changes in the catalogue.
 FACTS = facts(cores_allowed=64.0)
 COSTS = {"exposed-communication": 0.1, "data-loading": 0.075}
+COMMUNICATION, LOADING = ({name: cost} for name, cost in COSTS.items())  # of jobs with one cause, so without bundles
 SOCKETS, WORKERS, BUCKET = "nccl-sockets=2x2+8", "dataloader-workers=15", "ddp-bucket=200"
 
 
@@ -45,6 +46,7 @@ class SimulatedRunner:
         left_over: Mapping[str, float] | None = None,
         rate: float = 0.02,
         max_norm: float | None = None,
+        costs: Mapping[str, float] = COSTS,
     ) -> None:
         self.command = ("torchrun", "--nproc-per-node", "4", "train.py", "--batch", "8")
         self.out = Path("out")
@@ -56,6 +58,7 @@ class SimulatedRunner:
         self.made: list[tuple[str, TrialResult]] = []
         self.num_profiles = 0
         self._rate, self._max_norm = rate, max_norm
+        self._costs = dict(costs)
         self._speedups, self._faults, self._ends = dict(speedups), dict(faults or {}), ends
         self._random = np.random.default_rng(seed)
         self._between_sd, self._step_sd, self._start_s = between_sd, step_sd, start_s
@@ -96,7 +99,9 @@ class SimulatedRunner:
             raise FlatoutError(self._profile_fails_with)
         on = {change.family for change in changes.changes}
         answer = {"exposed-communication": "nccl", "data-loading": "dataloader"}
-        left = {name: self._left_over.get(name, 0.0) if answer[name] in on else cost for name, cost in COSTS.items()}
+        left = {
+            name: self._left_over.get(name, 0.0) if answer[name] in on else cost for name, cost in self._costs.items()
+        }
         left = {name: cost for name, cost in left.items() if cost}
         return Profiled(
             done=Diagnosed(diagnosis=diagnosis(left, step_s=STEP_S), job=None, sources={}),  # type: ignore[arg-type]

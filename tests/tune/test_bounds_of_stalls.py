@@ -22,8 +22,8 @@ from flatout.profile.read_recording import read_recording
 from flatout.records.prediction import Prediction
 from flatout.tune.choose import choose
 from flatout.tune.options import TuneOptions
+from flatout.tune.progress import Progress, Setup
 from flatout.tune.runner import Profiled
-from flatout.tune.state import TuningState
 
 PERSISTENT = "dataloader-persistent-workers"
 TRUE_SPEEDUP = PRINTED_S["epoch_stall"] / PRINTED_S["epoch_stall_pw"]
@@ -51,11 +51,12 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
 
 def test_the_bound_of_the_right_change_is_not_below_what_it_gains(profiled: Profiled) -> None:
     """Its bound was "at most 1.38x", from the traced steps alone."""
-    state = TuningState(cast(Any, Idle()), TuneOptions(allowed_safety="semantic"), say=lambda text: None)
-    chosen = choose(state, profiled)
-    assert chosen[0].name == PERSISTENT
-    assert state.max_speedup[PERSISTENT] >= TRUE_SPEEDUP
-    assert state.max_speedup[PERSISTENT] == max(state.max_speedup.values())
+    setup = Setup(runner=cast(Any, Idle()), options=TuneOptions(allowed_safety="semantic"), say=lambda text: None)
+    _, first_round = choose(setup, Progress(objective="step_s", num_steps=20), 1, profiled)
+    assert first_round.candidates[0].name == PERSISTENT
+    highest = {name: promise.max_speedup for name, promise in first_round.promises.items()}
+    assert highest[PERSISTENT] >= TRUE_SPEEDUP
+    assert highest[PERSISTENT] == max(highest.values())
 
 
 def test_bounds_are_shares_of_the_jobs_mean_step(profiled: Profiled) -> None:

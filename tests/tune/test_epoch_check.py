@@ -126,13 +126,14 @@ def test_pairs_that_have_the_boundary_need_no_further_trials() -> None:
 
 def long_enough(*, budget_s: float, spent_s: float = 0.0, steps_per_epoch: int | None = EPOCH) -> int | None:
     """Trials take 25 s for 20 steps of 0.25 s; two over the boundary take 2 x (25 + 80 x 0.25) = 90 s."""
-    state: Any = SimpleNamespace(
-        first=SimpleNamespace(facts=facts(loader_batches=steps_per_epoch)),
+    setup: Any = SimpleNamespace(
         runner=SimpleNamespace(usual_s=25.0, spent_s=lambda: spent_s),
-        floor=SimpleNamespace(step_s=0.25),
         options=SimpleNamespace(budget_s=budget_s),
     )
-    return num_steps_over_boundary(state)
+    progress: Any = SimpleNamespace(
+        first=SimpleNamespace(facts=facts(loader_batches=steps_per_epoch)), floor=SimpleNamespace(step_s=0.25)
+    )
+    return num_steps_over_boundary(setup, progress)
 
 
 @pytest.mark.parametrize(

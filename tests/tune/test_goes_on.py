@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from tests.tune.simulated import BUCKET, SOCKETS, WORKERS, SimulatedRunner, tuned
+from tests.tune.simulated import BUCKET, COMMUNICATION, SOCKETS, WORKERS, SimulatedRunner, tuned
 
 import flatout
 from flatout.records.change import ChangeSet
@@ -27,7 +28,7 @@ HEADING = Heading(tool_version="1", command=("train",), options={})
 class JournalledRunner(SimulatedRunner):
     """Gives back what the journal has, as `Runner` does. Each session is 15 % slower than the one before."""
 
-    def __init__(self, file: Path, speedups: dict[str, float], seed: int) -> None:
+    def __init__(self, file: Path, speedups: dict[str, float], seed: int, **others: Any) -> None:
         self.journal = Journal(file, HEADING)
         self.num_new = 0
         slower = 1.15**self.journal.session
@@ -35,6 +36,7 @@ class JournalledRunner(SimulatedRunner):
             speedups,
             seed=seed + 100 * self.journal.session,
             ends=lambda index, changes: {"session": self.journal.session},
+            **others,
         )
         self._slower = slower
 
@@ -63,31 +65,26 @@ def run(file: Path, seed: int, **options: object) -> tuple[TuneResult, Journalle
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("most", [9, 12, 14, 16])
-def test_it_makes_no_trial_again_and_tears_no_pair(tmp_path: Path, seed: int, most: int) -> None:
+@pytest.mark.parametrize("most", [4, 5, 6, 7])
+def test_it_makes_no_trial_again_and_compares_none_across_the_interruption(
+    tmp_path: Path, seed: int, most: int
+) -> None:
     """The machine is 15 % slower by then: what is old must not be held against what is new."""
     first, before = run(tmp_path / "journal", seed, max_trials=most)
     assert first.is_cut_short and before.num_new == first.num_trials
     second, after = run(tmp_path / "journal", seed, max_trials=400)
     assert not second.is_cut_short
-    # All of it but pairs of a set that is no longer the final one, and at most half a pair that the budget tore.
-    places = [json.loads(line).get("place", "") for line in (tmp_path / "journal").read_text().splitlines()[1:]]
-    num_final = sum(place.startswith("final") for place in places[: first.num_trials])
-    assert after.num_resumed >= first.num_trials - num_final - 1
+    assert after.num_resumed == first.num_trials
     assert after.num_resumed + after.num_new == second.num_trials
     verdict = second.tuning.verdict
-    assert verdict is not None and verdict.verdict == "better"
-    assert verdict.num_void <= 1
+    assert verdict is not None and verdict.verdict == "better" and verdict.num_void == 0
     assert verdict.speedup == pytest.approx(1.8, rel=0.06)
-    for one in second.tried:
-        if one.verdict is not None:
-            assert one.verdict.num_void <= 1, one.verdict.void_reasons
 
 
 class InterruptedRunner(JournalledRunner):
-    """In its first session: after that many trials."""
+    """By Ctrl-C in its first session, after that many trials."""
 
-    most = 14
+    most = 6
 
     def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
         if self.journal.session == 0 and self.num_trials == self.most:
@@ -102,11 +99,11 @@ def test_of_a_journal_with_more_candidates_in_a_round_new_ones_are_held_against_
     late, speedups = "nccl-sockets=1x1+16", {SOCKETS: 2.5, "nccl-sockets=1x1+16": 2.0}
     with monkeypatch.context() as patch:
         patch.setattr("flatout.tune.screening._outdone_by", lambda *_: None)  # none gave way to another one
-        with pytest.raises(KeyboardInterrupt):
-            tuned(InterruptedRunner(tmp_path / "journal", speedups, 0), max_screened=6)
-    runner = InterruptedRunner(tmp_path / "journal", speedups, 0)
+        first = tuned(InterruptedRunner(tmp_path / "journal", speedups, 0, costs=COMMUNICATION), max_screened=4)
+    assert first.end.ended_by == "interrupted" and first.num_trials == 6
+    runner = InterruptedRunner(tmp_path / "journal", speedups, 0, costs=COMMUNICATION)
     result = tuned(runner, max_screened=10, max_rounds=1)
-    assert result.num_resumed >= 9 and runner.names().count(late) == 1
+    assert result.num_resumed >= 4 and runner.names().count(late) == 1
     (told,) = (one for one in result.tried if one.name == late)
     assert told.screened == pytest.approx(2.0, rel=0.06)
 

@@ -11,14 +11,14 @@ import pytest
 from tests.tune.simulated import SimulatedRunner
 from tests.tune.test_runner import HEADING, NOTHING, Job, change, job
 
-import flatout.tune.loop as loop
 from flatout.errors import FlatoutError, InvalidTrialError
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import Separation
 from flatout.trial.journal import Journal
 from flatout.tune.options import TuneOptions
+from flatout.tune.progress import Applied, Progress, Setup, StoppedError
+from flatout.tune.rounds import plan_round
 from flatout.tune.runner import Runner
-from flatout.tune.state import TuningState
 
 __all__ = ["job"]  # a fixture
 COMMAND = ("sh", "train.sh")
@@ -140,16 +140,18 @@ def test_a_profile_that_read_what_an_earlier_trial_wrote_stops_the_tuning_too(jo
 @pytest.mark.parametrize("error", [InvalidTrialError("it read h.pt"), FlatoutError("it could not be traced")])
 def test_an_invalid_profile_of_the_applied_changes_is_no_profile_that_fails(error: FlatoutError) -> None:
     runner = SimulatedRunner({})
-    state = TuningState(runner, TuneOptions(), lambda line: None)  # type: ignore[arg-type]
-    state.applied = list(change("a").changes)
-    state.applied_set = lambda: change("a")  # type: ignore[method-assign]
 
     def profile(changes: object) -> TrialResult:
         raise error
 
     runner.profile = profile  # type: ignore[method-assign, assignment]
+    setup = Setup(runner=runner, options=TuneOptions(), say=lambda line: None)  # type: ignore[arg-type]
+    progress = Progress(objective="step_s", num_steps=20, applied=Applied(changes=change("a")))
     if isinstance(error, InvalidTrialError):
         with pytest.raises(InvalidTrialError):
-            loop._profile(state)
+            plan_round(setup, progress, 1)
     else:
-        assert loop._profile(state) is None and "it could not be traced" in state.notes[0]
+        with pytest.raises(StoppedError) as stopped:
+            plan_round(setup, progress, 1)
+        assert stopped.value.end.ended_by == "not_profiled"
+        assert "it could not be traced" in stopped.value.progress.notes[0]

@@ -17,8 +17,8 @@ TriedOutcome = Literal[
     "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
 ]
 # Reasons for the end of a tuning run: one of its two budgets, the maximum number of rounds, no candidate worth a trial,
-# or a failed profile of the applied changes.
-EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled"]
+# a failed profile of the applied changes, or the user with Ctrl-C.
+EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled", "interrupted"]
 TuningStage = Literal["noise_floor", "confirmation"]
 
 
@@ -49,6 +49,7 @@ class TunedChange(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction | None = None
     # False: confirmed only together with others, and no better than noise in its own trial, so it may have no effect.
     is_shown_alone: bool = True
+    had_own_trial: bool = True  # False: it was tried only together with others, as they do not interact
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +155,8 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the budget of time or trials ended the tuning, so that untried changes remain unknown."""
-        return self.end.ended_by in ("time_budget", "trial_budget")
+        """Whether a budget or the user ended the tuning, so that untried changes remain unknown."""
+        return self.end.ended_by in ("time_budget", "trial_budget", "interrupted")
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:

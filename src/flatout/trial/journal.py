@@ -31,7 +31,7 @@ class Heading(msgspec.Struct, frozen=True, kw_only=True, tag="heading"):
 class JournaledTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     key: str  # the changes and the number of steps
     result: TrialResult
-    place: str = ""  # the purpose of the trial: the trials of a pair are recalled as a pair
+    place: str = ""  # the purpose of the trial: a trial for the same purpose is recalled first
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
@@ -98,7 +98,7 @@ def is_journal(path: Path) -> bool:
 
 
 class Journal:
-    """The trials of a tuning run. Each trial of an earlier session is recalled once, in order, by its key and place."""
+    """The trials of a tuning run. Each trial of an earlier session is recalled once, in order, by its key."""
 
     def __init__(self, path: Path, heading: Heading, *, may_replace: bool = True) -> None:
         """Read the file.
@@ -149,8 +149,13 @@ class Journal:
             self._write(heading)
 
     def recall(self, key: str, place: str = "") -> TrialResult | None:
-        """Return the next earlier trial with this key and place; None if it must be run."""
-        results = self._before.get((key, place))
+        """Return the next earlier trial with this key, of this place if there is one; None if it must be run.
+
+        A trial counts for its set whatever it was run for, so one of another place is as good.
+        """
+        results = self._before.get((key, place)) or next(
+            (trials for (other_key, _), trials in self._before.items() if other_key == key and trials), None
+        )
         return results.pop(0) if results else None
 
     def recall_profile(self, key: str) -> Profile | None:

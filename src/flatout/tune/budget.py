@@ -1,66 +1,52 @@
-"""The budgets of a tuning run: time and trials. The pairs for the final verdict are reserved."""
+"""The budgets of a tuning run: time and trials, and what can be done in what is left of them."""
 
 from __future__ import annotations
 
+import math
+
 from flatout.records.tuning import TuningEnd, TuningStage
-from flatout.tune.state import TuningState
+from flatout.tune.progress import Progress, Setup
 
-RESERVED_PAIRS = 4  # reserved for the final verdict
 CANDIDATES_BETWEEN_BASELINES = 3
-LEAST_SCREENED = 4  # number of trials: two candidates between baselines
+NUM_CONFIRMING = 4  # fresh trials of the best candidate and of the baseline, two of each
+NUM_FINAL = 3  # trials that compare changes adopted one after another with the unchanged job
+FEW_TRIALS = 12  # in a budget of fewer trials, the baseline has two before the first candidate
+NUM_FLOOR_TRIALS, FEWEST_FLOOR_TRIALS = 3, 2
 
 
-class OutOfBudgetError(Exception):
-    """The time or the number of trials is used up; the changes adopted so far are kept."""
-
-    def __init__(self, end: TuningEnd) -> None:
-        super().__init__(end.ended_by)
-        self.end = end
-
-
-def check(state: TuningState) -> None:
-    """Raise OutOfBudgetError if only the trials reserved for the final verdict are left."""
-    _check_trials(state, 2 * RESERVED_PAIRS if state.needs_final_pairs else 0)
-    usual_s = state.runner.usual_s or 0.0
-    reserved_s = 2 * RESERVED_PAIRS * usual_s if state.needs_final_pairs else 0.0
-    if state.runner.spent_s() + usual_s + reserved_s > state.options.budget_s:
-        raise OutOfBudgetError(time_is_up(state))
+def used_up(setup: Setup, progress: Progress, *, num_reserved: int = 0) -> TuningEnd | None:
+    """Return the budget in which not even one trial is left, besides those that are reserved; None if one is."""
+    max_trials = setup.options.max_trials
+    if max_trials is not None and setup.runner.num_trials + num_reserved >= max_trials:
+        return TuningEnd(ended_by="trial_budget", limit=max_trials, num_reserved=num_reserved)
+    needed_s = (1 + num_reserved) * (setup.runner.usual_s or 0.0)
+    return time_is_up(setup) if setup.runner.spent_s() + needed_s > setup.options.budget_s else None
 
 
-def check_final(state: TuningState) -> None:
-    """Raise OutOfBudgetError if no trial is left even for the final verdict."""
-    _check_trials(state, 0)
-    if state.runner.spent_s() > state.options.budget_s + 2 * RESERVED_PAIRS * (state.runner.usual_s or 0.0):
-        raise OutOfBudgetError(time_is_up(state))
+def num_reserved(progress: Progress) -> int:
+    """Return how many trials are kept for comparing the applied changes with the unchanged job."""
+    return 0 if progress.is_claimed else NUM_FINAL
 
 
-def time_is_up(state: TuningState, *, interrupts: TuningStage | None = None) -> TuningEnd:
-    return TuningEnd(ended_by="time_budget", limit=state.options.budget_s, interrupts=interrupts)
+def time_is_up(setup: Setup, *, interrupts: TuningStage | None = None) -> TuningEnd:
+    return TuningEnd(ended_by="time_budget", limit=setup.options.budget_s, interrupts=interrupts)
 
 
-def _check_trials(state: TuningState, num_reserved: int) -> None:
-    max_trials = state.options.max_trials
-    if max_trials is not None and state.runner.num_trials + num_reserved >= max_trials:
-        raise OutOfBudgetError(TuningEnd(ended_by="trial_budget", limit=max_trials, num_reserved=num_reserved))
+def num_left(setup: Setup) -> int:
+    """Return how many trials of the usual length are left in the budget."""
+    left_s = setup.options.budget_s - setup.runner.spent_s()
+    by_time = left_s / (setup.runner.usual_s or 1.0)
+    if setup.options.max_trials is not None:
+        by_time = min(by_time, setup.options.max_trials - setup.runner.num_trials)
+    return max(math.floor(by_time), 0)
 
 
-def num_affordable(state: TuningState) -> int:
-    """Return how many candidates can be screened while leaving time to confirm the best candidate."""
-    usual_s = state.runner.usual_s or 1.0
-    left_s = state.options.budget_s - state.runner.spent_s()
-    num_trials = left_s / usual_s - 2 * RESERVED_PAIRS * (2 if state.applied else 1) - 2
-    if state.options.max_trials is not None:
-        num_trials = min(num_trials, state.options.max_trials - state.runner.num_trials - 2 * RESERVED_PAIRS - 2)
-    return max(int(num_trials * CANDIDATES_BETWEEN_BASELINES / (CANDIDATES_BETWEEN_BASELINES + 1)), 2)
+def num_affordable(setup: Setup, progress: Progress) -> int:
+    """Return how many candidates can be screened while leaving trials to confirm the best candidate: at least one."""
+    num_trials = num_left(setup) - NUM_CONFIRMING - (NUM_FINAL if progress.applied else 0)
+    return max(num_trials * CANDIDATES_BETWEEN_BASELINES // (CANDIDATES_BETWEEN_BASELINES + 1), 1)
 
 
-def warn_of_budget(state: TuningState) -> None:
-    """Warn if the time left is too short to screen and confirm even one change."""
-    usual_s = state.runner.usual_s or 0.0
-    left_s = state.options.budget_s - state.runner.spent_s()
-    needed_s = (LEAST_SCREENED + 2 * RESERVED_PAIRS) * usual_s
-    if left_s < needed_s:
-        state.say(
-            f"a trial takes {usual_s:.0f} s, and {left_s:.0f} s are left, but screening and confirming one change"
-            f" takes at least {needed_s:.0f} s"
-        )
+def num_floor_trials(setup: Setup) -> int:
+    """Return how many trials the unchanged job has before the first candidate, once the first of them has run."""
+    return FEWEST_FLOOR_TRIALS if num_left(setup) < FEW_TRIALS else NUM_FLOOR_TRIALS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -11,78 +11,107 @@ from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import candidates, regular_share
 from flatout.errors import UsageError
 from flatout.predict.predict import predict_all, situation_of
-from flatout.records.change import Change, JobFacts
-from flatout.records.prediction import Prediction
+from flatout.predict.situation import Situation
+from flatout.records.change import Change
+from flatout.records.prediction import NoPrediction, Prediction
 from flatout.tune.budget import num_affordable
-from flatout.tune.result import record_pending
+from flatout.tune.bundle import independent_changes
+from flatout.tune.progress import Progress, Promise, Round, Setup
 from flatout.tune.runner import Profiled
-from flatout.tune.state import TuningState
+from flatout.tune.tried import not_reached
 
 
-def choose(state: TuningState, profiled: Profiled) -> list[Change]:
-    """Return the user's own changes, then those with the highest estimated gain, with only a few values per knob."""
-    own = [change for text in state.options.knobs for change in _own_changes(state, text, profiled.facts)]
-    is_for_memory = state.objective == "peak_memory_bytes"
-    state.expected_speedup, state.max_speedup = {}, {}
+class _Estimates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the models say about the possible changes of a round."""
+
+    predictions: Mapping[str, Prediction] = {}
+    promises: Mapping[str, Promise] = {}
+    situation: Situation | NoPrediction | None = None
+
+
+def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) -> tuple[Progress, Round]:
+    """Return the round's candidates: the user's own changes, then those with the highest estimated gain.
+
+    Only a few values of each knob are among them.
+    """
+    progress, own = _own_changes(setup, progress, profiled)
+    is_for_memory = progress.objective == "peak_memory_bytes"
+    applied = progress.applied.changes.changes
     possible = candidates(
         profiled.done.diagnosis,
         profiled.facts,
-        state.options.allowed_safety,
-        applied=state.applied,
+        setup.options.allowed_safety,
+        applied=applied,
         own=own,
         for_memory=is_for_memory,
     )
-    possible = [change for change in possible if change.name not in state.excluded]
-    for name in (state.deferred & state.pending.keys()).difference(change.name for change in possible):
-        reason = (
-            "another change for the same cause gained more than this one's estimate, and the two cannot be combined"
-        )
-        state.pending[name] = msgspec.structs.replace(state.pending[name], reason=reason)
+    possible = [change for change in possible if change.name not in progress.outcomes.excluded]
+    progress = _without_impossible(progress, possible)
+    estimates = _Estimates()
     if not is_for_memory:  # a replay predicts time, not memory
-        possible = _by_estimated_gain(state, possible, profiled)
-    num_wanted = min(state.options.max_screened, num_affordable(state))
+        estimates = _estimate(setup, progress, possible, profiled)
+        possible.sort(key=lambda change: -_expected_speedup(change, estimates.predictions))
     # The changes that the user named come first: their gain cannot be estimated, so if sorted by estimate they would
     # come last, after changes that are known to gain almost nothing.
     possible.sort(key=lambda change: change.argument is None)
-    chosen = spread_over_knobs(possible, num_wanted, {change.knob.name for change in state.applied})
+    num_wanted = min(setup.options.max_screened, num_affordable(setup, progress))
+    chosen = spread_over_knobs(possible, num_wanted, {change.knob.name for change in applied})
+    this_round = Round(
+        number=number,
+        facts=profiled.facts,
+        candidates=tuple(chosen),
+        promises=estimates.promises,
+        predictions=estimates.predictions,
+        situation=estimates.situation,
+    )
+    if not any(change.argument is not None for change in chosen):
+        this_round = msgspec.structs.replace(this_round, bundle=independent_changes(progress, this_round, possible))
+    outcomes = progress.outcomes
     for change in possible:
-        if change.argument is not None and change not in chosen:  # the user named it, so the report mentions it
-            record_pending(state, change, "it was not tried")
-    return chosen
+        if change in chosen or change.argument is not None:  # the user named it, so the report mentions it
+            outcomes = outcomes.with_pending(not_reached(setup, this_round, change, "it was not tried"))
+    return progress.with_outcomes(outcomes), this_round
 
 
-def _own_changes(state: TuningState, text: str, facts: JobFacts) -> Sequence[Change]:
-    """Return the changes of a user's knob; none, with a note, if the job's facts show that it is not allowed."""
-    knob = parse_knob(text)
-    try:
-        changes = knob_changes(knob, state.runner.command, facts, state.options.allowed_safety)
-    except UsageError as error:
-        note = f"{error}: not tried" + (f" ({error.hint})" if error.hint else "")
-        if note not in state.notes:
-            state.notes.append(note)
-            state.say(note)
-        return ()
-    if state.objective == "step_s" and knob.safety is None and len(knob.names) == 1:
-        note = (
-            f"the samples per step are unknown, or were not asked for, so steps are compared: if `{knob.name}` changes"
-            " how much work one step does, its ratio is meaningless"
-        )
-        if note not in state.notes:
-            state.notes.append(note)
-    return changes
+def _without_impossible(progress: Progress, possible: Sequence[Change]) -> Progress:
+    """Return the progress with the reason why deferred changes cannot be tried any more."""
+    outcomes = progress.outcomes
+    gone = (outcomes.deferred & outcomes.pending.keys()).difference(change.name for change in possible)
+    reason = "another change for the same cause gained more than this one's estimate, and the two cannot be combined"
+    for name in sorted(gone):
+        outcomes = outcomes.with_pending(msgspec.structs.replace(outcomes.pending[name], reason=reason))
+    return progress.with_outcomes(outcomes)
 
 
-def _by_estimated_gain(state: TuningState, possible: Sequence[Change], profiled: Profiled) -> list[Change]:
-    """Sort the changes by expected speedup, and store it with the predictions in the state.
+def _own_changes(setup: Setup, progress: Progress, profiled: Profiled) -> tuple[Progress, list[Change]]:
+    """Return the changes of the user's knobs; of a knob that the job's facts do not allow only a note."""
+    own: list[Change] = []
+    for text in setup.options.knobs:
+        knob = parse_knob(text)
+        try:
+            own += knob_changes(knob, setup.runner.command, profiled.facts, setup.options.allowed_safety)
+        except UsageError as error:
+            note = f"{error}: not tried" + (f" ({error.hint})" if error.hint else "")
+            if note not in progress.notes:
+                setup.say(note)
+            progress = progress.with_note(note)
+            continue
+        if progress.objective == "step_s" and knob.safety is None and len(knob.names) == 1:
+            progress = progress.with_note(
+                f"the samples per step are unknown, or were not asked for, so steps are compared: if `{knob.name}`"
+                " changes how much work one step does, its ratio is meaningless"
+            )
+    return progress, own
 
-    The expected speedup is halfway between the predicted speedup and its upper bound, because a trial costs little
-    compared with what it can find. Without a prediction, the gain is assumed to be between nothing and the bound.
+
+def _estimate(setup: Setup, progress: Progress, possible: Sequence[Change], profiled: Profiled) -> _Estimates:
+    """Predict the changes, and say what each may bring.
 
     The models predict the effect of setting a knob for the first time, not of replacing one value by another.
     """
     step_s = profiled.recording.measured.step_s
     share = regular_share(profiled.done.diagnosis)
-    applied_knobs = {change.knob.name for change in state.applied}
+    applied_knobs = {change.knob.name for change in progress.applied.changes.changes}
     predictable = [change for change in possible if change.knob.name not in applied_knobs]
     predicted = predict_all(
         profiled.done.job,
@@ -90,25 +119,36 @@ def _by_estimated_gain(state: TuningState, possible: Sequence[Change], profiled:
         profiled.facts,
         untraced_step_s=step_s,
         regular_share=share,
-        calibration=state.calibration,
+        calibration=setup.calibration,
     )
-    state.predictions = {name: result for name, result in predicted.items() if isinstance(result, Prediction)}
-    state.situation = situation_of(profiled.done.job, profiled.facts, step_s, share)
-
-    def max_speedup(change: Change) -> float:
-        prediction = state.predictions.get(change.name)
-        if prediction is None:
-            return change.predicted_speedup or 1.0
-        return min(prediction.high, prediction.bound or prediction.high)
-
-    def expected_speedup(change: Change) -> float:
-        prediction = state.predictions.get(change.name)
-        return math.sqrt((prediction.speedup if prediction is not None else 1.0) * max_speedup(change))
-
+    predictions = {name: result for name, result in predicted.items() if isinstance(result, Prediction)}
     estimated = [change for change in possible if change.argument is None]  # a user's own change has no estimate
-    state.expected_speedup = {change.name: expected_speedup(change) for change in estimated}
-    state.max_speedup = {change.name: max_speedup(change) for change in estimated}
-    return sorted(possible, key=lambda change: -expected_speedup(change))
+    promises = {
+        change.name: Promise(
+            expected_speedup=_expected_speedup(change, predictions), max_speedup=_max_speedup(change, predictions)
+        )
+        for change in estimated
+    }
+    situation = situation_of(profiled.done.job, profiled.facts, step_s, share)
+    return _Estimates(predictions=predictions, promises=promises, situation=situation)
+
+
+def _max_speedup(change: Change, predictions: Mapping[str, Prediction]) -> float:
+    prediction = predictions.get(change.name)
+    if prediction is None:
+        return change.predicted_speedup or 1.0
+    return min(prediction.high, prediction.bound or prediction.high)
+
+
+def _expected_speedup(change: Change, predictions: Mapping[str, Prediction]) -> float:
+    """Return a speedup halfway between the predicted one and its upper bound.
+
+    A trial costs little compared with what it can find. Without a prediction, the gain is assumed to be between nothing
+    and the bound.
+    """
+    prediction = predictions.get(change.name)
+    predicted = prediction.speedup if prediction is not None else 1.0
+    return math.sqrt(predicted * _max_speedup(change, predictions))
 
 
 def spread_over_knobs(ordered: Sequence[Change], num_wanted: int, applied_knobs: Collection[str] = ()) -> list[Change]:

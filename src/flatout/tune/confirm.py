@@ -1,4 +1,10 @@
-"""Confirm the best candidate on fresh pairs, and compare all adopted changes with the unchanged job."""
+"""Confirm the best candidates by further trials, adopt the first that is better, and compare the final set.
+
+The baseline of a confirmation has the changes that are applied already. What is claimed is always about the unchanged
+job: the first changes are adopted on that claim, and those adopted later are compared with it once more, on the trials
+of both. The error rate of all claims together is divided among the rounds (half of what is left to each), and a round's
+share among the sets that it tried: any of them could have been the one that looked best.
+"""
 
 from __future__ import annotations
 
@@ -9,123 +15,241 @@ import msgspec
 from flatout.records.change import Change
 from flatout.records.tuning import TriedOutcome, TunedChange
 from flatout.records.verdict import Verdict
-from flatout.tune.budget import OutOfBudgetError
-from flatout.tune.epoch_check import EpochCheck, check_epoch, check_epoch_in_pairs
-from flatout.tune.result import record_tried
-from flatout.tune.screening import Candidate, smallest_clear_speedup
-from flatout.tune.state import NOTHING, TuningState
-from flatout.tune.trials import run_pairs
+from flatout.tune.arms import Arms, Comparison, judged, run_until_judged
+from flatout.tune.budget import num_reserved
+from flatout.tune.epoch_check import EpochCheck, check_epoch, check_epoch_in_trials
+from flatout.tune.progress import NOTHING, Applied, Claim, Progress, Round, Setup, StoppedError
+from flatout.tune.screening import Candidate, Screening, clear_speedup
+from flatout.tune.trials import check_gates
+from flatout.tune.tried import tried_set
+
+MIN_CONFIRMED = 2  # candidates of a round, if so many look better at all
 
 
-def confirm(state: TuningState, screened: Sequence[Candidate]) -> bool:
-    """Adopt the best candidate if fresh pairs confirm it, or else the second best. Raises OutOfBudgetError."""
-    for candidate in screened[:2]:
-        change_set, estimate = candidate.change_set, candidate.estimate
-        added = state.added(change_set)
-        state.say(f"round {state.round}: confirming {_names(added)} ({estimate:.2f}x)")
-        epoch = check_epoch(state, change_set)
-        if epoch is not None and not epoch.is_held:
-            _refuse(state, candidate, "not confirmed", epoch.reason, None)
+def confirm(setup: Setup, progress: Progress, this_round: Round, screening: Screening) -> Progress:
+    """Adopt the best candidate that its trials confirm: of all that were better than noise, but at least of two.
+
+    Raises StoppedError.
+    """
+    before, clear = progress.applied, clear_speedup(progress)
+    for place, candidate in enumerate(screening.candidates):
+        if place >= MIN_CONFIRMED and candidate.estimate < clear:
+            progress = _not_better(setup, progress, this_round, candidate, "no better than noise")
             continue
-        state.num_confirmations += 1
-        verdict, gate, is_cut = run_pairs(state, change_set, state.applied_set())
-        if epoch is not None and not epoch.is_checked and verdict.verdict == "better":
-            epoch = check_epoch_in_pairs(state, state.last_pairs) or epoch
-        if not gate.is_passed:
-            _refuse(state, candidate, "unsafe", gate.reason, verdict)
-        elif epoch is not None and not epoch.is_held:
-            _refuse(state, candidate, "not confirmed", epoch.reason, verdict)
-        elif verdict.verdict == "better":
-            _adopt(state, candidate, screened, verdict, gate.reason, epoch)
-            return True
-        elif state.last_pairs or not is_cut:
-            record_tried(state, change_set, "not confirmed", verdict.reason, screened=estimate, verdict=verdict)
-            if len(added) == 1:
-                state.excluded.add(added[0].name)
-        if is_cut:
-            assert state.cut_by is not None
-            raise OutOfBudgetError(msgspec.structs.replace(state.cut_by, interrupts="confirmation"))
-    return False
+        progress = _confirm(setup, progress, this_round, screening, candidate)
+        if progress.applied != before:
+            return progress
+    return progress
 
 
-def _names(changes: Sequence[Change]) -> str:
-    return " + ".join(change.name for change in changes)
+def _not_better(setup: Setup, progress: Progress, this_round: Round, candidate: Candidate, why: str) -> Progress:
+    """Record a candidate that had no trial but its own, when nothing better was confirmed."""
+    added = progress.applied.added(candidate.change_set)
+    reason = f"{candidate.estimate:.2f}x in its own trial: {why}"
+    tried = tried_set(setup, this_round, added, "not better", reason, screened=candidate.estimate)
+    outcomes = progress.outcomes.with_tried(tried)
+    if len(added) == 1:
+        outcomes = outcomes.excluding([added[0].name])
+    return progress.with_outcomes(outcomes)
 
 
-def _refuse(
-    state: TuningState, candidate: Candidate, outcome: TriedOutcome, reason: str, verdict: Verdict | None
-) -> None:
-    """Record the candidate as tried, and exclude its changes from all later rounds."""
-    record_tried(state, candidate.change_set, outcome, reason, screened=candidate.estimate, verdict=verdict)
-    state.excluded.update(change.name for change in state.added(candidate.change_set))
+def _confirm(
+    setup: Setup, progress: Progress, this_round: Round, screening: Screening, candidate: Candidate
+) -> Progress:
+    """Run trials of one candidate until it is judged, and record or adopt it."""
+    change_set, added = candidate.change_set, progress.applied.added(candidate.change_set)
+    setup.say(f"round {this_round.number}: confirming {_listed(added)} ({candidate.estimate:.2f}x in one trial)")
+    epoch = check_epoch(setup, progress, this_round, change_set)
+    if epoch is not None and not epoch.is_held:
+        return _refused(setup, progress, this_round, candidate, "not confirmed", epoch.reason, None)
+    arms = Arms(
+        candidate=change_set,
+        against=progress.applied.changes,
+        num_screened=_num_screened(progress, this_round, screening),
+    )
+    stopped: StoppedError | None = None
+    try:
+        progress, comparison = run_until_judged(
+            setup, progress, arms, place=f"{this_round.place}, confirmation", num_reserved=num_reserved(progress)
+        )
+    except StoppedError as error:
+        stopped, progress = error, error.progress
+        comparison = _last_comparison(setup, progress, arms)
+    if epoch is not None and not epoch.is_checked and comparison.verdict.verdict == "better":
+        trials = progress.evidence.of(arms.against), progress.evidence.of(change_set)
+        epoch = check_epoch_in_trials(progress, *trials) or epoch
+    is_hopeless = stopped is None and comparison.verdict.num_candidates == 1 and comparison.gate.is_passed
+    if is_hopeless:
+        why = "further trials are unlikely to show a gain"
+        return _not_better(setup, progress, this_round, candidate, why)
+    progress = _with_verdict(setup, progress, this_round, screening, candidate, comparison, epoch)
+    if stopped is not None:
+        raise StoppedError(progress, msgspec.structs.replace(stopped.end, interrupts="confirmation"))
+    return progress
 
 
-def _adopt(
-    state: TuningState,
+def _num_screened(progress: Progress, this_round: Round, screening: Screening) -> int:
+    """Return by how much the error rate is divided for one candidate.
+
+    Only a comparison with the unchanged job is a claim; other changes are adopted for a claim that follows.
+    """
+    num_tried = max(screening.num_tried, 1)
+    return num_tried if progress.applied else num_tried * 2**this_round.number
+
+
+def _last_comparison(setup: Setup, progress: Progress, arms: Arms) -> Comparison:
+    """Judge the trials so far, after which no more will come."""
+    verdict = judged(setup, progress, arms, is_last=True)
+    gates = [check_gates(progress, trial, arms.candidate) for trial in progress.evidence.of(arms.candidate)]
+    failed = [gate for gate in gates if not gate.is_passed]
+    return Comparison(verdict=verdict, gate=(failed or gates)[-1])
+
+
+def _with_verdict(
+    setup: Setup,
+    progress: Progress,
+    this_round: Round,
+    screening: Screening,
     candidate: Candidate,
-    screened: Sequence[Candidate],
-    verdict: Verdict,
-    gate_reason: str,
+    comparison: Comparison,
     epoch: EpochCheck | None,
-) -> None:
-    """Apply the candidate's changes from now on. Its trials in the confirming pairs are those of the applied set."""
-    change_set, added = candidate.change_set, state.added(candidate.change_set)
-    reason = gate_reason if epoch is None else f"{gate_reason}; {epoch.reason}"
-    record_tried(state, change_set, "adopted", reason, screened=candidate.estimate, verdict=verdict)
-    if epoch is not None and not epoch.is_checked:
-        state.notes.append(f"{_names(added)} was adopted, and {epoch.reason}")
-        state.covers_first_epoch_only = True
-    if not state.needs_final_pairs:
-        state.against_original = verdict
-    _exclude_other_values(state, added, screened)
+) -> Progress:
+    """Adopt the candidate if it is better and passes all checks, and record its outcome."""
+    verdict, gate = comparison.verdict, comparison.gate
+    if not gate.is_passed:
+        return _refused(setup, progress, this_round, candidate, "unsafe", gate.reason, verdict)
+    if epoch is not None and not epoch.is_held:
+        return _refused(setup, progress, this_round, candidate, "not confirmed", epoch.reason, verdict)
+    if verdict.verdict == "better":
+        return _adopted(setup, progress, this_round, screening, candidate, comparison, epoch)
+    if verdict.num_candidates < 2:  # it had no trial but the first
+        return progress
+    added = progress.applied.added(candidate.change_set)
+    tried = tried_set(
+        setup, this_round, added, "not confirmed", verdict.reason, screened=candidate.estimate, verdict=verdict
+    )
+    outcomes = progress.outcomes.with_tried(tried)
+    if len(added) == 1:
+        outcomes = outcomes.excluding([added[0].name])
+    return progress.with_outcomes(outcomes)
+
+
+def _refused(
+    setup: Setup,
+    progress: Progress,
+    this_round: Round,
+    candidate: Candidate,
+    outcome: TriedOutcome,
+    reason: str,
+    verdict: Verdict | None,
+) -> Progress:
+    """Record the candidate as tried, and exclude its changes from later rounds if each had a trial of its own."""
+    added = progress.applied.added(candidate.change_set)
+    tried = tried_set(setup, this_round, added, outcome, reason, screened=candidate.estimate, verdict=verdict)
+    excluded = [change.name for change in added if change.name not in candidate.untried]
+    return progress.with_outcomes(progress.outcomes.with_tried(tried).excluding(excluded))
+
+
+def _adopted(
+    setup: Setup,
+    progress: Progress,
+    this_round: Round,
+    screening: Screening,
+    candidate: Candidate,
+    comparison: Comparison,
+    epoch: EpochCheck | None,
+) -> Progress:
+    """Apply the candidate's changes from now on."""
+    change_set, added = candidate.change_set, progress.applied.added(candidate.change_set)
+    verdict, reason = comparison.verdict, comparison.gate.reason
+    if epoch is not None:
+        reason = f"{reason}; {epoch.reason}"
+    is_unchecked = epoch is not None and not epoch.is_checked
+    if epoch is not None and is_unchecked:
+        progress = progress.with_note(f"{_listed(added)} was adopted, and {epoch.reason}")
+    tried = tried_set(setup, this_round, added, "adopted", reason, screened=candidate.estimate, verdict=verdict)
+    progress = progress.with_outcomes(progress.outcomes.with_tried(tried))
+    progress = _without_other_values(setup, progress, this_round, screening, added)
     added_knobs = {change.knob.name for change in added}
-    state.confirmed = [tuned for tuned in state.confirmed if tuned.change.knob.name not in added_knobs]
-    state.confirmed += [
+    kept = [tuned for tuned in progress.applied.each if tuned.change.knob.name not in added_knobs]
+    new = [
         TunedChange(
             change=change,
             verdict=verdict if len(added) == 1 else None,
-            prediction=state.predictions.get(change.name),
+            prediction=this_round.predictions.get(change.name),
             is_shown_alone=change.name not in candidate.not_shown,
+            had_own_trial=change.name not in candidate.untried,
         )
         for change in added
     ]
-    state.applied = list(change_set.changes)
-    state.current_trials = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
+    applied = Applied(
+        changes=change_set,
+        each=(*kept, *new),
+        covers_first_epoch_only=progress.applied.covers_first_epoch_only or is_unchecked,
+    )
+    claim = progress.claim if progress.applied else Claim(applied=applied, verdict=verdict)
+    return msgspec.structs.replace(progress, applied=applied, claim=claim)
 
 
-def _exclude_other_values(state: TuningState, adopted: Sequence[Change], screened: Sequence[Candidate]) -> None:
+def _without_other_values(
+    setup: Setup, progress: Progress, this_round: Round, screening: Screening, adopted: Sequence[Change]
+) -> Progress:
     """Exclude other values of the adopted knobs: the one applied before, and those that were clearly worse.
 
     A value that was about as good is tried again later, relative to the changes applied then: one trial cannot decide
     which is better.
     """
     adopted_knobs = {change.knob.name for change in adopted}
-    state.excluded |= {change.name for change in state.applied if change.knob.name in adopted_knobs}
-    screened_alone = {
-        added[0].name: candidate for candidate in screened if len(added := state.added(candidate.change_set)) == 1
-    }
-    clear_speedup = smallest_clear_speedup(state)
+    replaced = [change.name for change in progress.applied.changes.changes if change.knob.name in adopted_knobs]
+    outcomes = progress.outcomes.excluding(replaced)
+    screened_alone: dict[str, tuple[Change, float]] = {}
+    for candidate in screening.candidates:
+        added = progress.applied.added(candidate.change_set)
+        if len(added) == 1:
+            screened_alone[added[0].name] = added[0], candidate.estimate
+    clear = clear_speedup(progress)
     for change in adopted:
-        best = screened_alone.get(change.name)
-        for name, other in screened_alone.items():
-            is_other_value = name != change.name and other.change_set.changes[-1].knob.name == change.knob.name
-            if best is not None and is_other_value and other.estimate * clear_speedup < best.estimate:
-                reason = f"{other.estimate:.2f}x in its own trial, {change.name} {best.estimate:.2f}x"
-                record_tried(state, other.change_set, "not better", reason, screened=other.estimate)
-                state.excluded.add(name)
+        if change.name not in screened_alone:
+            continue
+        _, best = screened_alone[change.name]
+        for name, (other, estimate) in screened_alone.items():
+            is_other_value = name != change.name and other.knob.name == change.knob.name
+            if is_other_value and estimate * clear < best:
+                reason = f"{estimate:.2f}x in its own trial, {change.name} {best:.2f}x"
+                tried = tried_set(setup, this_round, (other,), "not better", reason, screened=estimate)
+                outcomes = outcomes.with_tried(tried).excluding([name])
+    return progress.with_outcomes(outcomes)
 
 
-def final_verdict(state: TuningState) -> Verdict | None:
-    """Compare all adopted changes with the unchanged job, on pairs that were not used to choose anything."""
-    is_only = sum(tried.outcome == "adopted" for tried in state.tried) == 1
-    if is_only and state.against_original is not None:
-        return state.against_original
-    state.say(f"final: comparing {state.applied_set().name} with the unchanged job")
-    verdict, gate, _ = run_pairs(state, state.applied_set(), NOTHING, is_final=True)
-    completed = [pair.candidate for pair in state.last_pairs if pair.candidate.is_complete]
-    state.current_trials = completed or state.current_trials
-    if not gate.is_passed:
-        state.notes.append(f"the final set failed a gate: {gate.reason}")
-        state.applied, state.confirmed = [], []
-        return None
-    return verdict
+def claim_applied(setup: Setup, progress: Progress, *, may_run: bool) -> Progress:
+    """Compare the applied changes with the unchanged job, if that is not done; keep only what was shown to be better.
+
+    Changes that were adopted after the last claim, and cannot be claimed with the others, are given up.
+    """
+    if progress.is_claimed:
+        return progress
+    setup.say(f"final: comparing {progress.applied.changes.name} with the unchanged job")
+    num_sets = len({trial.changes.name for trial in progress.evidence.trials} - {NOTHING.name})
+    last_round = max(tried.round for tried in progress.outcomes.tried)
+    arms = Arms(candidate=progress.applied.changes, against=NOTHING, num_screened=num_sets * 2**last_round)
+    comparison = _last_comparison(setup, progress, arms)
+    if may_run and comparison.gate.is_passed and comparison.verdict.verdict != "better":
+        try:
+            progress, comparison = run_until_judged(setup, progress, arms, place="final")
+        except StoppedError as stopped:
+            progress = stopped.progress
+            comparison = _last_comparison(setup, progress, arms)
+    if comparison.gate.is_passed and comparison.verdict.verdict == "better":
+        claim = Claim(applied=progress.applied, verdict=comparison.verdict)
+        return msgspec.structs.replace(progress, claim=claim)
+    reason = comparison.verdict.reason
+    if not comparison.gate.is_passed:
+        reason = f"it failed a gate: {comparison.gate.reason}"
+    name = progress.applied.changes.name
+    progress = progress.with_note(f"{name} was not shown to be better than the unchanged job: {reason}")
+    applied = progress.claim.applied if progress.claim is not None else Applied()
+    return msgspec.structs.replace(progress, applied=applied)
+
+
+def _listed(changes: Sequence[Change]) -> str:
+    return " + ".join(change.name for change in changes)

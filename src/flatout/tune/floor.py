@@ -2,54 +2,74 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
+import msgspec
+
 from flatout.errors import InputError
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import Objective
 from flatout.trial.gates import loss_note
 from flatout.trial.gradient_gate import gradient_note
-from flatout.tune.budget import OutOfBudgetError, time_is_up, warn_of_budget
+from flatout.tune.budget import NUM_FLOOR_TRIALS, num_floor_trials, time_is_up
 from flatout.tune.options import OBJECTIVES
-from flatout.tune.state import NOTHING, TuningState
-from flatout.tune.trials import trial
+from flatout.tune.progress import FIRST_STEPS, NOTHING, Progress, Setup, StoppedError
+from flatout.tune.trials import run_trial
 from flatout.verdict.cost import missing
-from flatout.verdict.noise import noise_floor, plan_trials
+from flatout.verdict.noise import plan_trials
 
-NUM_FLOOR_TRIALS = 3
+__all__ = ["NUM_FLOOR_TRIALS", "measure_baseline"]
+
 WANTED_EFFECT = 0.03
 MAX_STEPS, MIN_STEPS = 200, 12
 MAX_TRIAL_STEPS_S = 20.0  # seconds of measured steps per trial: if steps are slow, a trial has fewer of them
 
 
-def measure_noise(state: TuningState) -> None:
-    """Run the baseline trials; their spread determines how long a trial must be.
+def measure_baseline(setup: Setup) -> Progress:
+    """Run the first trials of the unchanged job; their spread determines how long a trial must be.
 
-    Raises InputError if the unchanged command fails, and OutOfBudgetError.
+    Raises InputError if the unchanged command fails, and StoppedError.
     """
-    state.say(f"noise floor: running {NUM_FLOOR_TRIALS} baseline trials")
-    for _ in range(NUM_FLOOR_TRIALS):
-        result = trial(state, NOTHING)
-        if result.outcome == "timed_out" and state.runner.spent_s() >= state.options.budget_s:
-            raise OutOfBudgetError(time_is_up(state, interrupts="noise_floor"))
-        if not result.is_complete:
-            raise _failed_baseline(state, result)
-        state.baselines.append(result)
-        state.objective = _objective(state)
-    state.current_trials = list(state.baselines)
-    for note in (loss_note(state.baselines), gradient_note(state.baselines)):
+    options = setup.options
+    progress = Progress(objective=options.objective or "step_s", num_steps=options.num_steps or FIRST_STEPS)
+    setup.say("measuring the unchanged job")
+    progress = _with_baseline(setup, progress)
+    while len(progress.evidence.baselines) < num_floor_trials(setup):
+        progress = _with_baseline(setup, progress)
+    baselines = progress.evidence.baselines
+    for note in (loss_note(baselines), gradient_note(baselines)):
         if note is not None:
-            state.notes.append(note)
-            state.say(note)
-    state.floor = noise_floor(state.baselines, objective=state.objective)
-    if state.options.num_steps is None:
-        plan = plan_trials(state.floor, effect=WANTED_EFFECT, min_effect=state.options.min_effect, max_steps=MAX_STEPS)
-        num_affordable = int(MAX_TRIAL_STEPS_S / state.floor.step_s)
-        state.num_steps = max(min(plan.num_steps, num_affordable, MAX_STEPS), MIN_STEPS)
-        state.say(f"noise floor: {plan.reason}")
-    warn_of_budget(state)
+            progress = progress.with_note(note)
+            setup.say(note)
+    return progress if options.num_steps is not None else _with_num_steps(setup, progress)
 
 
-def _failed_baseline(state: TuningState, result: TrialResult) -> InputError:
-    output = f"its output is in {state.runner.out}/runs/trial-{result.index:03d}/output.log"
+def _with_baseline(setup: Setup, progress: Progress) -> Progress:
+    progress, result = run_trial(setup, progress, NOTHING, place="baseline")
+    if result.outcome == "timed_out" and setup.runner.spent_s() >= setup.options.budget_s:
+        raise StoppedError(progress, time_is_up(setup, interrupts="noise_floor"))
+    if not result.is_complete:
+        raise _failed_baseline(setup, result)
+    objective = _objective(setup, progress.evidence.baselines[0])
+    return msgspec.structs.replace(progress, objective=objective)
+
+
+def _with_num_steps(setup: Setup, progress: Progress) -> Progress:
+    """Return the progress with the number of steps that a trial needs."""
+    step_s = fmean(progress.evidence.baselines[0].step_s)
+    num_wanted = FIRST_STEPS
+    if progress.floor is not None:
+        plan = plan_trials(
+            progress.floor, effect=WANTED_EFFECT, min_effect=setup.options.min_effect, max_steps=MAX_STEPS
+        )
+        setup.say(f"noise floor: {plan.reason}")
+        num_wanted = plan.num_steps
+    num_steps = max(min(num_wanted, int(MAX_TRIAL_STEPS_S / step_s), MAX_STEPS), MIN_STEPS)
+    return msgspec.structs.replace(progress, num_steps=num_steps)
+
+
+def _failed_baseline(setup: Setup, result: TrialResult) -> InputError:
+    output = f"its output is in {setup.runner.out}/runs/trial-{result.index:03d}/output.log"
     if result.cause == "no_step":
         return InputError(f"the command cannot be tuned: {result.problem}", hint=output)
     if result.cause == "other_start":
@@ -65,14 +85,14 @@ def _failed_baseline(state: TuningState, result: TrialResult) -> InputError:
     return InputError(f"the unchanged command fails: {result.problem}", hint=output)
 
 
-def _objective(state: TuningState) -> Objective:
-    first = state.baselines[0]
-    if state.options.objective is None:
+def _objective(setup: Setup, first: TrialResult) -> Objective:
+    wanted = setup.options.objective
+    if wanted is None:
         return "s_per_sample" if first.samples_per_step else "step_s"
-    absent = missing(first, state.options.objective)
+    absent = missing(first, wanted)
     if absent is not None:
         measured = [name for name, objective in OBJECTIVES.items() if missing(first, objective) is None]
         raise InputError(
             f"the job cannot be tuned for this objective: {absent}", hint=f"this job reports: {', '.join(measured)}"
         )
-    return state.options.objective
+    return wanted

@@ -38,7 +38,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int | None = None  # measured steps per trial; None: as many as the noise floor requires
     knobs: tuple[str, ...] = ()
     min_effect: float = 0.01
-    max_rounds: int = 6
+    max_rounds: int = 50  # each excludes what it tried, so that rounds end before that
     max_screened: int = 10  # candidates per round
     uses_history: bool = True  # correct predictions using earlier tuning runs, and add this run to them
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these options; None: runs are local

@@ -1,29 +1,29 @@
-"""Screening: one trial per candidate between fresh baselines. It selects candidates to confirm, and claims nothing."""
+"""Screening: one trial per candidate between baselines. It selects candidates to confirm, and claims nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from flatout.change.dataloader import WORKERS
-from flatout.errors import UsageError
-from flatout.records.change import Change, ChangeSet, JobFacts
+from flatout.records.change import Change, ChangeSet
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Screened
-from flatout.records.verdict import NoiseFloor
-from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES
-from flatout.tune.result import record_pending, record_tried
-from flatout.tune.state import TuningState
-from flatout.tune.trials import fresh_baseline, is_fit, trial
+from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES, num_reserved
+from flatout.tune.bundle import disappoints, hides_a_member
+from flatout.tune.progress import Outcomes, Progress, Round, Setup
+from flatout.tune.trials import refusal, run_trial
+from flatout.tune.tried import not_reached, tried_set
 from flatout.verdict.cost import missing
-from flatout.verdict.noise import noise_floor
 from flatout.verdict.screening import screen
 from flatout.verdict.student import t_quantile
 
 MIN_SCREENED = 1.02  # a smaller speedup in one trial is not worth confirming
 NOISE_LEVEL = 0.025  # the chance that a change without effect looks better than noise in its own trial
+BUNDLE_SETS = 2  # a bundle counts as two sets that were tried: it may be taken apart after it was adopted
+CLEAR_IF_UNKNOWN = 1.2  # a speedup in one trial that is taken to be better than noise of unknown size
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,166 +32,164 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     change_set: ChangeSet
     estimate: float  # speedup, from one trial
     not_shown: frozenset[str] = frozenset()  # names of its changes that looked no better than noise in their own trials
+    untried: frozenset[str] = frozenset()  # names of its changes that had no trial of their own
 
 
-def screen_candidates(state: TuningState, chosen: Sequence[Change], facts: JobFacts) -> list[Candidate]:
+class Screening(msgspec.Struct, frozen=True, kw_only=True):
+    candidates: tuple[Candidate, ...] = ()  # sets that look better, best first
+    num_tried: int = 0  # sets that had a trial
+
+
+def screen_candidates(setup: Setup, progress: Progress, this_round: Round) -> tuple[Progress, Screening]:
+    """Try the changes that do not interact as one set; if it disappoints, each change, and the better ones together."""
+    bundle = this_round.bundle
+    if bundle is None or progress.evidence.has(bundle):
+        return _screen_alone(setup, progress, this_round)
+    progress, candidate = _screen_bundle(setup, progress, this_round, bundle)
+    if candidate is not None:
+        return progress, Screening(candidates=(candidate,), num_tried=BUNDLE_SETS)
+    progress, screening = _screen_alone(setup, progress, this_round)
+    return progress, msgspec.structs.replace(screening, num_tried=screening.num_tried + BUNDLE_SETS)
+
+
+def _screen_bundle(
+    setup: Setup, progress: Progress, this_round: Round, bundle: ChangeSet
+) -> tuple[Progress, Candidate | None]:
+    """Run one trial of a bundle; return it as a candidate if it shows what its members promise."""
+    members = progress.applied.added(bundle)
+    setup.say(f"round {this_round.number}: trying {_listed(members)} together")
+    progress, result = _try_set(setup, progress, this_round, bundle)
+    for change in members:
+        others = _listed([other for other in members if other is not change])
+        progress = _pending(setup, progress, this_round, change, f"it was tried only together with {others}")
+    if refusal(progress, result, bundle) is not None or hides_a_member(progress, result, members):
+        setup.say("together they do not pass: trying each alone")
+        return progress, None
+    progress = _with_baseline_of_this_session(setup, progress, this_round, result)
+    estimate = estimated_speedup(progress, bundle)
+    if estimate is None or estimate < clear_speedup(progress) or disappoints(estimate, members, this_round):
+        setup.say("together they bring less than they promise: trying each alone")
+        return progress, None
+    untried = frozenset(change.name for change in members)
+    return progress, Candidate(change_set=bundle, estimate=estimate, untried=untried)
+
+
+def _screen_alone(setup: Setup, progress: Progress, this_round: Round) -> tuple[Progress, Screening]:
     """Run one trial of each change, with baselines between them, and one trial of the better changes together.
 
-    Return the sets that look better, best first. Only changes that are better than noise in their own trials are tried
-    together: any other change could be adopted with them without a gain, and has its trial in the next round. If none
-    is better than noise, all are tried together.
+    Only changes that are better than noise in their own trials are tried together: any other change could be adopted
+    with them without a gain, and has its trial in the next round. If none is better than noise, all are tried together.
     """
-    state.say(f"round {state.round}: screening {', '.join(change.name for change in chosen)}")
-    for change in chosen:
-        record_pending(state, change, "it was not tried")
-    trials = [fresh_baseline(state)]
-    sets: dict[str, ChangeSet] = {}
+    setup.say(f"round {this_round.number}: screening {_listed(this_round.candidates)}")
+    progress = _with_fresh_baseline(setup, progress, this_round)
+    sets: list[ChangeSet] = []
     num_tried = 0
-    for change in chosen:
-        change_set = state.with_added([change], facts)
+    for change in this_round.candidates:
+        change_set = progress.applied.with_added([change], this_round.facts)
         if change_set is None:
-            record_pending(state, change, "it cannot be combined with the applied changes")
+            progress = _pending(setup, progress, this_round, change, "it cannot be combined with the applied changes")
             continue
-        if (shown := _outdone_by(change, state, sets, trials)) is not None:
-            state.deferred.add(change.name)
+        shown = _outdone_by(change, progress, this_round, sets)
+        if shown is not None:
             reason = f"another change for the same cause had already gained {shown:.2f}x or more"
-            record_pending(state, change, f"it was deferred to the next round: {reason}")
+            reason = f"it was deferred to the next round: {reason}"
+            progress = _pending(setup, progress, this_round, change, reason)
+            progress = progress.with_outcomes(progress.outcomes.deferring(change.name))
             continue
+        progress, is_comparable = _screen_one(setup, progress, this_round, change, change_set)
+        sets += [change_set] if is_comparable else []
         num_tried += 1
-        state.deferred.discard(change.name)
-        result = trial(state, change_set)
-        record_pending(state, change, "it was tried, but no baseline trial followed it for comparison")
-        if is_fit(state, result, change_set, [change]):
-            trials.append(result)
-            sets[change_set.name] = change_set
         if num_tried % CANDIDATES_BETWEEN_BASELINES == 0:
-            trials.append(fresh_baseline(state))
-    _add_baselines_of_this_session(state, trials)
-    if not sets or not _has_baseline(state, trials):
-        return []
-    estimates = {screened.arm: screened.speedup for screened in screen(trials, objective=state.objective)}
-    _keep_for_history(state, sets.values(), estimates)
-    better = [
-        Candidate(change_set=change_set, estimate=estimates[name])
-        for name, change_set in sets.items()
-        if estimates[name] >= MIN_SCREENED
-    ]
-    better.sort(key=lambda candidate: -candidate.estimate)
-    for change_set in sets.values():
-        estimate = estimates[change_set.name]
-        for change in state.added(change_set):
-            record_pending(state, change, f"{estimate:.2f}x in its own trial; no pairs were run", screened=estimate)
-        if estimate < MIN_SCREENED:
-            record_tried(state, change_set, "not better", f"{estimate:.2f}x in its own trial", screened=estimate)
-            state.excluded.add(change_set.changes[-1].name)
-    clear_speedup = smallest_clear_speedup(state)
-    clear = [candidate for candidate in better if candidate.estimate >= clear_speedup]
-    other_workers = _with_other_workers(trials, sets)
-    to_combine = [candidate.change_set.changes[-1] for candidate in clear or better]
-    together = _together(state, to_combine, facts, other_workers)
+            progress = _with_fresh_baseline(setup, progress, this_round)
+    if sets:
+        progress = _with_baseline_of_this_session(setup, progress, this_round, progress.evidence.trials[-1].result)
+    progress, better = _better_ones(setup, progress, this_round, sets)
+    progress, together = _screen_together(setup, progress, this_round, better)
     if together is not None:
-        result = trial(state, together)
-        if is_fit(state, result, together, state.added(together)):
-            trials += [result, fresh_baseline(state)]
-            _add_baselines_of_this_session(state, trials)
-            speedup = next(s.speedup for s in screen(trials, objective=state.objective) if s.arm == together.name)
-            not_shown = frozenset() if clear else frozenset(change.name for change in state.added(together))
-            better.append(Candidate(change_set=together, estimate=speedup, not_shown=not_shown))
-            better.sort(key=lambda candidate: -candidate.estimate)
-    return better
+        num_tried += 1
+        better = sorted([*better, together], key=lambda candidate: -candidate.estimate)
+    return progress, Screening(candidates=tuple(better), num_tried=num_tried)
 
 
-def _has_baseline(state: TuningState, trials: Sequence[TrialResult]) -> bool:
-    """Whether a baseline has what the objective needs: a complete one may lack the energy of the GPUs."""
-    return any(result.arm == BASELINE and missing(result, state.objective) is None for result in trials)
+def _screen_one(
+    setup: Setup, progress: Progress, this_round: Round, change: Change, change_set: ChangeSet
+) -> tuple[Progress, bool]:
+    """Run one trial of a change; return whether it can be compared with the baseline."""
+    progress, result = _try_set(setup, progress, this_round, change_set)
+    progress = progress.with_outcomes(progress.outcomes.trying(change.name))
+    refused = refusal(progress, result, change_set)
+    if refused is not None:
+        setup.say(f"{change_set.name}: {refused.outcome}: {refused.reason}")
+        tried = tried_set(setup, this_round, (change,), refused.outcome, refused.reason)
+        return progress.with_outcomes(progress.outcomes.with_tried(tried).excluding([change.name])), False
+    estimate = estimated_speedup(progress, change_set)
+    reason = "it was tried, but has no baseline trial for comparison"
+    if estimate is not None:
+        reason = f"{estimate:.2f}x in its own trial, and no further trial was made"
+    outcomes = progress.outcomes.with_pending(not_reached(setup, this_round, change, reason, screened=estimate))
+    return progress.with_outcomes(outcomes), True
 
 
-def _add_baselines_of_this_session(state: TuningState, trials: list[TrialResult]) -> None:
-    """Add baselines until one is of the same session as the last trial, because the machine's speed changes.
-
-    The journal may first return more baselines of an earlier session, if that session had other candidates in that
-    round.
-    """
-    if state.objective == "peak_memory_bytes":
-        return
-    last_session = max(result.session for result in trials)
-    while max(result.session for result in trials if result.arm == BASELINE) < last_session:
-        trials.append(fresh_baseline(state))
+def _try_set(
+    setup: Setup, progress: Progress, this_round: Round, change_set: ChangeSet
+) -> tuple[Progress, TrialResult]:
+    return run_trial(setup, progress, change_set, place=this_round.place, num_reserved=num_reserved(progress))
 
 
-def _outdone_by(
-    change: Change, state: TuningState, sets: Mapping[str, ChangeSet], trials: Sequence[TrialResult]
-) -> float | None:
-    """Return the speedup beyond noise of another knob for the same cause, if it is above the estimate for `change`.
-
-    None if no other knob has shown so much. If the two cannot be applied together, `change` has no trial in a later
-    round: there its highest possible speedup counts.
-    """
-
-    def shares_a_cause(other: Change) -> bool:
-        return other.knob.name != change.knob.name and not causes.isdisjoint(other.predicted_from)
-
-    # Changes for a part of the step, such as compute, each take a share of it: their gains multiply.
-    causes = change.knob.answers.keys() & set(change.predicted_from)
-    rivals = {
-        name: change_set.changes[-1] for name, change_set in sets.items() if shares_a_cause(change_set.changes[-1])
-    }
-    if not rivals or change.name not in state.expected_speedup or not _has_baseline(state, trials):
-        return None
-    clear_speedup = smallest_clear_speedup(state)
-    for screened in screen(trials, objective=state.objective):
-        rival = rivals.get(screened.arm)
-        if rival is None:
-            continue
-        is_either_or = rival.knob.name in change.knob.excludes or change.knob.name in rival.knob.excludes
-        possible = (state.max_speedup if is_either_or else state.expected_speedup)[change.name]
-        if screened.speedup / clear_speedup > max(possible, 1.0):
-            return screened.speedup / clear_speedup
-    return None
-
-
-def _keep_for_history(state: TuningState, sets: Iterable[ChangeSet], estimates: Mapping[str, float]) -> None:
-    """Keep all screened changes for comparison with predictions, because the good ones alone are biased upwards."""
-    sd = _noise(state).pair_sd(state.num_steps)
+def _better_ones(
+    setup: Setup, progress: Progress, this_round: Round, sets: Sequence[ChangeSet]
+) -> tuple[Progress, list[Candidate]]:
+    """Return the sets that look better, best first, and record the outcome of the others."""
+    better: list[Candidate] = []
+    outcomes = progress.outcomes
     for change_set in sets:
-        prediction = state.predictions.get(change_set.changes[-1].name)
-        if prediction is not None:
-            state.screened.append(Screened(prediction=prediction, speedup=estimates[change_set.name], sd=sd))
+        change = change_set.changes[-1]
+        estimate = estimated_speedup(progress, change_set)
+        if estimate is None:
+            continue
+        outcomes = _kept_for_history(outcomes, progress, this_round, change, estimate)
+        if estimate < MIN_SCREENED:
+            reason = f"{estimate:.2f}x in its own trial"
+            tried = tried_set(setup, this_round, (change,), "not better", reason, screened=estimate)
+            outcomes = outcomes.with_tried(tried).excluding([change.name])
+            continue
+        reason = f"{estimate:.2f}x in its own trial, and no further trial was made"
+        outcomes = outcomes.with_pending(not_reached(setup, this_round, change, reason, screened=estimate))
+        better.append(Candidate(change_set=change_set, estimate=estimate))
+    better.sort(key=lambda candidate: -candidate.estimate)
+    return progress.with_outcomes(outcomes), better
 
 
-def _noise(state: TuningState) -> NoiseFloor:
-    """Return the noise floor of all trials with the applied changes."""
-    try:
-        return noise_floor(state.current_trials, objective=state.objective)
-    except UsageError:  # fewer than three trials
-        assert state.floor is not None
-        return state.floor
+def _screen_together(
+    setup: Setup, progress: Progress, this_round: Round, better: Sequence[Candidate]
+) -> tuple[Progress, Candidate | None]:
+    """Run one trial of the better changes that fit together; None if they are fewer than two, or do not pass."""
+    clear = clear_speedup(progress)
+    clear_ones = [candidate for candidate in better if candidate.estimate >= clear]
+    together = _together(progress, this_round, [one.change_set.changes[-1] for one in clear_ones or better])
+    if together is None or progress.evidence.has(together):
+        return progress, None
+    added = progress.applied.added(together)
+    progress, result = _try_set(setup, progress, this_round, together)
+    refused = refusal(progress, result, together)
+    if refused is not None:
+        setup.say(f"{together.name}: {refused.outcome}: {refused.reason}")
+        tried = tried_set(setup, this_round, added, refused.outcome, refused.reason)
+        return progress.with_outcomes(progress.outcomes.with_tried(tried)), None
+    progress = _with_baseline_of_this_session(setup, progress, this_round, result)
+    estimate = estimated_speedup(progress, together)
+    if estimate is None:
+        return progress, None
+    not_shown = frozenset() if clear_ones else frozenset(change.name for change in added)
+    return progress, Candidate(change_set=together, estimate=estimate, not_shown=not_shown)
 
 
-def smallest_clear_speedup(state: TuningState) -> float:
-    """Return the smallest speedup estimate from one trial that is better than noise."""
-    noise = _noise(state)
-    # A candidate's trial is compared with one baseline or the mean of two: it is at most as uncertain as a pair.
-    quantile = t_quantile(NOISE_LEVEL, noise.degrees_of_freedom)
-    return max(math.exp(quantile * noise.pair_sd(state.num_steps)), MIN_SCREENED)
-
-
-def _with_other_workers(trials: Sequence[TrialResult], sets: Mapping[str, ChangeSet]) -> set[str]:
-    """Return the names of changes to the script's arguments that changed the number of its loader's workers."""
-    usual = {result.loader_workers for result in trials if result.arm == BASELINE} | {None}
-    others = [
-        sets[result.arm].changes[-1] for result in trials if result.arm in sets and result.loader_workers not in usual
-    ]
-    return {change.name for change in others if change.argument is not None}
-
-
-def _together(
-    state: TuningState, better: Sequence[Change], facts: JobFacts, other_workers: Collection[str]
-) -> ChangeSet | None:
+def _together(progress: Progress, this_round: Round, better: Sequence[Change]) -> ChangeSet | None:
     """Combine the better changes that fit together, best first; None if only the best one is left.
 
     Only the best of those that set the loader's workers is taken: our own change would undo the script's argument.
     """
+    other_workers = _with_other_workers(progress)
 
     def sets_workers(change: Change) -> bool:
         return change.name in other_workers or change.knob.name == WORKERS.name
@@ -200,6 +198,117 @@ def _together(
     for change in better:
         if sets_workers(change) and any(map(sets_workers, combined)):
             continue
-        if state.with_added([*combined, change], facts) is not None:
+        if progress.applied.with_added([*combined, change], this_round.facts) is not None:
             combined.append(change)
-    return state.with_added(combined, facts) if len(combined) > 1 else None
+    return progress.applied.with_added(combined, this_round.facts) if len(combined) > 1 else None
+
+
+def _with_other_workers(progress: Progress) -> Collection[str]:
+    """Return the names of changes to the script's arguments that changed the number of its loader's workers."""
+    usual = {result.loader_workers for result in progress.current_trials} | {None}
+    return {
+        change.name
+        for trial in progress.evidence.trials
+        if trial.result.loader_workers not in usual
+        for change in progress.applied.added(trial.changes)
+        if change.argument is not None
+    }
+
+
+def _with_fresh_baseline(setup: Setup, progress: Progress, this_round: Round) -> Progress:
+    """Run a trial with the applied changes, unless it would follow one.
+
+    Speed drifts, so candidates are screened against trials of now. Peak memory does not drift.
+    """
+    applied = progress.applied.changes
+    is_known = progress.objective == "peak_memory_bytes" and progress.current_trials
+    if is_known or progress.evidence.ends_with(applied):
+        return progress
+    return _try_set(setup, progress, this_round, applied)[0]
+
+
+def _with_baseline_of_this_session(setup: Setup, progress: Progress, this_round: Round, last: TrialResult) -> Progress:
+    """Run trials with the applied changes until one is of the same session as the last trial.
+
+    The machine's speed changes between sessions. The journal may first return more baselines of an earlier session, if
+    that session had other candidates in that round.
+    """
+    if progress.objective == "peak_memory_bytes":
+        return progress
+    while max((trial.session for trial in progress.current_trials), default=last.session) < last.session:
+        progress, _ = _try_set(setup, progress, this_round, progress.applied.changes)
+    return progress
+
+
+def estimated_speedup(progress: Progress, change_set: ChangeSet) -> float | None:
+    """Return the speedup of a set relative to the trials of the applied changes around it: an estimate, not a claim.
+
+    None if the objective is unknown of either: a complete trial may lack the energy of the GPUs.
+    """
+    applied = progress.applied.changes
+    trials = [
+        msgspec.structs.replace(trial, arm=BASELINE if trial.arm == applied.name else trial.arm)
+        for trial in progress.evidence.named(applied, change_set)
+        if trial.arm != BASELINE or not applied.changes
+    ]
+    usable = {trial.arm for trial in trials if missing(trial, progress.objective) is None}
+    if not usable >= {BASELINE, change_set.name}:
+        return None
+    estimates = {screened.arm: screened.speedup for screened in screen(trials, objective=progress.objective)}
+    return estimates[change_set.name]
+
+
+def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Sequence[ChangeSet]) -> float | None:
+    """Return the speedup of another knob for the same cause, less its noise, if it is above the estimate for `change`.
+
+    None if no other knob has shown so much. If the two cannot be applied together, `change` has no trial in a later
+    round: there its highest possible speedup counts.
+    """
+    promise = this_round.promises.get(change.name)
+    if promise is None:
+        return None
+    # Changes for a part of the step, such as compute, each take a share of it: their gains multiply.
+    causes = change.knob.answers.keys() & set(change.predicted_from)
+    for change_set in sets:
+        rival = change_set.changes[-1]
+        if rival.knob.name == change.knob.name or causes.isdisjoint(rival.predicted_from):
+            continue
+        estimate = estimated_speedup(progress, change_set)
+        if estimate is None:
+            continue
+        is_either_or = rival.knob.name in change.knob.excludes or change.knob.name in rival.knob.excludes
+        possible = promise.max_speedup if is_either_or else promise.expected_speedup
+        noise = progress.noise
+        shown = estimate / (math.exp(2 * noise.pair_sd(progress.num_steps)) if noise is not None else CLEAR_IF_UNKNOWN)
+        if shown > max(possible, 1.0):
+            return shown
+    return None
+
+
+def _kept_for_history(
+    outcomes: Outcomes, progress: Progress, this_round: Round, change: Change, estimate: float
+) -> Outcomes:
+    """Keep a screened change for comparison with its prediction; the good ones alone would be biased upwards."""
+    prediction, noise = this_round.predictions.get(change.name), progress.noise
+    if prediction is None or noise is None:
+        return outcomes
+    screened = Screened(prediction=prediction, speedup=estimate, sd=noise.pair_sd(progress.num_steps))
+    return msgspec.structs.replace(outcomes, screened=(*outcomes.screened, screened))
+
+
+def clear_speedup(progress: Progress) -> float:
+    """Return the smallest speedup estimate from one trial that is better than noise."""
+    noise = progress.noise
+    if noise is None:
+        return CLEAR_IF_UNKNOWN
+    # A candidate's trial is compared with one baseline or the mean of two: it is at most as uncertain as a pair.
+    quantile = t_quantile(NOISE_LEVEL, noise.degrees_of_freedom)
+    return max(math.exp(quantile * noise.pair_sd(progress.num_steps)), MIN_SCREENED)
+
+
+def _pending(setup: Setup, progress: Progress, this_round: Round, change: Change, reason: str) -> Progress:
+    return progress.with_outcomes(progress.outcomes.with_pending(not_reached(setup, this_round, change, reason)))
+
+
+def _listed(changes: Sequence[Change]) -> str:
+    return ", ".join(change.name for change in changes)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from flatout.errors import UsageError
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.verdict import Objective, Screened
-from flatout.verdict.cost import missing
-from flatout.verdict.plain_cost import PlainCost, are_spikes_rare, trial_cost
+from flatout.verdict.cost import missing, trial_costs
 
 BASELINE_EVERY = 4
 KEPT_SHARE = 1 / 3
@@ -41,20 +40,20 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
     """
     usable = sorted((t for t in trials if missing(t, objective) is None), key=lambda t: t.index)
     session = {trial.index: trial.session for trial in usable}
-    arms: dict[str, list[tuple[int, PlainCost]]] = defaultdict(list)
+    logs = {index: cost.log for index, cost in trial_costs(usable, objective).items()}
+    arms: dict[str, list[int]] = defaultdict(list)
     for trial in usable:
-        arms[trial.arm].append((trial.index, trial_cost(trial, objective)))
+        arms[trial.arm].append(trial.index)
     baselines = arms.pop(BASELINE, None)
     if baselines is None:
         raise UsageError("screening needs a baseline that completes")
+    around = [(index, logs[index]) for index in baselines]
     result = []
-    for arm, trials_of_arm in arms.items():
-        drop_spikes = are_spikes_rare((cost for _, cost in baselines), (cost for _, cost in trials_of_arm))
-        around = {index: cost.log(drop_spikes=drop_spikes) for index, cost in baselines}
+    for arm, indices in arms.items():
         gains = []
-        for index, cost in trials_of_arm:
-            near = [(i, log) for i, log in around.items() if session[i] == session[index]] or list(around.items())
-            gains.append(_between(near, index) - cost.log(drop_spikes=drop_spikes))
+        for index in indices:
+            near = [(i, log) for i, log in around if session[i] == session[index]] or around
+            gains.append(_between(near, index) - logs[index])
         result.append(Screened(arm=arm, speedup=math.exp(sum(gains) / len(gains)), num_trials=len(gains)))
     return tuple(sorted(result, key=lambda screened: (-screened.speedup, screened.arm)))
 

@@ -1,0 +1,97 @@
+"""Run trials of two arms in turn until they are judged, and judge what there is.
+
+In: two sets of changes with the trials that they have. Out: the verdict on one of them, from all trials of both. The
+first trial of a set is the one that chose it; its others alternate with those of the other arm, because speed drifts.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import msgspec
+
+from flatout.records.change import ChangeSet
+from flatout.records.verdict import Objective, Prospect, Verdict
+from flatout.trial.gates import GateResult
+from flatout.tune.budget import num_left
+from flatout.tune.progress import Progress, Setup
+from flatout.tune.trials import check_gates, run_trial
+from flatout.verdict.arms import judge_arms
+from flatout.verdict.prospect import is_worth_more, what_next
+
+MAX_FAILED = 2  # trials of a comparison
+
+
+class Arms(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate, what it is compared with, and how many sets had a chance to be that candidate."""
+
+    candidate: ChangeSet
+    against: ChangeSet
+    num_screened: int
+
+
+class _Question(TypedDict):
+    """The arguments that a verdict and what may follow it have in common."""
+
+    baseline: str
+    objective: Objective
+    num_screened: int
+    chosen_by: frozenset[int]
+    min_effect: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    verdict: Verdict
+    gate: GateResult  # of the candidate's last trial
+
+
+def judged(setup: Setup, progress: Progress, arms: Arms, *, is_last: bool = False) -> Verdict:
+    """Return the verdict on the candidate from all trials of both arms so far."""
+    trials = progress.evidence.named(arms.candidate, arms.against)
+    return judge_arms(trials, arms.candidate.name, is_last=is_last, **_question(setup, progress, arms))
+
+
+def prospects(setup: Setup, progress: Progress, arms: Arms) -> tuple[Prospect, ...]:
+    """Return what each analysis to come is likely to show; () if none is left, or too little is known to tell."""
+    trials = progress.evidence.named(arms.candidate, arms.against)
+    return what_next(trials, arms.candidate.name, **_question(setup, progress, arms))
+
+
+def _question(setup: Setup, progress: Progress, arms: Arms) -> _Question:
+    trials = progress.evidence.of(arms.candidate)
+    return {
+        "baseline": arms.against.name,
+        "objective": progress.objective,
+        "num_screened": arms.num_screened,
+        "chosen_by": frozenset(trial.index for trial in trials[:1]),
+        "min_effect": setup.options.min_effect,
+    }
+
+
+def run_until_judged(
+    setup: Setup, progress: Progress, arms: Arms, *, place: str, num_reserved: int = 0
+) -> tuple[Progress, Comparison]:
+    """Run trials of both arms in turn until the verdict is final or hopeless. Raises StoppedError."""
+    gate = GateResult(is_passed=True, reason="")
+    num_failed = 0
+    while True:
+        verdict = judged(setup, progress, arms, is_last=num_failed > MAX_FAILED)
+        if not gate.is_passed or not _is_open(setup, progress, arms, verdict):
+            return progress, Comparison(verdict=verdict, gate=gate)
+        is_candidates_turn = not progress.evidence.ends_with(arms.candidate)
+        changes = arms.candidate if is_candidates_turn else arms.against
+        progress, result = run_trial(setup, progress, changes, place=place, num_reserved=num_reserved)
+        num_failed += not result.is_complete
+        if is_candidates_turn:
+            gate = check_gates(progress, result, changes)
+
+
+def _is_open(setup: Setup, progress: Progress, arms: Arms, verdict: Verdict) -> bool:
+    """Whether more trials may still show that the candidate is better.
+
+    Stopping if that is unlikely adds no false claim, because the verdict stays `undecided`.
+    """
+    if verdict.next_analysis is None:
+        return False
+    within_budget = [chance for chance in prospects(setup, progress, arms) if chance.num_trials <= num_left(setup)]
+    return not within_budget or is_worth_more(within_budget)

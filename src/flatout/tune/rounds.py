@@ -1,0 +1,71 @@
+"""Plan a round: profile the job with the applied changes, and choose what to try."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.errors import FlatoutError, InvalidTrialError
+from flatout.records.tuning import TuningEnd
+from flatout.tune.budget import used_up
+from flatout.tune.choose import choose
+from flatout.tune.progress import Progress, Round, Setup, StoppedError
+from flatout.tune.runner import Profiled
+
+FEWEST_OF_ROUND = 4  # trials without which a further round shows nothing: a candidate, and two more with one baseline
+
+
+def plan_round(setup: Setup, progress: Progress, number: int) -> tuple[Progress, Round]:
+    """Return the candidates of the next round. Raises StoppedError if there is none, or not enough time for it."""
+    if number > 1:
+        _check_time(setup, progress)
+    progress, profiled = _profile(setup, progress)
+    progress, this_round = choose(setup, progress, number, profiled)
+    if not this_round.candidates:
+        raise StoppedError(progress, TuningEnd(ended_by="no_candidates"))
+    return progress, this_round
+
+
+def without_tried(progress: Progress, this_round: Round) -> Progress:
+    """Return the progress after a round that adopted nothing: what had its turn is not chosen again."""
+    outcomes = progress.outcomes
+    had_their_turn = []
+    for change in this_round.candidates:
+        change_set = progress.applied.with_added([change], this_round.facts)
+        if change_set is None or progress.evidence.has(change_set):
+            had_their_turn.append(change.name)
+    return progress.with_outcomes(outcomes.excluding(had_their_turn))
+
+
+def _check_time(setup: Setup, progress: Progress) -> None:
+    """Raise StoppedError if the trials left are too few to judge another candidate."""
+    num_profiles = progress.applied.changes.name not in progress.profiles
+    end = used_up(setup, progress, num_reserved=FEWEST_OF_ROUND - 1 + num_profiles)
+    if end is not None:
+        raise StoppedError(progress, end)
+
+
+def _profile(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
+    """Profile the job with the applied changes, unless that is done.
+
+    If it fails after a change was adopted, raises StoppedError: the change stands.
+    """
+    applied = progress.applied.changes
+    known = progress.profiles.get(applied.name)
+    if known is not None:
+        return progress, known
+    try:
+        profiled = setup.runner.profile(applied)
+    except KeyboardInterrupt as interrupt:
+        raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
+    except InvalidTrialError:
+        raise
+    except FlatoutError as error:
+        if not progress.applied:
+            raise
+        note = f"the job with the applied changes could not be profiled again: {error}"
+        raise StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled")) from error
+    if progress.first is None:
+        for finding in profiled.done.diagnosis.findings:
+            setup.say(f"finding: {finding.name}, {finding.share_of_step:.0%} of the step: {finding.title}")
+    profiles = {**progress.profiles, applied.name: profiled}
+    return msgspec.structs.replace(progress, profiles=profiles), profiled
