@@ -11,9 +11,7 @@ committed, other losses or other weights ends the benchmark with what was found.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import json
 import sys
 import tempfile
 import time
@@ -21,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept_result import keep, kill_options
 from tests.checkpoint.killing import Kills, train
 
 KINDS = ("ddp", "fsdp")
@@ -28,12 +27,8 @@ PER_TRAINING = 10
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=100)
+    parser = kill_options(__doc__, kills=500, seed=100)
     parser.add_argument("--at-once", type=int, default=1, help="trainings beside each other: they wait more than work")
-    parser.add_argument("--out", type=Path, help="write the result as JSON there, too")
     given = parser.parse_args()
     until = time.monotonic() + 60 * given.minutes
     outcomes: list[dict[str, Any]] = []
@@ -63,9 +58,7 @@ def main() -> int:
             for (kind, who, moment), n in sorted(table.items())
         ],
     }
-    print(json.dumps(result, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(result, given.out)
     return 0
 
 

@@ -15,7 +15,6 @@ or its whole process group. Afterwards
 
 from __future__ import annotations
 
-import argparse
 import collections
 import hashlib
 import json
@@ -31,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from benchmarks.kept_result import keep, kill_options
 
 SCRIPT = """
 import os, time, torch
@@ -183,12 +183,7 @@ def end_all(temporary: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="write the result as JSON there, too")
-    given = parser.parse_args()
+    given = kill_options(__doc__, kills=100, seed=1).parse_args()
     chance = random.Random(given.seed)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
     environment["OMP_NUM_THREADS"] = "1"
@@ -210,9 +205,7 @@ def main() -> int:
             for (command, target, lives), number in sorted(table.items())
         ],
     }
-    print(json.dumps(result, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(result, given.out)
     return 0
 
 

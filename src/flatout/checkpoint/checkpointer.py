@@ -370,7 +370,7 @@ class Checkpointer:
         failures = []
         while self._background.failures:
             failures.append(self._background.failures.popleft())
-        told = self._peers.gather(
+        statuses = self._peers.gather(
             {
                 "step": step,
                 "wait": wait,
@@ -383,20 +383,22 @@ class Checkpointer:
                 "last_saved": self.last_saved,
             }
         )
-        if told[0]["next"]:
-            self._pace.tell(step, told[0]["next"])
-        self.last_saved = told[0]["last_saved"]
-        reasons = [reason for one in told for _, reason in one["failures"]]
-        self._background.given_up |= {token for one in told for token, _ in one["failures"]}
-        steps = sorted({one["step"] for one in told})
+        of_first_rank = statuses[0]
+        if of_first_rank["next"]:
+            self._pace.tell(step, of_first_rank["next"])
+        self.last_saved = of_first_rank["last_saved"]
+        failures_of_ranks = [failure for status in statuses for failure in status["failures"]]
+        self._background.given_up |= {token for token, _ in failures_of_ranks}
+        steps = sorted({status["step"] for status in statuses})
         if len(steps) > 1:
             raise CheckpointError(f"all ranks must save the same step, but got {steps}")
-        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(told) if one["error"]]
+        errors = [f"rank {rank}: {status['error']}" for rank, status in enumerate(statuses) if status["error"]]
         if errors and error is None:
             raise CheckpointError(errors[0])
-        if reasons and self._on_error == "raise":
-            raise CheckpointError(reasons[0])
-        return told
+        if failures_of_ranks and self._on_error == "raise":
+            _, reason = failures_of_ranks[0]
+            raise CheckpointError(reason)
+        return statuses
 
     def _contents(self, items: Sequence[Item]) -> dict[str, dict[str, Item]]:
         """Return the items that this rank writes, by file name and by key in the file."""

@@ -56,14 +56,11 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     def hang(self) -> Hang | None:
         """Return the hang; None if the job is only slow, suspended, or judged by another node."""
         ranks = self._ranks_that_count()
-        moveable = [pulse for pulse in ranks if pulse.is_alive]
-        is_suspended = bool(moveable) and all(pulse.is_stopped for pulse in moveable)
-        is_debugged = any(is_in_debugger(self._stack(pulse)) for pulse in ranks)
-        if not ranks or is_suspended or is_debugged:
+        if not ranks or self._is_suspended(ranks) or self._is_debugged(ranks):
             return None
         missing = self._missing(ranks)
         is_elsewhere = not missing.names and max(pulse.world_size for pulse in ranks) > len(ranks)
-        if is_elsewhere and self.elsewhere and not all(rank.waits for rank in self.elsewhere):
+        if is_elsewhere and not self._all_wait_elsewhere():
             return None  # the missing rank is on another node, which judges it: it may be in a long evaluation
         if not missing.names:
             missing = missing._replace(names=frozenset(self._odd_ones_out(ranks)))
@@ -71,9 +68,21 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
         limits_s = self._limits_s(ranks, blamed, missing, is_elsewhere=is_elsewhere)
         if limits_s is None:
             return None
-        if any(self.silences[pulse.name] < limit_s for pulse, limit_s in zip(blamed, limits_s, strict=True)):
+        is_within_limit = [self.silences[pulse.name] < limit_s for pulse, limit_s in zip(blamed, limits_s, strict=True)]
+        if any(is_within_limit):
             return None
         return self._report(ranks, missing, max(limits_s))
+
+    def _is_suspended(self, ranks: Sequence[HeartbeatSample]) -> bool:
+        alive = [pulse for pulse in ranks if pulse.is_alive]
+        return bool(alive) and all(pulse.is_stopped for pulse in alive)
+
+    def _is_debugged(self, ranks: Sequence[HeartbeatSample]) -> bool:
+        return any(is_in_debugger(self._stack(pulse)) for pulse in ranks)
+
+    def _all_wait_elsewhere(self) -> bool:
+        """Whether all ranks known on other nodes wait for others; true if none is known."""
+        return all(rank.waits for rank in self.elsewhere)
 
     def _ranks_that_count(self) -> tuple[HeartbeatSample, ...]:
         """Exclude the ranks that have ended if none of the others waits: they are busy with their own work."""

@@ -68,21 +68,27 @@ class HangWatch:
         self._waits = {pulse.name: waits_for_others(pulse, stacks.get(pulse.name)) for pulse in alive}
         if len(self._looks) < _NUM_LOOKS:
             return None
+        hang = self._examine(ranks, silences, is_failing=is_failing)
+        if hang is None and not self._patience.is_just_before(longest):  # the silence must be half as long again
+            self._next_s = now + max(longest / 2, _BETWEEN_LOOKS_S)
+        return hang
+
+    def _examine(
+        self, ranks: Sequence[HeartbeatSample], silences: Mapping[str, float], *, is_failing: bool
+    ) -> Hang | None:
+        """Judge the ranks by the looks of this silence, and begin with new ones."""
         looks, self._looks = self._looks, []
         examination = Examination(
             looks=looks,
             ranks=tuple(ranks),
             silences=silences,
             patience=self._patience,
-            elsewhere=tuple(rank for told in self._others() for rank in told.ranks),
+            elsewhere=tuple(rank for status in self._others() for rank in status.ranks),
             is_failing=is_failing,
             workers=self._workers,
             flight=self._flight,
         )
-        hang = examination.hang()
-        if hang is None and not self._patience.is_just_before(longest):  # the silence must be half as long again
-            self._next_s = now + max(longest / 2, _BETWEEN_LOOKS_S)
-        return hang
+        return examination.hang()
 
     def told(self, ranks: Sequence[HeartbeatSample]) -> list[PeerRank]:
         """Return the status of this node's ranks, for the other nodes."""

@@ -56,24 +56,13 @@ def evaluate(
         raise InputError(
             f"no row of {rows_read} can be replayed", hint="docs/how-to/plan.md says which columns a row needs"
         )
-    timed = [run for run in runs if run.step_time_s is not None]
-    accuracies: list[SourceAccuracy] = []
-    predicted_s: dict[int, float] = {}  # keyed by id(run)
-    is_safe: dict[int, bool] = {}
-    for source in dict.fromkeys(run.source for run in runs):
-        held_out = shipped_without(source)
-        constants = shipped or (held_out[0] if held_out else shipped_constants())
-        memory_constants = held_out[1] if held_out and shipped is None else MemoryConstants()
-        predicted = _predict([run for run in timed if run.source == source], constants)
-        own = [run for run in runs if run.source == source]
-        judged = _judged(own, memory_constants)
-        accuracies.append(_accuracy(source, own, predicted, judged))
-        is_safe |= {id(run): bool(safe) for run, safe in zip(own, judged.probability < SAFE, strict=True)}
-        for run, log in zip(predicted.runs, predicted.logs, strict=True):
-            predicted_s[id(run)] = float(np.exp(log))
+    sources = [_evaluate_source(source, runs, shipped) for source in dict.fromkeys(run.source for run in runs)]
+    accuracies = [source.accuracy for source in sources]
+    predicted_s = {run: seconds for source in sources for run, seconds in source.predicted_s.items()}
+    is_safe = {run: safe for source in sources for run, safe in source.is_safe.items()}
     return PlanEvaluation(
         sources=tuple(accuracies),
-        groups=_regrets(timed, predicted_s, is_safe, minimum_group),
+        groups=_regrets(_timed(runs), predicted_s, is_safe, minimum_group),
         mape=_mean(accuracy.mape for accuracy in accuracies),
         mape_calibrated=_mean(accuracy.mape_calibrated for accuracy in accuracies),
         mape_calibrated_random=_mean(accuracy.mape_calibrated_random for accuracy in accuracies),
@@ -85,6 +74,40 @@ def evaluate(
         rows_used=len(runs),
         held_out="none" if shipped is not None else "source",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EvaluatedSource:
+    """One source, predicted with constants that were not fitted to it. Keys are the `id` of a run."""
+
+    accuracy: SourceAccuracy
+    predicted_s: dict[int, float]
+    is_safe: dict[int, bool]
+
+
+def _evaluate_source(source: str, runs: Sequence[MeasuredRun], shipped: Calibration | None) -> _EvaluatedSource:
+    constants, memory_constants = _constants_for(source, shipped)
+    own = [run for run in runs if run.source == source]
+    predicted = _predict(_timed(own), constants)
+    judged = _judged(own, memory_constants)
+    step_times_s = np.exp(predicted.logs)
+    is_safe = judged.probability < SAFE
+    return _EvaluatedSource(
+        accuracy=_accuracy(source, own, predicted, judged),
+        predicted_s={id(run): float(seconds) for run, seconds in zip(predicted.runs, step_times_s, strict=True)},
+        is_safe={id(run): bool(safe) for run, safe in zip(own, is_safe, strict=True)},
+    )
+
+
+def _constants_for(source: str, shipped: Calibration | None) -> tuple[Calibration, MemoryConstants]:
+    """Return the given constants, or else those of this version that were not fitted to the source."""
+    if shipped is not None:
+        return shipped, MemoryConstants()
+    return shipped_without(source) or (shipped_constants(), MemoryConstants())
+
+
+def _timed(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    return [run for run in runs if run.step_time_s is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

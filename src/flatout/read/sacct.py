@@ -17,6 +17,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -124,6 +125,37 @@ class _NoRow(NamedTuple):
     has_moved_columns: bool  # there are too many or too few columns
 
 
+@dataclass(slots=True)
+class _Counts:
+    """The numbers of rows of each kind."""
+
+    rows: int = 0
+    steps: int = 0
+    repeated: int = 0
+    undecoded: int = 0  # with bytes that are not UTF-8
+    moved: int = 0  # with too many or too few columns
+    without_gpus: int = 0  # attempts that requested GPUs, and have none in AllocTRES
+    shared: int = 0  # attempts with shares of GPUs
+
+    def notes(self, delimiter: str) -> tuple[str, ...]:
+        notes = []
+        if self.undecoded:
+            notes.append(f"{self.undecoded:,} rows have bytes that are not UTF-8; they appear in names as \ufffd")
+        if self.moved and delimiter == "|":
+            notes.append("a name or comment with `|` in it moves the columns: sacct --delimiter='@@' keeps them apart")
+        if self.shared:
+            notes.append(
+                f"{self.shared:,} attempts held shares of GPUs (gres/shard or gres/mps), which are not counted: how"
+                " many shares a GPU has is unknown"
+            )
+        if self.without_gpus:
+            notes.append(
+                f"{self.without_gpus:,} attempts requested GPUs, but AllocTRES has none:"
+                " AccountingStorageTRES of slurm.conf must have gres/gpu"
+            )
+        return tuple(notes)
+
+
 class _Table:
     """Reads the rows of one file by its columns."""
 
@@ -170,55 +202,42 @@ class _Table:
         attempts: list[JobAttempt] = []
         left_out: list[SkippedRow] = []
         seen: set[bytes] = set()
-        num_rows = num_steps = num_repeated = num_undecoded = num_without = num_shared = num_moved = 0
+        counts = _Counts()
         for number, row in self._records(lines, first):
-            num_rows += 1
-            if progress is not None and num_rows % _ROWS_A_LOOK == 0:
+            counts.rows += 1
+            if progress is not None and counts.rows % _ROWS_A_LOOK == 0:
                 progress(number, len(lines))
             if isinstance(row, _NoRow):
                 left_out.append(SkippedRow(line=number, reason=row.reason))
-                num_moved += row.has_moved_columns
+                counts.moved += row.has_moved_columns
                 continue
             text = row.decode("utf-8", "replace")
-            num_undecoded += "\ufffd" in text
+            counts.undecoded += "\ufffd" in text
             fields = text.split(self._delimiter)
             try:
-                found = self._attempt(fields, number)
+                attempt = self._attempt(fields, number)
             except ValueError as error:
                 left_out.append(SkippedRow(line=number, reason=" ".join(str(error).split())))
                 continue
-            if found is None:
-                num_steps += 1
-            elif found.start_s is not None and row in seen:
-                num_repeated += 1
-            else:
-                seen.add(row)
-                attempts.append(found)
-                num_without += bool(found.elapsed_s and found.num_requested_gpus and not found.num_gpus)
-                num_shared += bool(not found.num_gpus and _SHARED.search(self._text(fields, "alloctres") or ""))
-        notes = []
-        if num_undecoded:
-            notes.append(f"{num_undecoded:,} rows have bytes that are not UTF-8; they appear in names as \ufffd")
-        if num_moved and self._delimiter == "|":
-            notes.append("a name or comment with `|` in it moves the columns: sacct --delimiter='@@' keeps them apart")
-        if num_shared:
-            notes.append(
-                f"{num_shared:,} attempts held shares of GPUs (gres/shard or gres/mps), which are not counted: how many"
-                " shares a GPU has is unknown"
-            )
-        if num_without:
-            notes.append(
-                f"{num_without:,} attempts requested GPUs, but AllocTRES has none:"
-                " AccountingStorageTRES of slurm.conf must have gres/gpu"
-            )
+            if attempt is None:
+                counts.steps += 1
+                continue
+            if attempt.start_s is not None and row in seen:
+                counts.repeated += 1
+                continue
+            seen.add(row)
+            attempts.append(attempt)
+            if not attempt.num_gpus:
+                counts.without_gpus += bool(attempt.elapsed_s and attempt.num_requested_gpus)
+                counts.shared += _SHARED.search(self._text(fields, "alloctres") or "") is not None
         return Attempts(
             path=self._name,
             attempts=tuple(attempts),
-            num_rows=num_rows,
-            num_steps=num_steps,
-            num_repeated=num_repeated,
+            num_rows=counts.rows,
+            num_steps=counts.steps,
+            num_repeated=counts.repeated,
             left_out=tuple(left_out),
-            notes=tuple(notes),
+            notes=counts.notes(self._delimiter),
             clocks=tuple(sorted(self._clocks)),
         )
 

@@ -34,21 +34,7 @@ class _Availability(msgspec.Struct):
 
 def read_spot_trace(path: Path) -> SpotTrace:
     """Read the file. Raises InputError (one line) if its format is unknown or it does not cover any time."""
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"`{path}` is not a text file, so it is not a spot-instance trace", hint=_HINT) from None
-    if text.lstrip().startswith("{"):
-        steps, end_s = _json(path, text)
-    else:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        if not lines:
-            raise InputError(f"`{path}` is empty")
-        is_events = any(word in lines[0][1] for word in ("add", "remove"))
-        steps = _events(path, lines) if is_events else _samples(path, lines)
-        end_s = steps[-1][0]
+    steps, end_s = _steps(path, _text(path))
     if end_s <= 0 or any(count < 0 for _, count in steps):
         raise InputError(f"`{path}` must cover some time with counts of 0 or more, and does not", hint=_HINT)
     if end_s > _LONGEST_S:
@@ -56,21 +42,42 @@ def read_spot_trace(path: Path) -> SpotTrace:
             f"`{path}` must cover at most {_LONGEST_S:,.0f} s (a hundred years), but covers {end_s:,.3g} s",
             hint="a gap is in seconds, and the time of an event in milliseconds",
         )
-    kept = [step for place, step in enumerate(steps) if place == 0 or step[1] != steps[place - 1][1]]
-    return SpotTrace(
-        path=str(path), times_s=tuple(time for time, _ in kept), counts=tuple(count for _, count in kept), end_s=end_s
-    )
+    changes = [step for place, step in enumerate(steps) if place == 0 or step[1] != steps[place - 1][1]]
+    times_s, counts = zip(*changes, strict=True)
+    return SpotTrace(path=str(path), times_s=times_s, counts=counts, end_s=end_s)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"`{path}` is not a text file, so it is not a spot-instance trace", hint=_HINT) from None
+
+
+def _steps(path: Path, text: str) -> tuple[list[tuple[float, int]], float]:
+    """Return the time of each change with the number of instances from then on, and the time of the end."""
+    if text.lstrip().startswith("{"):
+        return _json(path, text)
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise InputError(f"`{path}` is empty")
+    first_line = lines[0][1]
+    is_events = "add" in first_line or "remove" in first_line
+    steps = _events(path, lines) if is_events else _samples(path, lines)
+    return steps, steps[-1][0]
 
 
 def _json(path: Path, text: str) -> tuple[list[tuple[float, int]], float]:
     try:
-        found = decode_json(text, type=_Availability)
+        availability = decode_json(text, type=_Availability)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"`{path}` is not a spot-instance trace: {error}", hint=_HINT) from None
-    gap_s = found.metadata.gap_seconds
-    if not gap_s > 0 or not found.data:
-        raise InputError(f"`{path}` must have a positive gap and data, but has {gap_s:g} and {len(found.data)} values")
-    return [(place * gap_s, count) for place, count in enumerate(found.data)], len(found.data) * gap_s
+    gap_s, counts = availability.metadata.gap_seconds, availability.data
+    if not gap_s > 0 or not counts:
+        raise InputError(f"`{path}` must have a positive gap and data, but has {gap_s:g} and {len(counts)} values")
+    return [(place * gap_s, count) for place, count in enumerate(counts)], len(counts) * gap_s
 
 
 def _events(path: Path, lines: list[tuple[int, str]]) -> list[tuple[float, int]]:

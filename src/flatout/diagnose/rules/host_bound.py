@@ -43,6 +43,8 @@ ON_CPU = (
     "torch.compile (rounding)",
 )
 MIN_SYNCS_TOLD = 5
+MIN_WAIT_TOLD = 0.02  # of the step: the longest wait of another rank that the title tells
+MOST_RANKS_LISTED = 16  # in the evidence
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -52,22 +54,12 @@ def find(context: DiagnosisContext) -> list[Finding]:
     ranks = context.ranks_with_most(*HOST_PARTS)
     slowest = context.busiest_rank(*HOST_PARTS)
     facts = context.facts(slowest)
-    names = {PART_NAMES[part] for part in HOST_PARTS}
-    waited: dict[str, float] = {}
-    for (rank, late, part), wait_s in sorted(context.blamed.items()):
-        if late == slowest and part in names:
-            waited[str(rank)] = waited.get(str(rank), 0.0) + wait_s
-    idle_s = float(context.own[context.row[slowest], list(HOST_PARTS)].sum())
-    what = "the GPU waits for the host" if context.has_gpu else "no operator runs while the host is in Python"
-    as_traced = seconds(context.as_traced(cost))
-    title = f"{what} on {rank_words(ranks, len(context.ranks))}: {as_traced} {context.period} as traced"
-    if context.recorder.idle_s > 0 and context.recorder.source != BELOW_NOISE:
-        title += f", about {cost_time(context, cost)} ({share_words(context, cost)}) without the recorder"
-    if waited:
-        longest = max(waited.values())
-        if longest >= 0.02 * context.step_s:
-            title += f"; other ranks wait up to {seconds(longest)} {context.period} for rank {slowest}"
-    num_syncs = context.per_step(sum(c.count for c in facts.sync_calls.values()))
+    waits_s = _waits_for(context, slowest)
+    num_syncs = context.per_step(sum(call.count for call in facts.sync_calls.values()))
+    title = _idle_words(context, ranks, cost)
+    longest_wait_s = max(waits_s.values(), default=0.0)
+    if waits_s and longest_wait_s >= MIN_WAIT_TOLD * context.step_s:
+        title += f"; other ranks wait up to {seconds(longest_wait_s)} {context.period} for rank {slowest}"
     if num_syncs >= MIN_SYNCS_TOLD:
         title += f"; {num_syncs:.0f} synchronising calls {context.period}"
     return finding(
@@ -78,13 +70,9 @@ def find(context: DiagnosisContext) -> list[Finding]:
         ranks=ranks,
         cost_s=cost,
         evidence={
-            "traced_idle_s": {
-                str(t.rank): float(context.own[row, list(HOST_PARTS)].sum()) for row, t in enumerate(context.ranks)
-            }
-            if len(context.ranks) <= 16
-            else idle_s,
+            "traced_idle_s": _idle_s(context, slowest),
             "slowest_rank": slowest,
-            "others_wait_s": waited if len(waited) <= 16 else max(waited.values()),
+            "others_wait_s": waits_s if len(waits_s) <= MOST_RANKS_LISTED else longest_wait_s,
             **context.recorder.evidence(),
             "recorder_cost_source": context.recorder.source,
             "host_events_per_step": context.per_step(facts.num_host_events),
@@ -99,3 +87,31 @@ def find(context: DiagnosisContext) -> list[Finding]:
         safety="exact",
         confidence="medium" if context.recorder.source == "assumed" else "high",
     )
+
+
+def _waits_for(context: DiagnosisContext, slowest: int) -> dict[str, float]:
+    """Return how long each rank waits for the host of the slowest one, in seconds per step."""
+    names = {PART_NAMES[part] for part in HOST_PARTS}
+    waits_s: dict[str, float] = {}
+    for (rank, late, part), wait_s in sorted(context.blamed.items()):
+        if late == slowest and part in names:
+            waits_s[str(rank)] = waits_s.get(str(rank), 0.0) + wait_s
+    return waits_s
+
+
+def _idle_words(context: DiagnosisContext, ranks: tuple[int, ...], cost_s: float) -> str:
+    """Say what waits for the host and how long, as traced and without the recorder."""
+    what = "the GPU waits for the host" if context.has_gpu else "no operator runs while the host is in Python"
+    as_traced = seconds(context.as_traced(cost_s))
+    words = f"{what} on {rank_words(ranks, len(context.ranks))}: {as_traced} {context.period} as traced"
+    if context.recorder.idle_s > 0 and context.recorder.source != BELOW_NOISE:
+        words += f", about {cost_time(context, cost_s)} ({share_words(context, cost_s)}) without the recorder"
+    return words
+
+
+def _idle_s(context: DiagnosisContext, slowest: int) -> dict[str, float] | float:
+    """Return the idle seconds per step by rank; of many ranks, those of the slowest."""
+    by_rank = context.own[:, list(HOST_PARTS)].sum(axis=1).tolist()
+    if len(context.ranks) > MOST_RANKS_LISTED:
+        return float(by_rank[context.row[slowest]])
+    return {str(timeline.rank): idle_s for timeline, idle_s in zip(context.ranks, by_rank, strict=True)}

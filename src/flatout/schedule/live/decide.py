@@ -179,13 +179,14 @@ def _requeues(
         if placement is not None:
             room.take(placement)
             continue
-        made_room_unix_s = memory.made_room_unix_s.get(job.id)
-        if made_room_unix_s is not None and view.now_unix_s - made_room_unix_s < settings.again_after_s:
-            continue  # it waits for something not modelled, or the scheduler has not reacted yet
+        if _was_given_room(job, view, memory, settings):
+            continue
         is_urgent = job.id in urgent
-        allowed_ids = list(candidates) if is_urgent else [job_id for job_id in sorted(idle) if job_id in candidates]
-        allowed = [candidates[job_id] for job_id in allowed_ids]
-        victims = victims_for(job, room, allowed, cost) if allowed else None
+        # Idle jobs in a fixed order: of two that cost the same, the first is chosen.
+        allowed_ids = list(candidates) if is_urgent else sorted(idle.intersection(candidates))
+        if not allowed_ids:
+            continue
+        victims = victims_for(job, room, [candidates[job_id] for job_id in allowed_ids], cost)
         if not victims:
             continue
         for victim in victims:
@@ -198,6 +199,15 @@ def _requeues(
             yield from _reserved(job, sorted(placement))
         for victim in victims:
             yield from _requeued(victim, job, view, settings, idle)
+
+
+def _was_given_room(job: JobView, view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> bool:
+    """Whether jobs were requeued for it a short time ago.
+
+    Then it waits for something that is not modelled, or the scheduler has not reacted yet.
+    """
+    made_room_unix_s = memory.made_room_unix_s.get(job.id)
+    return made_room_unix_s is not None and view.now_unix_s - made_room_unix_s < settings.again_after_s
 
 
 def _may_preempt(job: JobView, memory: ControllerState, settings: ControllerSettings) -> bool:
