@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -97,19 +98,26 @@ _WRITES_PAST_THE_STREAMS = {
 }
 
 
+# To parse all sources, and to write out each part of them as text, takes seconds.
+_PERHAPS_A_ROAD = re.compile(r"__std|\.buffer\b|/dev/|\bos\.|\bopen\b")
+
+
 def _roads_past_the_streams(source: str) -> list[str]:
+    if not _PERHAPS_A_ROAD.search(source):
+        return []
     return [road for node in ast.walk(ast.parse(source)) if (road := _road(node)) is not None]
 
 
 def _road(node: ast.AST) -> str | None:
     """Return how the code reaches a terminal, if it does not write to `sys.stdout` or `sys.stderr`."""
     if isinstance(node, ast.Attribute):
+        if node.attr not in ("__stdout__", "__stderr__", "buffer"):
+            return None
         text = ast.unparse(node)
-        is_original = node.attr in ("__stdout__", "__stderr__")
-        return text if is_original or text in ("sys.stdout.buffer", "sys.stderr.buffer") else None
+        return text if node.attr != "buffer" or text in ("sys.stdout.buffer", "sys.stderr.buffer") else None
     if isinstance(node, ast.Constant):
         return node.value if node.value in ("/dev/tty", "/dev/stdout", "/dev/stderr") else None
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.write", "os.fdopen", "open") and node.args:
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in ("os.write", "os.fdopen", "open"):
         is_standard = ast.unparse(node.args[0]) in ("1", "2", "sys.stdout.fileno()", "sys.stderr.fileno()")
         return ast.unparse(node) if is_standard else None
     return None

@@ -57,16 +57,22 @@ WRITERS = {
 }
 
 
+CREATING = {"write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "TemporaryFile", "touch"}
+OPENING = {"open", "fdopen"}
+
+
 def _creating_calls(source: str) -> list[str]:
     """Return the calls that can create a file."""
+    if not any(name in source for name in CREATING | OPENING):  # to parse all sources takes seconds
+        return []
     return [ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and _creates(node)]
 
 
 def _creates(call: ast.Call) -> bool:
-    name = ast.unparse(call.func).rpartition(".")[2]
-    if name in ("write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "TemporaryFile", "touch"):
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in CREATING:
         return True
-    if name not in ("open", "fdopen"):
+    if name not in OPENING:
         return False
     text = ast.unparse(call)
     if "O_CREAT" in text or "O_WRONLY" in text or "O_RDWR" in text:
