@@ -57,7 +57,7 @@ def _text(path: Path) -> str:
 
 
 def _steps(path: Path, text: str) -> tuple[list[tuple[float, int]], float]:
-    """Return the time of each change with the number of instances from then on, and the time of the end."""
+    """Return the number of instances after each change, with its time, and the time of the end."""
     if text.lstrip().startswith("{"):
         return _json(path, text)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]

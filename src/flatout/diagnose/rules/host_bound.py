@@ -43,7 +43,7 @@ ON_CPU = (
     "torch.compile (rounding)",
 )
 MIN_SYNCS_TOLD = 5
-MIN_WAIT_TOLD = 0.02  # of the step: the longest wait of another rank that the title tells
+MIN_WAIT_TOLD = 0.02  # of the step: a shorter wait of the other ranks is not in the title
 MOST_RANKS_LISTED = 16  # in the evidence
 
 
