@@ -17,8 +17,9 @@ import numpy as np
 
 from flatout.records.trial import BASELINE, SpellKind, TrialResult
 from flatout.records.verdict import Objective
-from flatout.verdict.periodic_work import Work, find_work
+from flatout.verdict.periodic_work import find_work
 from flatout.verdict.window import Flags, Floats, Window
+from flatout.verdict.work import Work
 
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")
 ENERGIES: tuple[Objective, ...] = ("j_per_step", "j_per_sample")

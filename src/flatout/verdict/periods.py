@@ -18,7 +18,9 @@ Flags = NDArray[np.bool_]
 MIN_PERIOD = 2  # steps
 MIN_AGREEING_SHARE = 0.6  # of the gaps between occurrences
 MIN_DUE_SHARE = 0.8  # of the steps at which an exact period has the work due, and that have it
+MIN_EXPLAINED_SHARE = 0.3  # of the occurrences: two works of one size share them, chance explains fewer
 MIN_OCCURRENCES = 3  # two give a gap, and only a third one confirms it
+_MIN_TRIALS = 2
 _NUM_FOLLOWING = 3  # periods are tried that lead from an occurrence to one of the next three
 
 
@@ -66,10 +68,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def common_schedule(numbers: Sequence[Numbers], has_work: Sequence[Flags], is_open: Sequence[Flags]) -> Schedule | None:
     """Return the schedule that all trials share, whose steps are numbered from the start of the job.
 
-    Only steps that `is_open` count: in others, other work may hide this one.
+    Only steps that `is_open` count: in others, other work may hide this one. A number is evidence only if several
+    trials have the step, and nearly all of them the work: else chance puts it there.
     """
     number, is_hit, counts = np.concatenate(numbers), np.concatenate(has_work), np.concatenate(is_open)
-    hits = np.unique(number[is_hit])
+    hits = _numbers_in_common(number, is_hit)
     best: tuple[int, int, int] | None = None  # hits, period, phase
     for steps in _possible_periods([hits]):
         phases = number % steps
@@ -77,7 +80,8 @@ def common_schedule(numbers: Sequence[Numbers], has_work: Sequence[Flags], is_op
         num_due = np.bincount(phases, weights=counts, minlength=steps)
         phase = int(num_hits.argmax())
         is_confirmed = num_hits[phase] >= MIN_OCCURRENCES and (hits % steps == phase).sum() > 1
-        if not is_confirmed or num_hits[phase] < MIN_DUE_SHARE * num_due[phase]:
+        explains = num_hits[phase] >= MIN_EXPLAINED_SHARE * is_hit.sum()
+        if not is_confirmed or not explains or num_hits[phase] < MIN_DUE_SHARE * num_due[phase]:
             continue
         if best is None or num_hits[phase] > best[0]:
             best = int(num_hits[phase]), steps, phase
@@ -86,6 +90,14 @@ def common_schedule(numbers: Sequence[Numbers], has_work: Sequence[Flags], is_op
     _, steps, phase = best
     due = [np.asarray(of_trial % steps == phase) for of_trial in numbers]
     return Schedule(period=Period(steps=float(steps), is_exact=True), due=due)
+
+
+def _numbers_in_common(number: Numbers, is_hit: Flags) -> Numbers:
+    """Return the numbers of steps that at least two trials have, and in which nearly all of these have the work."""
+    distinct, place = np.unique(number, return_inverse=True)
+    num_trials = np.bincount(place)
+    num_hits = np.bincount(place, weights=is_hit)
+    return distinct[(num_trials >= _MIN_TRIALS) & (num_hits >= MIN_DUE_SHARE * num_trials)]
 
 
 def separate_schedule(
@@ -99,12 +111,13 @@ def separate_schedule(
     best: tuple[int, Schedule] | None = None
     for steps in _possible_periods(occurrences):
         due = [_due_in(of_trial, is_hit, steps) for of_trial, is_hit in zip(numbers, has_work, strict=True)]
-        is_telling = [flags.sum() > 1 for flags in due]
-        num_due = sum(int(flags.sum()) for flags, tells in zip(due, is_telling, strict=True) if tells)
-        num_hits = sum(
-            int((flags & is_hit).sum()) for flags, is_hit, tells in zip(due, has_work, is_telling, strict=True) if tells
-        )
-        if num_hits < MIN_OCCURRENCES or num_hits < MIN_DUE_SHARE * num_due:
+        num_due = num_hits = num_long = 0
+        for flags, is_hit, counts in zip(due, has_work, is_open, strict=True):
+            if flags.sum() > 1:
+                num_due += int((flags & counts).sum())
+                num_hits += int((flags & is_hit).sum())
+                num_long += int(is_hit.sum())
+        if num_hits < max(MIN_OCCURRENCES, MIN_DUE_SHARE * num_due, MIN_EXPLAINED_SHARE * num_long):
             continue
         if best is None or num_hits > best[0]:
             best = num_hits, Schedule(period=Period(steps=float(steps), is_exact=True), due=due)

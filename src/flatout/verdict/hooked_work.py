@@ -1,0 +1,159 @@
+"""Find the work that the recorder's hooks saw in some steps, and how often it returns.
+
+In: the windows of all trials. Out: a `Work` for each kind, or for several kinds that come in the same steps. What the
+hooks saw in the warm-up shows the period too, so it may be longer than the windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flatout.records.trial import SpellKind
+from flatout.verdict.periods import Numbers, Period, gaps_within, period_of_gaps
+from flatout.verdict.window import Window
+from flatout.verdict.work import MAX_SHARE_OF_STEPS, MIN_ABSENT, MIN_FOR_RATE, Work
+
+MIN_COMMON_SHARE = 0.8  # of the steps of two kinds, so that they are one work
+MIN_DIFFERENCE = 0.2  # of an arm's own period from the job's; below, it may be chance
+
+# Kinds that come after a number of steps from the start of the job, so that the first one shows the period.
+_FROM_THE_START: frozenset[SpellKind] = frozenset({"epoch_end", "loader_start", "evaluation", "checkpoint"})
+
+
+def hooked_works(windows: Sequence[Window]) -> list[Work]:
+    kinds: list[SpellKind] = []
+    for window in windows:
+        kinds += [kind for kind in window.kinds if kind not in kinds]
+    rare = [kind for kind in kinds if _is_rare(windows, kind)]
+    if "epoch_end" not in kinds and any(window.steps_per_epoch for window in windows):
+        rare.append("epoch_end")  # it comes, although no trial was long enough for one
+    works = [_hooked_work(windows, together) for together in _joined(windows, rare)]
+    return [work for work in works if _is_relevant(work)]
+
+
+def _is_relevant(work: Work) -> bool:
+    """Whether the work is in a window, or is known to come."""
+    is_seen = any(is_due.any() for is_due in work.is_due.values())
+    return is_seen or any(period is not None for period in work.period.values())
+
+
+def _is_rare(windows: Sequence[Window], kind: SpellKind) -> bool:
+    """Whether few of the measured steps of any arm have the kind."""
+    shares = []
+    for arm in {window.arm for window in windows}:
+        of_arm = [window for window in windows if window.arm == arm]
+        num_steps = sum(window.num_steps for window in of_arm)
+        num_with = sum(int(window.has(list(window.spells(kind))).sum()) for window in of_arm)
+        shares.append(num_with / max(num_steps, 1))
+    return max(shares) <= MAX_SHARE_OF_STEPS
+
+
+def _joined(windows: Sequence[Window], kinds: Sequence[SpellKind]) -> list[tuple[SpellKind, ...]]:
+    """Return the kinds in groups that come in the same steps."""
+    groups: list[list[SpellKind]] = []
+    for kind in kinds:
+        same = [group for group in groups if _come_together(windows, group[0], kind)]
+        if same:
+            same[0].append(kind)
+        else:
+            groups.append([kind])
+    return [tuple(group) for group in groups]
+
+
+def _come_together(windows: Sequence[Window], one: SpellKind, other: SpellKind) -> bool:
+    num_common = num_any = 0
+    for window in windows:
+        first, second = window.spells(one).keys(), window.spells(other).keys()
+        if first and second:
+            num_common += len(first & second)
+            num_any += len(first | second)
+    return num_any > 0 and num_common >= MIN_COMMON_SHARE * num_any
+
+
+def _hooked_work(windows: Sequence[Window], kinds: tuple[SpellKind, ...]) -> Work:
+    occurrences = {window.index: _occurrences(window, kinds) for window in windows}
+    is_due = {window.index: window.has(occurrences[window.index]) for window in windows}
+    of_job = _period_of_hooked(windows, occurrences, kinds)
+    arms = {window.arm for window in windows}
+    period, absent = {}, set()
+    for arm in arms:
+        of_arm = [window for window in windows if window.arm == arm]
+        period[arm] = _period_of_arm(of_arm, occurrences, of_job)
+        if of_job is not None and _is_absent(of_arm, occurrences, of_job):
+            absent.add(arm)
+    is_exact = of_job is not None and of_job.is_exact
+    return Work(
+        kinds=kinds,
+        is_due=is_due,
+        is_first={w.index: w.has(occurrences[w.index][:1]) & is_exact for w in windows},
+        period=period,
+        absent_in=frozenset(absent),
+        hook_s={arm: _hook_s([w for w in windows if w.arm == arm], kinds) for arm in arms},
+    )
+
+
+def _occurrences(window: Window, kinds: Sequence[SpellKind]) -> Numbers:
+    """Return the numbers of the steps that have any of the kinds. The first step of a job has its own costs."""
+    numbers = {number for kind in kinds for number in window.spells(kind) if number > 0 or not window.is_numbered}
+    return np.array(sorted(numbers), dtype=np.int64)
+
+
+def _period_of_hooked(
+    windows: Sequence[Window], occurrences: dict[int, Numbers], kinds: Sequence[SpellKind]
+) -> Period | None:
+    """Return the period by the gaps; else by the first occurrence, counted from the start of the job; else a rate."""
+    found = [occurrences[window.index] for window in windows]
+    gaps = gaps_within(found)
+    period = period_of_gaps(gaps, fewest=1)
+    if period is not None:
+        return period
+    firsts = {int(o[0]) for window, o in zip(windows, found, strict=True) if window.is_numbered and len(o)}
+    if not gaps and len(firsts) == 1 and not _FROM_THE_START.isdisjoint(kinds):
+        return Period(steps=float(firsts.pop()), is_exact=True)
+    epochs = {window.steps_per_epoch for window in windows} - {None}
+    if not gaps and "epoch_end" in kinds and len(epochs) == 1:
+        return Period(steps=float(epochs.pop() or 1), is_exact=True)
+    counts = [int(window.has(o).sum()) for window, o in zip(windows, found, strict=True)]
+    if sum(counts) < MIN_FOR_RATE:
+        return None
+    return Period(steps=sum(window.num_steps for window in windows) / sum(counts), is_exact=False)
+
+
+def _period_of_arm(windows: Sequence[Window], occurrences: dict[int, Numbers], of_job: Period | None) -> Period | None:
+    """Return the job's period, or that of the arm if it clearly has another one."""
+    gaps = gaps_within([occurrences[window.index] for window in windows])
+    own = period_of_gaps(gaps, fewest=1)
+    if of_job is None or own is None:
+        return own or of_job
+    differs = abs(own.steps - of_job.steps) > MIN_DIFFERENCE * of_job.steps
+    return own if differs and (own.is_exact or len(gaps) >= MIN_FOR_RATE) else of_job
+
+
+def _is_absent(windows: Sequence[Window], occurrences: dict[int, Numbers], period: Period) -> bool:
+    """Whether the trials of an arm would have had the work since their start, and did not."""
+    if any(len(occurrences[window.index]) for window in windows):
+        return False
+    num_steps = [window.num_recorded for window in windows]
+    if period.is_exact:
+        return any(period.is_spanned_by(number) for number in num_steps)
+    return sum(num_steps) / period.steps >= MIN_ABSENT
+
+
+def _hook_s(windows: Sequence[Window], kinds: Sequence[SpellKind]) -> float:
+    """Return the median of what the hooks measured in a step with the work; 0 if they measured nothing.
+
+    The first in each trial counts only where it is the only one: it may have costs that do not return.
+    """
+    totals: list[float] = []
+    firsts: list[float] = []
+    for window in windows:
+        by_step: dict[int, float] = {}
+        for kind in kinds:
+            for number, seconds in window.spells(kind).items():
+                by_step[number] = by_step.get(number, 0.0) + seconds
+        in_order = [by_step[number] for number in sorted(by_step) if number > 0 or not window.is_numbered]
+        firsts += in_order[:1]
+        totals += in_order[1:]
+    return float(np.median(totals or firsts)) if firsts else 0.0

@@ -1,0 +1,199 @@
+"""What work is found in the steps of a job: how often it returns, in which arms, and what is only chance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from tests.verdict.trials import trial
+
+from flatout.records.trial import BASELINE, SpellKind, StepSpell, TrialResult
+from flatout.verdict.periodic_work import find_work
+from flatout.verdict.periods import common_schedule, period_of_gaps, separate_schedule
+from flatout.verdict.window import Window
+from flatout.verdict.work import Work
+
+
+def numbered(
+    index: int, first: int, num_steps: int, extra_s: Mapping[int, float], arm: str = BASELINE, **values: object
+) -> TrialResult:
+    """A trial whose steps take 0.1 s, and some by their number more."""
+    steps = [0.1 + extra_s.get(number, 0.0) for number in range(first, first + num_steps)]
+    return trial(index, arm, steps, first_step=first, **values)
+
+
+def unnumbered(index: int, num_steps: int, extra_s: Mapping[int, float], arm: str = BASELINE) -> TrialResult:
+    return trial(index, arm, [0.1 + extra_s.get(place, 0.0) for place in range(num_steps)])
+
+
+def work_of(trials: Sequence[TrialResult]) -> list[Work]:
+    return find_work([Window(one) for one in trials])
+
+
+def spells(kind: SpellKind, numbers: Sequence[int], seconds: float = 1.0) -> tuple[StepSpell, ...]:
+    return tuple(StepSpell(number, kind, seconds) for number in numbers)
+
+
+# ---- gaps and schedules ----
+
+
+@pytest.mark.parametrize(
+    ("gaps", "period", "is_exact"),
+    [
+        ((15, 15), 15.0, True),
+        ((13, 14, 13, 14), 13.5, False),
+        ((15, 15, 40), 15.0, True),  # 2 of 3 agree
+        ((15, 15, 15, 40, 70), 15.0, True),  # 3 of 5
+    ],
+)
+def test_the_period_is_that_of_most_gaps(gaps: tuple[int, ...], period: float, is_exact: bool) -> None:
+    found = period_of_gaps(gaps, fewest=2)
+    assert found is not None
+    assert (found.steps, found.is_exact) == (pytest.approx(period), is_exact)
+
+
+@pytest.mark.parametrize("gaps", [(), (15,), (15, 15, 40, 70), (1, 1, 1)])
+def test_no_period_where_gaps_are_few_or_differ_or_are_every_step(gaps: tuple[int, ...]) -> None:
+    assert period_of_gaps(gaps, fewest=2) is None
+
+
+def flags(num_steps: int, *places: int) -> np.ndarray:
+    return np.isin(np.arange(num_steps), places)
+
+
+@pytest.mark.parametrize(("misses", "is_found"), [((60,), True), ((40, 60), False)])
+def test_a_common_schedule_has_the_work_in_eight_of_ten_due_steps(misses: tuple[int, ...], is_found: bool) -> None:
+    """Two trials of steps 0 to 109: due at 10, 30, ..., 90 in each; the second lacks some."""
+    number = np.arange(110)
+    due = [10, 30, 50, 70, 90]
+    first = flags(110, *due)
+    second = flags(110, *[place for place in due if place not in {miss + 10 for miss in misses}])
+    has_work = [first, second, first & second] if not is_found else [first, first, second]
+    schedule = common_schedule([number] * 3, has_work, [np.ones(110, dtype=np.bool_)] * 3)
+    assert (schedule is not None and schedule.period.steps == 20) == is_found
+
+
+def test_one_trial_with_two_long_steps_tells_no_schedule() -> None:
+    number = [np.arange(60)]
+    assert separate_schedule(number, [flags(60, 10, 40)], [np.ones(60, dtype=np.bool_)]) is None
+    found = separate_schedule(number, [flags(60, 10, 30, 50)], [np.ones(60, dtype=np.bool_)])
+    assert found is not None and found.period.steps == 20
+
+
+def test_spikes_at_chance_places_of_numbered_trials_are_no_schedule() -> None:
+    """Whatever two chance places are apart, other trials have those steps without a spike."""
+    rng = np.random.default_rng(3)
+    trials = [numbered(i, 20 + i, 60, {int(rng.integers(25, 75)): 1.0}) for i in range(8)]
+    (work,) = work_of(trials)
+    assert work.is_random
+    assert work.period[BASELINE] is not None and not work.period[BASELINE].is_exact
+    assert work.period[BASELINE].steps == pytest.approx(60, rel=0.01)
+
+
+# ---- hooks ----
+
+
+def test_the_first_epoch_end_shows_the_period_that_no_window_spans() -> None:
+    trials = [numbered(i, 30, 20, {40: 2.0}, spells=spells("epoch_end", [40])) for i in range(2)]
+    (work,) = work_of(trials)
+    assert work.period[BASELINE] is not None and work.period[BASELINE].steps == 40
+    assert work.is_first[0].sum() == 1  # it may have costs that do not return
+
+
+def test_collections_do_not_come_by_steps_from_the_start() -> None:
+    trials = [numbered(i, 30, 20, {40: 2.0}, spells=spells("collection", [40])) for i in range(2)]
+    assert work_of(trials)[0].period[BASELINE] is None
+
+
+def test_the_length_of_the_loader_is_the_period_of_an_epoch_that_no_trial_reached() -> None:
+    (work,) = work_of([numbered(0, 20, 20, {}, spells=(), steps_per_epoch=500)])
+    assert work.kinds == ("epoch_end",)
+    assert work.period[BASELINE] is not None and work.period[BASELINE].steps == 500
+
+
+@pytest.mark.parametrize(("num_common", "num_works"), [(8, 1), (7, 2)])
+def test_kinds_in_eight_of_ten_same_steps_are_one_work(num_common: int, num_works: int) -> None:
+    ends = [10 * place for place in range(1, 10)]
+    saves = ends[:num_common] + ([95] if num_common == 8 else [93, 96])
+    seen = (*spells("epoch_end", ends), *spells("checkpoint", saves))
+    assert len(work_of([numbered(0, 1, 99, {}, spells=seen)])) == num_works
+
+
+@pytest.mark.parametrize(("num_steps", "is_absent"), [(21, True), (19, False)])
+def test_an_arm_whose_trials_were_longer_than_the_period_has_no_such_work(num_steps: int, is_absent: bool) -> None:
+    """The candidate's trial begins at step 0, so the number of its last step is what counts."""
+    baseline = numbered(0, 10, 60, {20: 1.0, 40: 1.0, 60: 1.0}, spells=spells("checkpoint", [20, 40, 60]))
+    candidate = numbered(1, 0, num_steps, {}, arm="candidate", spells=())
+    (work,) = work_of([baseline, candidate])
+    assert ("candidate" in work.absent_in) == is_absent
+    assert work.per_step("candidate") == (0.0 if is_absent else 1 / 20)
+
+
+@pytest.mark.parametrize(("candidate_period", "own"), [(25, True), (23, False)])
+def test_an_arm_has_its_own_period_only_where_it_clearly_differs(candidate_period: int, own: bool) -> None:
+    def trial_of(index: int, period: int, arm: str) -> TrialResult:
+        ends = list(range(period, 110, period))
+        return numbered(index, 10, 100, dict.fromkeys(ends, 1.0), arm=arm, spells=spells("evaluation", ends))
+
+    (work,) = work_of([trial_of(0, 20, BASELINE), trial_of(1, 20, BASELINE), trial_of(2, candidate_period, "other")])
+    assert work.period["other"] is not None and work.period[BASELINE] is not None
+    assert (work.period["other"].steps == candidate_period) == own
+    assert work.period[BASELINE].steps == 20
+
+
+# ---- long steps without a hook ----
+
+
+@pytest.mark.parametrize(("extra_s", "is_long"), [(0.051, True), (0.049, False)])
+def test_a_long_step_takes_half_as_long_again(extra_s: float, is_long: bool) -> None:
+    places = dict.fromkeys((5, 15, 25), extra_s)
+    assert bool(work_of([unnumbered(0, 30, places)])) == is_long
+
+
+@pytest.mark.parametrize(("num_long", "is_work"), [(7, True), (8, False)])
+def test_what_a_third_of_the_steps_have_is_the_job_itself(num_long: int, is_work: bool) -> None:
+    """A loader with too few workers makes every third or fourth step long."""
+    places = dict.fromkeys(range(0, 3 * num_long, 3), 0.3)
+    assert bool(work_of([unnumbered(0, 23, places)])) == is_work
+
+
+@pytest.mark.parametrize(("epoch_s", "num_works"), [(0.41, 2), (0.39, 1)])
+def test_long_steps_of_twice_the_size_are_other_work(epoch_s: float, num_works: int) -> None:
+    """A collection every 13 steps or so and one epoch's end: the end does not come every 13 steps."""
+    collections = dict.fromkeys((4, 17, 31, 44, 57), 0.2)
+    found = work_of([unnumbered(0, 60, {**collections, 50: epoch_s})])
+    assert len(found) == num_works
+    if num_works == 2:
+        assert found[0].period[BASELINE] is None  # the epoch: seen once
+        assert found[1].period[BASELINE] is not None and found[1].period[BASELINE].steps == pytest.approx(13.25)
+
+
+@pytest.mark.parametrize(("num_steps", "is_absent"), [(100, True), (98, False)])
+def test_spikes_that_an_arm_never_has_are_gone_only_if_that_is_not_chance(num_steps: int, is_absent: bool) -> None:
+    """Five spikes in 100 steps: an arm with none in 100 would have had five."""
+    spiky = unnumbered(0, 100, dict.fromkeys((3, 20, 29, 61, 90), 1.0))
+    (work,) = work_of([spiky, unnumbered(1, num_steps, {}, arm="candidate")])
+    assert work.is_random
+    assert ("candidate" in work.absent_in) == is_absent
+
+
+def test_a_checkpoint_each_20_hides_no_epoch_each_40() -> None:
+    """Every second checkpoint is in the same step as an epoch's end."""
+    extra_s = {number: 0.8 + (2.4 if number % 40 == 0 else 0.0) for number in range(20, 300, 20)}
+    trials = [numbered(i, 30 + 3 * i, 130, extra_s) for i in range(5)]
+    periods = sorted(work.period[BASELINE].steps for work in work_of(trials) if work.period[BASELINE] is not None)
+    assert periods in ([20, 40], [40, 40])  # 40 apart and 20 later is the same: each checkpoint, with and without
+
+
+def test_an_old_journal_has_the_ends_of_epochs_by_place() -> None:
+    steps = [0.1] * 40
+    trials = [trial(i, BASELINE, steps, epoch_ends=(3, 18, 33)) for i in range(2)]
+    (work,) = work_of(trials)
+    assert work.kinds == ("epoch_end",)
+    assert work.period[BASELINE] is not None and work.period[BASELINE].steps == 15
+
+
+def test_steps_that_the_recorder_disturbed_have_numbers_too() -> None:
+    window = Window(trial(0, BASELINE, [0.1] * 4, first_step=10, unmeasured_steps=(11, 13)))
+    assert window.number.tolist() == [10, 12, 14, 15]
