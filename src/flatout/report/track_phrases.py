@@ -58,7 +58,7 @@ def commits_words(commits: CommitRange) -> str:
         return "between results of unknown commits"
     if commits.first_after == commits.last_before:
         return f"between two results of commit {first}"
-    among = "" if commits.num_results == 1 else f", one of {commits.num_results} results"
+    among = "" if commits.num_results == 1 else f", among {commits.num_results} results"
     return f"after {last}, up to {first}{among}"
 
 
@@ -89,7 +89,7 @@ def drift_sentence(drift: Drift, unit: str) -> str:
 def states_sentence(states: TwoStates, unit: str) -> str:
     return (
         f"alternates between {value_text(states.low, unit)} and {value_text(states.high, unit)} "
-        f"({units.percent(states.high_share)} of the results, {counted(states.num_switches, 'switch')}): the machine "
+        f"({units.percent(states.high_share)} of the results, {counted(states.num_switches, 'change')}): the machine "
         "has two states"
     )
 

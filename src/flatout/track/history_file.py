@@ -108,9 +108,10 @@ def _append(file: int, size: int, lines: bytes) -> None:
 
 
 def _is_ours(head: bytes) -> bool:
-    """Return whether a text begins like a history, also if its first line was truncated."""
+    """Return whether a text begins like a history, also if its first line was truncated or written by another tool."""
     line = head.lstrip(b"\0\n\r ").partition(b"\n")[0]
-    return not line or line.startswith(_BEGINS) or _BEGINS.startswith(line)
+    compact = line[: 2 * len(_BEGINS)].replace(b" ", b"")
+    return compact.startswith(_BEGINS) or _BEGINS.startswith(compact)
 
 
 def _output_error(path: Path, error: OSError) -> OutputError:
