@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from tests.verdict.arms import arms, noisy_arms, recorded
+from benchmarks.verdict_scenarios import SCENARIOS, judge_tunings, make_tunings
+from tests.verdict.arms import noisy_arms, recorded
 
 from flatout.errors import UsageError
-from flatout.verdict.arms import judge_arms
+from flatout.verdict.analyses import BETTER
 from flatout.verdict.prospect import detectable_effect, is_worth_more, trials_for, what_next
 
 
@@ -36,29 +36,14 @@ def test_a_decided_candidate_has_no_prospects() -> None:
     assert what_next([], "candidate") == ()
 
 
-def test_the_probability_of_better_comes_true_as_often_as_it_says() -> None:
-    """A flat prior is right where effects are drawn from a wide range: then forecasts and outcomes agree."""
-    forecasts, outcomes = [], []
-    for seed in range(300):
-        rng = np.random.default_rng([5, seed])
-        trials = arms("AAAA" + "BA" * 4, rng.normal(0, 0.05, 12).tolist(), effect=rng.uniform(-0.4, 0.4))
-        prospects = what_next(trials[:7], "candidate")
-        if prospects:
-            forecasts.append(prospects[1].better)
-            outcomes.append(judge_arms(trials, "candidate").verdict == "better")
-    assert len(forecasts) > 80
-    assert np.mean(forecasts) == pytest.approx(np.mean(outcomes), abs=0.1)
-
-
 def test_a_budget_shows_what_it_says() -> None:
     effect = detectable_effect(0.05, 9)
     assert effect is not None
-    found = [
-        judge_arms(noisy_arms(seed, "AAABABABA", sd=0.05, effect=math.log1p(effect)), "candidate").verdict == "better"
-        for seed in range(300)
-    ]
-    assert np.mean(found) == pytest.approx(0.8, abs=0.07)
-    assert detectable_effect(0.05, 4) is None
+    tunings = make_tunings(SCENARIOS["white 5 %"], 1 + effect, tunings=400, num_screened=1, num_fresh=3)
+    judged = judge_tunings(tunings)
+    # The simulated tunings have two more baselines before the second trial of the candidate than the plan.
+    assert (judged.claims == BETTER).mean() == pytest.approx(0.85, abs=0.07)
+    assert detectable_effect(0.05, 5) is None
     more = detectable_effect(0.05, 20)
     assert more is not None
     assert more < effect

@@ -49,6 +49,7 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
 
     num_trials: int  # further trials, of both arms
     num_fresh: int  # of the candidate among them
+    total_fresh: int  # fresh trials of the candidate by then
     better: float
     worse: float
     equivalent: float

@@ -7,6 +7,7 @@ tunings, so that simulations measure the rules that decide.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -19,6 +20,10 @@ from flatout.verdict.student import t_quantile
 
 MIN_CANDIDATES = 2  # a single trial says nothing about the candidate's own spread
 MIN_BASELINES = 2
+# A candidate with a smaller probability of being called better is given up; after many fresh trials, the rest of the
+# plan is long, and the probability must be higher.
+WORTH_MORE, WORTH_MANY_MORE = 0.1, 0.3
+MANY_FRESH = 6
 
 Claims = NDArray[np.int64]
 UNDECIDED, BETTER, WORSE, EQUIVALENT = 0, 1, -1, 2
@@ -56,6 +61,20 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     low: Floats  # the interval of the log speedup; (tunings,)
     high: Floats
     claims: Claims
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """An analysis of the plan under one model: how precise it is, and at which level."""
+
+    num_fresh: int
+    variance: float  # of the estimate, in squared sigmas
+    degrees_of_freedom: int
+    level: float  # two-sided
+
+
+def worth_more(num_fresh: int) -> float:
+    """Return the probability of being called better below which a candidate is given up after that many trials."""
+    return WORTH_MORE if num_fresh < MANY_FRESH else WORTH_MANY_MORE
 
 
 def next_analysis(num_fresh: int) -> Analysis | None:
@@ -118,3 +137,33 @@ def _half_width(arrangement: Arrangement, level: float) -> float:
     if simplest is None:
         return math.inf
     return float(t_quantile(level / 2, simplest.degrees_of_freedom) * math.sqrt(simplest.variances[0]))
+
+
+def plan_steps(
+    made: Sequence[Fitted], arrangement: Arrangement, *, num_run: int, num_screened: int, model: int
+) -> tuple[Step, ...]:
+    """Return the analyses that were made, and those that would have followed with alternating trials.
+
+    `arrangement` is that of the last one that was made, after `num_run` fresh trials of the candidate. After an
+    analysis that came early, because the budget had ended, none would have followed.
+    """
+    steps = [_step(fitted.analysis, fitted.arrangement, fitted.divisor, model) for fitted in made]
+    if made[-1].analysis.num_fresh > num_run:
+        return tuple(steps)
+    for analysis in ANALYSES:
+        if analysis.num_fresh > num_run:
+            later = arrangement.followed_by(arrangement.alternating(analysis.num_fresh - num_run))
+            places, divisor = used_trials(later, analysis.level, num_screened)
+            steps.append(_step(analysis, later.select(places), divisor, model))
+    return tuple(steps)
+
+
+def _step(analysis: Analysis, arrangement: Arrangement, divisor: int, model: int) -> Step:
+    fit = design(arrangement)
+    assert fit is not None
+    return Step(
+        num_fresh=analysis.num_fresh,
+        variance=float(fit.variances[model]),
+        degrees_of_freedom=fit.degrees_of_freedom,
+        level=analysis.level / divisor,
+    )

@@ -10,6 +10,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -30,9 +31,10 @@ from flatout.verdict.analyses import (
     next_analysis,
 )
 from flatout.verdict.arrangement import Arrangement
-from flatout.verdict.cost import missing, trial_costs
+from flatout.verdict.cost import TrialCost, missing, trial_costs
 from flatout.verdict.effect import Floats, as_speedup, fit_effect
 from flatout.verdict.invalid_trials import invalid_reasons
+from flatout.verdict.quoted import claim_of, quoted
 
 MIN_EFFECT = 0.01
 ERROR_RATE = 0.05
@@ -44,6 +46,25 @@ _NAMES: dict[int, VerdictName] = {
     EQUIVALENT: "equivalent",
     UNDECIDED: "undecided",
 }
+
+
+class _Trials:
+    """Trials as the key of a cache: equal to others if they are the same objects."""
+
+    def __init__(self, trials: Sequence[TrialResult]) -> None:
+        self.trials = tuple(trials)
+
+    def __hash__(self) -> int:
+        return hash(tuple(id(trial) for trial in self.trials))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Trials) and [*map(id, self.trials)] == [*map(id, other.trials)]
+
+
+@lru_cache(maxsize=64)
+def _costs(of: _Trials, objective: Objective) -> dict[int, TrialCost]:
+    """Return the costs of the trials of all arms, because the periods belong to the job."""
+    return trial_costs(of.trials, objective)
 
 
 class Arms(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +104,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         complete = [trial for trial, problem in zip(of_both, problems, strict=True) if problem is None]
         reasons = invalid_reasons(complete)
         counted = [trial for trial, reason in zip(complete, reasons, strict=True) if reason is None]
-        costs = trial_costs(trials, self.objective)  # of all arms, because the periods belong to the job
+        costs = _costs(_Trials(trials), self.objective)
         machines = [(trial.session, trial.covariates.nodes) for trial in counted]
         block_of = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
         arrangement = Arrangement(
@@ -126,9 +147,10 @@ def judge_arms(
         chosen_by=chosen_by,
         min_effect=min_effect,
     )
-    last, arms = last_analysis(question, trials, is_last=is_last)
-    if last is None:
+    analyses, arms = analyses_of(question, trials, is_last=is_last)
+    if not analyses:
         return _not_analysed(question, arms, is_last)
+    last = analyses[-1]
     name = _NAMES[int(last.claims[0])]
     following = next_analysis(last.analysis.num_fresh)
     is_final = name != "undecided" or is_last or following is None
@@ -136,7 +158,7 @@ def judge_arms(
     return Verdict(
         verdict=name,
         objective=objective,
-        speedup=mean,
+        speedup=_speedup(question, analyses, arms),
         mean_speedup=mean,
         interval=(as_speedup(float(last.low[0])), as_speedup(float(last.high[0]))),
         best_case=as_speedup(float(last.effect.interval(2 * HOPE_LEVEL)[1][0])),
@@ -154,14 +176,14 @@ def judge_arms(
     )
 
 
-def last_analysis(question: Question, trials: Sequence[TrialResult], *, is_last: bool) -> tuple[Fitted | None, Arms]:
-    """Return the first analysis that decides, or else the last, with the trials up to it.
+def analyses_of(question: Question, trials: Sequence[TrialResult], *, is_last: bool) -> tuple[list[Fitted], Arms]:
+    """Return the analyses up to the first that decides, with the trials up to the last one.
 
-    Returns None and all trials if none has enough of them. Each analysis sees the trials that ran until then: those
-    that follow change neither which trials count, nor what they cost.
+    Each analysis sees the trials that ran until then: those that follow change neither which trials count, nor what
+    they cost. Returns no analysis and all trials if there are too few.
     """
     everything = question.arms(trials)
-    last, of_last = None, everything
+    analyses, of_last = [], everything
     for analysis, until in _due(question, trials, is_last):
         arms = question.arms([trial for trial in trials if trial.index <= until])
         fitted = analyse(
@@ -173,10 +195,11 @@ def last_analysis(question: Question, trials: Sequence[TrialResult], *, is_last:
         )
         if fitted is None:
             continue
+        analyses.append(fitted)
+        of_last = arms
         if fitted.claims[0] != UNDECIDED:
-            return fitted, arms
-        last, of_last = fitted, msgspec.structs.replace(arms, void_reasons=everything.void_reasons)
-    return last, of_last
+            return analyses, of_last
+    return analyses, msgspec.structs.replace(of_last, void_reasons=everything.void_reasons)
 
 
 def _due(question: Question, trials: Sequence[TrialResult], is_last: bool) -> list[tuple[Analysis, int]]:
@@ -240,3 +263,18 @@ def _probability_better(last: Fitted) -> float:
     """Return the probability that the candidate is faster; the best of several would look better by chance."""
     doubt = 1 - float(last.effect.probability_above(0.0)[0])
     return float((1 - doubt) ** last.divisor)
+
+
+def _speedup(question: Question, analyses: Sequence[Fitted], arms: Arms) -> float:
+    """Return the speedup to quote: of a claim, corrected for the selection of such claims; else the estimate."""
+    last = analyses[-1]
+    if last.claims[0] not in (BETTER, WORSE):
+        return as_speedup(float(last.effect.estimate[0]))
+    claim = claim_of(
+        analyses,
+        arms.arrangement,
+        num_run=arms.num_run,
+        num_screened=question.num_screened,
+        min_effect=question.min_effect,
+    )
+    return as_speedup(quoted(claim))

@@ -56,6 +56,11 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
             blocks=tuple(self.blocks[place] for place in places),
         )
 
+    def alternating(self, num_fresh: int) -> str:
+        """Return the order of the next trials, if the arms alternate until `num_fresh` more of the candidate ran."""
+        ends_with_candidate = bool(self.is_candidate and self.is_candidate[-1])
+        return "AB" * num_fresh if ends_with_candidate else "B" + "AB" * (num_fresh - 1)
+
     def followed_by(self, order: str) -> Arrangement:
         """Return the arrangement with more trials in this order, one directly after the other in the last block."""
         after = self.positions[-1] + 1 if self.positions else 0

@@ -17,16 +17,16 @@ import numpy as np
 from flatout.errors import UsageError
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.verdict import Objective, Prospect
-from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, used_trials
-from flatout.verdict.arms import MIN_EFFECT, Question, last_analysis
+from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, used_trials, worth_more
+from flatout.verdict.arms import MIN_EFFECT, Question, analyses_of
 from flatout.verdict.arrangement import Arrangement, planned
 from flatout.verdict.effect import Effect, Floats, design, fit_effect
 from flatout.verdict.student import t_quantile
 
 WANTED_POWER = 0.8
-WORTH_MORE = 0.1  # a candidate with a smaller probability of being called better is given up
 NUM_SIMULATED = 500
 FLOOR_TRIALS = 3
+USUAL_LEVEL = 0.009  # of an early analysis
 
 
 def what_next(
@@ -51,8 +51,8 @@ def what_next(
         chosen_by=chosen_by,
         min_effect=min_effect,
     )
-    last, _ = last_analysis(question, trials, is_last=False)
-    if last is not None and last.claims[0] != UNDECIDED:
+    analyses, _ = analyses_of(question, trials, is_last=False)
+    if analyses and analyses[-1].claims[0] != UNDECIDED:
         return ()
     arms = question.arms(trials)
     forecasts = chances(
@@ -62,6 +62,7 @@ def what_next(
         Prospect(
             num_trials=len(later.arrangement.positions) - len(arms.arrangement.positions),
             num_fresh=later.arrangement.num_fresh - arms.arrangement.num_fresh,
+            total_fresh=later.arrangement.num_fresh - arms.arrangement.num_fresh + arms.num_run,
             better=float(later.better[0]),
             worse=float(later.worse[0]),
             equivalent=float(later.equivalent[0]),
@@ -73,7 +74,7 @@ def what_next(
 def is_worth_more(prospects: Sequence[Prospect], *, max_trials: int | None = None) -> bool:
     """Whether more trials, at most `max_trials`, are likely enough to show that the candidate is better."""
     affordable = [prospect for prospect in prospects if max_trials is None or prospect.num_trials <= max_trials]
-    return any(prospect.better >= WORTH_MORE for prospect in affordable)
+    return any(prospect.better >= worth_more(prospect.total_fresh - prospect.num_fresh) for prospect in affordable)
 
 
 class Chances(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +99,7 @@ def chances(
     for analysis in ANALYSES:
         if analysis.num_fresh <= num_run:
             continue
-        later = arrangement.followed_by(_alternating(arrangement, analysis.num_fresh - num_run))
+        later = arrangement.followed_by(arrangement.alternating(analysis.num_fresh - num_run))
         places, divisor = used_trials(later, analysis.level, num_screened)
         present = tuple(place for place in places if place < len(arrangement.positions))
         effect = fit_effect(logs[:, present], arrangement.select(present)) if present else None
@@ -109,12 +110,6 @@ def chances(
         better, worse, equivalent = so_far
         result.append(Chances(arrangement=later, better=better, worse=worse, equivalent=equivalent))
     return result
-
-
-def _alternating(arrangement: Arrangement, num_fresh: int) -> str:
-    """Return the order of the next trials, up to the candidate's fresh trial number `num_fresh` among them."""
-    starts_with_baseline = bool(arrangement.is_candidate and arrangement.is_candidate[-1])
-    return "AB" * num_fresh if starts_with_baseline else "B" + "AB" * (num_fresh - 1)
 
 
 class _Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,12 +140,18 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
 
     def probabilities(self, analysis: Analysis, divisor: int, margin: float) -> Floats:
         """Return the probabilities of better, worse and equivalent at the analysis; (3, tunings)."""
-        half = t_quantile(analysis.level / divisor / 2, self.later_freedom) * self.later_error
+        half = self._hull_factor() * t_quantile(analysis.level / divisor / 2, self.later_freedom) * self.later_error
         least = np.maximum(half, margin)
         most = margin - t_quantile(analysis.equivalence_level / divisor, self.later_freedom) * self.later_error
         within = self._below(most) - self._below(-most)
         each = [1 - self._below(least), self._below(-least), np.where(most > 0, within, 0.0)]
         return np.array([(self.effect.probabilities * one).sum(axis=0) for one in each])
+
+    def _hull_factor(self) -> Floats:
+        """Return how much wider the interval is for the doubt between models; more trials resolve about half of it."""
+        low, high = self.effect.interval(USUAL_LEVEL)
+        of_one = 2 * t_quantile(USUAL_LEVEL / 2, self.effect.degrees_of_freedom) * self.effect.error
+        return np.sqrt(np.maximum((high - low) / of_one, 1.0))
 
     def _below(self, value: Floats) -> Floats:
         """Return the probability that the later estimate is below the value."""
