@@ -62,7 +62,7 @@ def test_an_effect_is_found_in_few_trials_of_the_whole_tuning(name: str, speedup
     judged = summary(tunings, judge_tunings(tunings))
     assert judged["median_trials_to_claim"] is not None
     assert judged["median_trials_to_claim"] <= num_trials
-    assert judged["power"] >= 0.9
+    assert judged["power"] >= 0.85
     assert judged["coverage"] >= 0.95
 
 

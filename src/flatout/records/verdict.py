@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from flatout.records.trial import SpellKind
+
 VerdictName = Literal["better", "worse", "equivalent", "undecided"]
 
 Objective = Literal["step_s", "s_per_sample", "s_per_token", "peak_memory_bytes", "j_per_sample", "j_per_step"]
@@ -38,7 +40,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str  # one sentence
     num_baselines: int = 0  # valid trials behind the verdict; 0: it is of pairs
     num_candidates: int = 0
-    probability_better: float | None = None  # that the candidate is faster at all; None: unknown, or a verdict of pairs
+    # Work of some steps (an epoch's end) that the trials of an arm did not show: speedup and interval hold for the
+    # steps without it, and those of the job are unknown.
+    unmeasured_work: tuple[SpellKind, ...] = ()
+    probability_better: float | None = None  # that the candidate is faster; None: unknown, or a verdict of pairs
 
 
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flatout.verdict.arrangement import Arrangement
 from flatout.verdict.effect import Effect, Floats, design, fit_effect
+from flatout.verdict.shared_error import NO_SHARED_ERROR, SharedError
 from flatout.verdict.student import t_quantile
 
 MIN_CANDIDATES = 2  # a single trial says nothing about the candidate's own spread
@@ -73,7 +74,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worth_more(num_fresh: int) -> float:
-    """Return the probability of being called better below which a candidate is given up after that many trials."""
+    """Return the probability of being called better below which a candidate is given up, by its fresh trials so far."""
     return WORTH_MORE if num_fresh < MANY_FRESH else WORTH_MANY_MORE
 
 
@@ -83,14 +84,20 @@ def next_analysis(num_fresh: int) -> Analysis | None:
 
 
 def analyse(
-    logs: Floats, arrangement: Arrangement, analysis: Analysis, *, num_screened: int, min_effect: float
+    logs: Floats,
+    arrangement: Arrangement,
+    analysis: Analysis,
+    *,
+    num_screened: int,
+    min_effect: float,
+    shared: SharedError = NO_SHARED_ERROR,
 ) -> Fitted | None:
     """Analyse all trials of the arrangement; `logs` has the shape (tunings, trials). None if there are too few."""
     places, divisor = used_trials(arrangement, analysis.level, num_screened)
     used = arrangement.select(places)
     if used.num_candidates < MIN_CANDIDATES or used.num_baselines < MIN_BASELINES:
         return None
-    effect = fit_effect(logs[:, places], used)
+    effect = fit_effect(logs[:, places], used, shared=shared)
     if effect is None:
         return None
     low, high = effect.interval(analysis.level / divisor)

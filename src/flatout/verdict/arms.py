@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from flatout.errors import UsageError
-from flatout.records.trial import BASELINE, TrialResult
+from flatout.records.trial import BASELINE, SpellKind, TrialResult
 from flatout.records.verdict import Objective, Verdict, VerdictName
 from flatout.units import percent
 from flatout.verdict.analyses import (
@@ -35,6 +35,7 @@ from flatout.verdict.cost import TrialCost, missing, trial_costs
 from flatout.verdict.effect import Floats, as_speedup, fit_effect
 from flatout.verdict.invalid_trials import invalid_reasons
 from flatout.verdict.quoted import claim_of, quoted
+from flatout.verdict.shared_error import SharedError, shared_error
 
 MIN_EFFECT = 0.01
 ERROR_RATE = 0.05
@@ -72,7 +73,9 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
 
     arrangement: Arrangement
     logs: Floats  # log costs; (1, trials)
+    shared: SharedError
     num_run: int  # fresh trials of the candidate that completed, whether they count or not
+    unmeasured_work: tuple[SpellKind, ...]  # that an arm's trials did not show
     void_reasons: tuple[str, ...]  # why the others do not count, one for each
 
 
@@ -113,10 +116,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             is_fresh=tuple(self.is_fresh(trial) for trial in counted),
             blocks=tuple(block_of[machine] for machine in machines),
         )
+        of_baseline, of_candidate = (
+            [costs[trial.index] for trial in counted if trial.arm == arm] for arm in (self.baseline, self.candidate)
+        )
+        unknown = [kind for cost in (*of_baseline, *of_candidate) for kind in cost.unknown]
         return Arms(
             arrangement=arrangement,
             logs=np.array([[costs[trial.index].log for trial in counted]]),
+            shared=shared_error([of_baseline, of_candidate]),
             num_run=sum(self.is_fresh(trial) for trial in complete),
+            unmeasured_work=tuple(dict.fromkeys(unknown)),
             void_reasons=tuple(reason for reason in problems + reasons if reason is not None),
         )
 
@@ -170,6 +179,7 @@ def judge_arms(
         num_void=len(arms.void_reasons),
         void_reasons=tuple(dict.fromkeys(arms.void_reasons)),
         order=last.arrangement.order,
+        unmeasured_work=arms.unmeasured_work,
         next_analysis=following.num_fresh if following is not None and not is_final else None,
         probability_better=_probability_better(last),
         reason=_reason(last, min_effect),
@@ -192,6 +202,7 @@ def analyses_of(question: Question, trials: Sequence[TrialResult], *, is_last: b
             analysis,
             num_screened=question.num_screened,
             min_effect=question.min_effect,
+            shared=arms.shared,
         )
         if fitted is None:
             continue
@@ -235,6 +246,7 @@ def _not_analysed(question: Question, arms: Arms, is_last: bool) -> Verdict:
         num_void=len(arms.void_reasons),
         void_reasons=tuple(dict.fromkeys(arms.void_reasons)),
         order=arrangement.order,
+        unmeasured_work=arms.unmeasured_work,
         next_analysis=following.num_fresh if following is not None and not is_last else None,
         probability_better=None,
         reason=_too_few(arrangement),

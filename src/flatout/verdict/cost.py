@@ -37,6 +37,7 @@ class WorkCost(msgspec.Struct, frozen=True, kw_only=True):
     is_absent: bool = False  # the arm no longer has the work
     is_assumed: bool = False  # not measured in this arm's windows: taken from another arm, or from the hooks alone
     num_seen: int = 0  # in the trial's window
+    num_measured: int = 0  # of these, the ones that `extra_s` is the mean of; 0: it comes from other trials of the arm
 
     @property
     def per_step_s(self) -> float | None:
@@ -149,6 +150,7 @@ class _Fits:
             is_absent=window.arm in work.absent_in,
             is_assumed=is_assumed and window.arm not in work.absent_in,
             num_seen=work.num_seen(window.index),
+            num_measured=0 if work.is_random else int((work.is_due[window.index] & ~self._first_due(window)).sum()),
         )
 
     def _is_unknown(self, cost: WorkCost, window: Window) -> bool:
@@ -203,7 +205,8 @@ class _Fits:
     def _elsewhere_s(self, arm: str) -> Floats:
         """Return the extra seconds of each work where the arm's own windows do not show them; NaN if nothing does.
 
-        In this order: what the arm's hooks measured outside its windows, its first occurrence, and the other arms.
+        In this order: what the arm's hooks measured outside its windows, the other arms, and the first occurrence in a
+        job. That one often costs more than the later ones, so it must not be compared with those of another arm.
         """
         return np.array([self._work_elsewhere_s(place, arm) for place in range(len(self._works))])
 
@@ -217,6 +220,7 @@ class _Fits:
                 return of_arm
             if work.hook_s.get(other, 0.0) > 0:
                 return work.hook_s[other]
+        for other in (arm, *self._arms):
             first_s = self._first_extra_s(work, other)
             if first_s is not None:
                 return first_s

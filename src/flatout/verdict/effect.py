@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.verdict.arrangement import Arrangement
+from flatout.verdict.shared_error import NO_SHARED_ERROR, SharedError
 from flatout.verdict.student import t_quantile
 
 Floats = NDArray[np.float64]
@@ -64,6 +65,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     likelihoods: Floats  # relative to the best model's: at most 1
     probabilities: Floats  # of the models, after the trials: they sum to 1
     degrees_of_freedom: int
+    shared: SharedError = NO_SHARED_ERROR
 
     @property
     def estimate(self) -> Floats:
@@ -73,11 +75,16 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def error(self) -> Floats:
         """The mean of the models' standard errors, weighted by their probabilities; shape (tunings,)."""
-        return np.asarray((self.probabilities * self.errors).sum(axis=0))
+        return np.asarray((self.probabilities * self._all_errors).sum(axis=0))
+
+    @property
+    def _all_errors(self) -> Floats:
+        return np.asarray(np.sqrt(self.errors**2 + self.shared.sd**2))
 
     def interval(self, level: float) -> tuple[Floats, Floats]:
         """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
-        half = t_quantile(level / 2, self.degrees_of_freedom) * self.errors
+        of_shared = t_quantile(level / 2, self.shared.degrees_of_freedom) * self.shared.sd
+        half = np.hypot(t_quantile(level / 2, self.degrees_of_freedom) * self.errors, of_shared)
         is_plausible = self.likelihoods >= PLAUSIBLE
         low = np.where(is_plausible, self.means - half, np.inf).min(axis=0)
         high = np.where(is_plausible, self.means + half, -np.inf).max(axis=0)
@@ -87,7 +94,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         """Return the probability that the log speedup exceeds the value, with a flat prior, over all models."""
         from scipy.special import stdtr  # type: ignore[import-untyped]
 
-        above = stdtr(self.degrees_of_freedom, (self.means - value) / self.errors)
+        above = stdtr(self.degrees_of_freedom, (self.means - value) / self._all_errors)
         return np.asarray((self.probabilities * above).sum(axis=0))
 
 
@@ -101,11 +108,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     degrees_of_freedom: int
 
 
-def fit_effect(logs: Floats, arrangement: Arrangement) -> Effect | None:
+def fit_effect(logs: Floats, arrangement: Arrangement, *, shared: SharedError = NO_SHARED_ERROR) -> Effect | None:
     """Fit the log costs of many tunings with one arrangement of trials; `logs` has the shape (tunings, trials).
 
-    Returns None if no effect can be estimated: no block has trials of both arms, or too few trials are left to estimate
-    the spread.
+    `shared` is the error that the costs of an arm have in common. Returns None if no effect can be estimated: no block
+    has trials of both arms, or too few trials are left to estimate the spread.
     """
     found = design(arrangement)
     if found is None:
@@ -123,6 +130,7 @@ def fit_effect(logs: Floats, arrangement: Arrangement) -> Effect | None:
         likelihoods=likelihoods,
         probabilities=weights / weights.sum(axis=0),
         degrees_of_freedom=freedom,
+        shared=shared,
     )
 
 

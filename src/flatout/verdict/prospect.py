@@ -21,6 +21,7 @@ from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, use
 from flatout.verdict.arms import MIN_EFFECT, Question, analyses_of
 from flatout.verdict.arrangement import Arrangement, planned
 from flatout.verdict.effect import Effect, Floats, design, fit_effect
+from flatout.verdict.shared_error import NO_SHARED_ERROR, SharedError
 from flatout.verdict.student import t_quantile
 
 WANTED_POWER = 0.8
@@ -56,7 +57,12 @@ def what_next(
         return ()
     arms = question.arms(trials)
     forecasts = chances(
-        arms.logs, arms.arrangement, num_run=arms.num_run, num_screened=num_screened, min_effect=min_effect
+        arms.logs,
+        arms.arrangement,
+        num_run=arms.num_run,
+        num_screened=num_screened,
+        min_effect=min_effect,
+        shared=arms.shared,
     )
     return tuple(
         Prospect(
@@ -87,7 +93,13 @@ class Chances(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chances(
-    logs: Floats, arrangement: Arrangement, *, num_run: int, num_screened: int, min_effect: float
+    logs: Floats,
+    arrangement: Arrangement,
+    *,
+    num_run: int,
+    num_screened: int,
+    min_effect: float,
+    shared: SharedError = NO_SHARED_ERROR,
 ) -> list[Chances]:
     """Return the probabilities of the verdicts by each analysis to come; `logs` has the shape (tunings, trials).
 
@@ -102,7 +114,7 @@ def chances(
         later = arrangement.followed_by(arrangement.alternating(analysis.num_fresh - num_run))
         places, divisor = used_trials(later, analysis.level, num_screened)
         present = tuple(place for place in places if place < len(arrangement.positions))
-        effect = fit_effect(logs[:, present], arrangement.select(present)) if present else None
+        effect = fit_effect(logs[:, present], arrangement.select(present), shared=shared) if present else None
         if effect is None:
             continue
         changes = _Changes.of(effect, arrangement.select(present), later.select(places))
@@ -134,7 +146,7 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             effect=effect,
             sd=sigmas * np.sqrt(reduction)[:, None],
-            later_error=sigmas * np.sqrt(after.variances)[:, None],
+            later_error=np.hypot(sigmas * np.sqrt(after.variances)[:, None], effect.shared.sd),
             later_freedom=after.degrees_of_freedom,
         )
 
