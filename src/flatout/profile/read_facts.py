@@ -107,6 +107,7 @@ _COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "loader_cpu_share": _largest,
     "loader_draws": any,
     "loader_keeps_state": any,
+    "loader_watch_s": _largest,
 }
 
 

@@ -136,6 +136,7 @@ def read_rank(path: Path) -> RankRecording | None:
         peak_memory_bytes=_last(_column(lines.rows, "peak_memory_bytes"), np.nanmax),
         num_alloc_retries=_last(_column(lines.rows, "num_alloc_retries"), np.nanmax),
         ended_by=end.reason if end else None,
+        disturbed_from=lines.plan.flops_step if lines.plan else None,
         started=_start_times(lines.started),
         stopped_by=lines.stop.reason if lines.stop else None,
         problems=tuple(_problems(lines, header.rank)),

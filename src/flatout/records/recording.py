@@ -83,6 +83,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ended_by: str | None  # exit, or the name of an exception; None: unknown, as after SIGKILL
     problems: tuple[Quality, ...]
     stall_window: StallWindowSteps | None = None  # the second window
+    disturbed_from: int | None = None  # first step that the recorder slows down; None: no plan was made
     started: StartTimes | None = None  # None: it never settled, or its recorder was too old
     stopped_by: str | None = None  # the reason for which the recorder stopped the job; None: it did not
 

@@ -107,7 +107,7 @@ def trial_result(run: TrialRun) -> TrialResult:
         loader_workers=run.loader_workers,
         start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
         start_costs=start_costs(ranks, run.ended.start_unix_s or run.began_unix_s, run.ended.end_unix_s),
-        covariates=_covariates(hosts, run.ended),
+        covariates=covariates(hosts, run.ended),
         took_s=run.took_s,
         stopped_by=_stopped_by(ranks) if ending.outcome == "completed" else None,
         session=run.session,
@@ -257,7 +257,8 @@ def _start_s(ranks: Sequence[RankRecording], start_unix_s: float) -> float | Non
     return max(starts) - start_unix_s if starts else None
 
 
-def _covariates(hosts: Sequence[HostUse], ended: ExitStatus) -> Covariates:
+def covariates(hosts: Sequence[HostUse], ended: ExitStatus | None = None) -> Covariates:
+    """Return the conditions during a run; `ended` names the scheduler's job and nodes."""
     clocks = [gpu.sm_clock_hz for host in hosts for gpu in host.gpus if gpu.sm_clock_hz is not None]
     heats = [gpu.temperature_c for host in hosts for gpu in host.gpus if gpu.temperature_c is not None]
     shares: dict[str, float] = {}
@@ -276,8 +277,8 @@ def _covariates(hosts: Sequence[HostUse], ended: ExitStatus) -> Covariates:
         cores_busy_by_others=max(others, default=None),
         cores_allowed=min((host.cores_allowed for host in hosts), default=None),
         quota_throttled_s_per_s=max(quotas, default=None),
-        nodes=ended.nodes,
-        job=ended.job if ended.nodes is not None else None,
+        nodes=ended.nodes if ended is not None else None,
+        job=ended.job if ended is not None and ended.nodes is not None else None,
     )
 
 

@@ -171,11 +171,12 @@ class Runner:
             self._starts.append(result.start)
         return result
 
-    def profile(self, changes: ChangeSet, repeat: int = 0) -> Profiled:
+    def profile(self, changes: ChangeSet, repeat: int = 0, rule: StopRule | None = None) -> Profiled:
         """Trace and diagnose the job with these changes. Raises FlatoutError if that fails.
 
         A profile from before an interruption is read again if its folder still exists. `repeat` numbers several
-        profiles of the same job.
+        profiles of the same job. With a rule, as many steps as a trial counts at least are measured before the trace,
+        so that the profile can count as a trial (see `profile_as_trial`).
         """
         key = trial_key(changes, 0) + (f" repeat {repeat}" if repeat else "")
         former = self.journal.recall_profile(key)
@@ -186,7 +187,10 @@ class Runner:
                 return profiled
         name, began = f"profile-{self.num_trials + repeat:03d}", self.spent_s()
         folder = self._folder(name)
-        _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), {Variable.STOP_AFTER: "1"})
+        variables = {Variable.STOP_AFTER: "1"}
+        if rule is not None:
+            variables[Variable.STOP_RULE] = msgspec.json.encode(rule).decode()
+        _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), variables)
         profiled = self._diagnosed(folder, has_failed=ended.code not in (0, None))
         reads = self.files.settle(folder)
         if reads:

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from flatout.inside.blocks.schedule import BlockPlan
 from flatout.inside.identity import Identity
 from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
+from flatout.inside.settings import StopRule
 
 POLL_NS = 20_000_000
 _NOTICE_S, _NOTICE_ACROSS_NODES_S = 0.3, 3.0
@@ -48,13 +49,15 @@ def make_plan(
     is_light: bool,
     identity: Identity,
     is_short: bool = False,
+    num_untraced: int = NUM_UNTRACED_STEPS,
     num_stable: int = NUM_STABLE_WARMUP_STEPS,
 ) -> TracePlan:
     """Return rank 0's plan, given the step time `step_s` when its warm-up ends at step `settled`.
 
-    With `is_short` the trace begins as early as possible: after fewer untraced steps and fewer recovery steps.
+    At least `num_untraced` steps precede the trace. With `is_short` it begins as early as possible: after fewer
+    untraced steps and fewer recovery steps.
     """
-    num_untraced = 1 if is_short else NUM_UNTRACED_STEPS
+    num_untraced = 1 if is_short else num_untraced
     num_recovery = 0 if is_short else NUM_RECOVERY_STEPS
     flops_step = settled + max(num_untraced, steps_ahead(step_s, identity))
     affordable = int(_MAX_TRACED_S / step_s) if step_s > 0 else num_steps
@@ -65,6 +68,16 @@ def make_plan(
         num_steps=max(min(num_steps, affordable), 1),
         num_stable=num_stable,
     )
+
+
+def num_untraced_steps(rule: StopRule | None, step_s: float) -> int:
+    """Return how many steps a profile measures before its trace: with a rule as many as a trial counts at least."""
+    if rule is None or step_s <= 0:
+        return NUM_UNTRACED_STEPS
+    num_steps = max(rule.min_steps, ceil(rule.min_s / step_s))
+    if rule.max_s is not None:
+        num_steps = min(num_steps, max(int(rule.max_s / step_s), rule.min_steps))
+    return max(min(num_steps, rule.max_steps), NUM_UNTRACED_STEPS)
 
 
 def steps_ahead(step_s: float, identity: Identity) -> int:

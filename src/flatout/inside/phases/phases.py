@@ -18,7 +18,14 @@ from flatout.inside.blocks.block_run import BLOCKS, BlockRun
 from flatout.inside.checks.data_check import check_data
 from flatout.inside.identity import Identity
 from flatout.inside.log import LOG, guarded
-from flatout.inside.phases.consensus import NUM_RECOVERY_STEPS, NUM_UNTRACED_STEPS, PlanFile, TracePlan, make_plan
+from flatout.inside.phases.consensus import (
+    NUM_RECOVERY_STEPS,
+    NUM_UNTRACED_STEPS,
+    PlanFile,
+    TracePlan,
+    make_plan,
+    num_untraced_steps,
+)
 from flatout.inside.phases.end_rank import end_now
 from flatout.inside.phases.facts import FactsCollector
 from flatout.inside.phases.flops import FlopsStep
@@ -180,6 +187,7 @@ class Phases:
             is_light=self._settings.is_light,
             identity=self._identity,
             is_short=warmup is not None and warmup < NUM_UNTRACED_STEPS,
+            num_untraced=num_untraced_steps(self._settings.stop_rule, self._warmup.step_s),
             num_stable=self._warmup.num_stable,
         )
         self._plan_file.publish(plan)

@@ -42,6 +42,7 @@ class LoaderReport:
     queued_s: float = 0.0  # time in which that thread could have run, but other threads used the cores
     draws: bool = False  # random numbers of the process were drawn: torch, random or numpy
     keeps_state: bool = False  # the data set was changed by making a batch, or names an epoch
+    watch_s: float = 0.0  # time that watching added to these batches
 
 
 class _OfDataset:
@@ -76,6 +77,7 @@ class LoaderWatch:
 
     def fetch(self, original: Callable[[Any, Any], Any], fetcher: Any, index: Any) -> Any:
         """Return the batch that the fetcher makes, and measure how it was made if it is one of the first."""
+        entered = time.perf_counter()
         try:
             report = self._open_report(fetcher.dataset)
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
@@ -89,6 +91,7 @@ class LoaderWatch:
         spent = [end - start for start, end in zip(began, _clocks(), strict=True)]
         try:
             self._add(report, fetcher.dataset, before, spent)
+            report.watch_s += time.perf_counter() - entered - spent[0]
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("loader watch")
         return batch
@@ -143,6 +146,7 @@ class LoaderWatch:
             "loader_cpu_share": cpu_s / running_s if running_s > 0 else None,
             "loader_draws": any(report.draws for report in reports),
             "loader_keeps_state": any(report.keeps_state for report in reports),
+            "loader_watch_s": max(report.watch_s / max(report.num_batches, 1) for report in reports),
         }
 
     def _worker_reports(self, workers: list[int] | None) -> list[LoaderReport]:
