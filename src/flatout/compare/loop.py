@@ -50,17 +50,19 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
     it is raised if no trial of each arm is complete yet.
     """
     evidence = Evidence(objective=options.objective)
+    so_far: Judged | None = None
     stated: Power | None = None
     ended_by: EndedBy = "decided"
     interruption: EndedBySignal | KeyboardInterrupt | None = None
     try:
-        while (reason := _end(runner, evidence, options)) is None:
+        while (reason := _end(runner, evidence, options, so_far)) is None:
             result = runner.trial(_num_steps(evidence.trials, options))
             evidence.add(result, runner)
             _check(evidence, runner)
             if evidence.num_complete == NUM_FIRST and stated is None:
                 stated = _state_power(runner, evidence, options, say)
-            _report(evidence, options, result, runner, say)
+            so_far = _judged(evidence, options) if evidence.has_both else None
+            _report(so_far, result, runner, say)
         ended_by = reason
         _profile(runner, evidence, options, say)
     except (KeyboardInterrupt, EndedBySignal) as error:
@@ -87,11 +89,10 @@ def _judged(evidence: Evidence, options: CompareOptions, *, is_last: bool = Fals
     )
 
 
-def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions) -> EndedBy | None:
+def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions, so_far: Judged | None) -> EndedBy | None:
     """Return why no further trial is run; None if one is."""
-    if len(evidence.trials) < 2:
+    if so_far is None:
         return None
-    so_far = _judged(evidence, options)
     if so_far.is_decided:
         return "decided"
     if so_far.verdict.num_candidates >= ANALYSES[-1].num_fresh:
@@ -101,9 +102,11 @@ def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions) -> Ende
     profiles_s = _reserved_s(evidence, options)
     if runner.spent_s() + evidence.trial_s + profiles_s > options.budget_s:
         return "time_budget"
-    if options.gate is not None and is_gate_hopeless(evidence.trials, objective=evidence.objective, gate=options.gate):
-        return "hopeless"
-    return None
+    is_analysed = any(analysis.num_fresh == so_far.verdict.num_candidates for analysis in ANALYSES)
+    if options.gate is None or not is_analysed:
+        return None
+    is_hopeless = is_gate_hopeless(evidence.trials, objective=evidence.objective, gate=options.gate)
+    return "hopeless" if is_hopeless else None
 
 
 def _reserved_s(evidence: Evidence, options: CompareOptions) -> float:
@@ -164,14 +167,13 @@ def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions,
     return stated
 
 
-def _report(evidence: Evidence, options: CompareOptions, result: TrialResult, runner: ArmRunner, say: Say) -> None:
+def _report(so_far: Judged | None, result: TrialResult, runner: ArmRunner, say: Say) -> None:
     """Print one line on a trial, with the result so far."""
     arm = arm_of(result.index)
     what = f"{seconds(sum(result.step_s) / len(result.step_s))} per step" if result.is_complete else result.problem
     line = f"{runner.spent_s():5.0f} s  trial {result.index:3d}  {arm}: {what}"
-    verdict = _judged(evidence, options).verdict if evidence.has_both else None
-    if verdict is not None and verdict.interval is not None:
-        low, high = verdict.interval
+    if so_far is not None and so_far.verdict.interval is not None:
+        low, high = so_far.verdict.interval
         line += f"; B's cost: {_signed(1 / high - 1)} to {_signed(1 / low - 1)}"
     say(line)
 

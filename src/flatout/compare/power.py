@@ -21,6 +21,7 @@ from flatout.verdict.effect import Floats
 WANTED_POWER = 0.8
 _NUM_SIMULATED = 1000
 _SEED = 20
+_LEAST_NOISE = 1e-4
 _MOST_LOG = math.log(100.0)  # larger slowdowns are not stated
 
 
@@ -29,7 +30,7 @@ def power(run_sd: float, *, effect: float, gate: float | None, trial_s: float, n
 
     `num_affordable` counts the trials of both arms together.
     """
-    detectable = [(num_trials, _detectable(log, gate)) for num_trials, log in thresholds(run_sd)]
+    detectable = [(num_trials, _detectable(log, gate)) for num_trials, log in thresholds(_rounded(run_sd))]
     needed = next((num_trials for num_trials, smallest in detectable if smallest <= effect), None)
     affordable = [smallest for num_trials, smallest in detectable if num_trials <= num_affordable]
     smallest = min(affordable, default=math.inf)
@@ -52,7 +53,12 @@ def _detectable(log: Floats, gate: float | None) -> float:
     return math.expm1(smallest) if smallest < _MOST_LOG else math.inf
 
 
-@lru_cache(maxsize=8)
+def _rounded(run_sd: float) -> float:
+    """Return the noise to 5 %: it comes from a few trials, and rounded noise is simulated once."""
+    return math.exp(round(math.log(max(run_sd, _LEAST_NOISE)) / 0.05) * 0.05)
+
+
+@lru_cache(maxsize=64)
 def thresholds(run_sd: float) -> tuple[tuple[int, Floats], ...]:
     """Return, for each analysis, the trials of both arms and the log slowdown from which each simulation finds it.
 
