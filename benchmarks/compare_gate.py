@@ -5,9 +5,10 @@
     python benchmarks/compare_gate.py causes [--out results.json]
 
 `simulated` runs the comparison's own loop on trials of identical arms (A/A) in ten scenarios of noise, and on a B that
-is 5 % slower, with a gate of 3 %: 20 comparisons of each in each scenario. The power is that which the comparison states after its first trials. `real` compares
-a job of two gloo ranks with itself. `causes` plants four causes in that job (`compare_job.py`), and asks which part the
-comparison names. Seeds are fixed. `simulated` takes minutes on one core; the others take an hour on a busy machine.
+is 5 % slower, with a gate of 3 %: 20 comparisons of each in each scenario. The power is that which the comparison states after its
+first trials. `real` compares a job of two gloo ranks with itself. `causes` plants four causes in that job
+(`compare_job.py`), and asks which part the comparison names. Seeds are fixed. `simulated` takes minutes on one core;
+the others take an hour on a busy machine.
 """
 
 from __future__ import annotations
@@ -128,9 +129,7 @@ def _compare_jobs(a: list[str], b: list[str], *options: str) -> dict[str, Any]:
         "run_sd": result["power"] and result["power"]["run_sd"],
         "cause": result["cause"],
         "parts": [[part["part"], part["source"], part["change_s"], part["is_shown"]] for part in result["parts"][:8]],
-        "calls": {
-            call["name"]: [call["a_calls"], call["b_calls"], call["a_s"], call["b_s"]] for call in result["calls"]
-        },
+        "calls": {call["name"]: [call["a_calls"], call["b_calls"]] for call in result["calls"]},
         "environment": [[row["name"], row["a"], row["b"]] for row in result["environment"]],
         "took_s": round(time.monotonic() - began),
     }

@@ -1,6 +1,6 @@
 """A small training job of gloo ranks in which one cause of slowness can be planted, for `compare_gate.py`.
 
-torchrun --standalone --nproc-per-node 2 benchmarks/compare_job.py [--sleep S] [--items N] [--bucket-mb MB] [--threads N]
+torchrun --standalone --nproc-per-node 2 benchmarks/compare_job.py --sleep 0.02
 """
 
 from __future__ import annotations
