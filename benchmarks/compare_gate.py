@@ -5,8 +5,8 @@
     python benchmarks/compare_gate.py causes [--out results.json]
 
 `simulated` runs the comparison's own loop on trials of identical arms (A/A) in ten scenarios of noise, and on a B that
-is 5 % slower, with a gate of 3 %: 20 comparisons of each in each scenario. The power is that which the comparison states after its
-first trials. `real` compares a job of two gloo ranks with itself. `causes` plants four causes in that job
+is 5 % slower, with a gate of 3 %: 20 comparisons of each in each scenario. The power is what the comparison states
+after its first trials. `real` compares a job of two gloo ranks with itself. `causes` plants four causes in that job
 (`compare_job.py`), and asks which part the comparison names. Seeds are fixed. `simulated` takes minutes on one core;
 the others take an hour on a busy machine.
 """

@@ -120,6 +120,7 @@ from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.recording_json import RecordedRank, RecordingReport
+from flatout.report.scaling import LostPart, Scaling
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
 from flatout.schedule.live.actions import Action, Reservation
 from flatout.schedule.live.controller import Cycle
@@ -204,7 +205,7 @@ def json() -> str:
 
 def diff_json() -> str:
     """The contract `flatout/diff`."""
-    return _contract("flatout/diff", (DiagnosisDiff, DiffSide, PartChange, FindingChange), version=2)
+    return _contract("flatout/diff", (DiagnosisDiff, DiffSide, PartChange, FindingChange, Scaling, LostPart), version=2)
 
 
 def comparison_json() -> str:

@@ -49,6 +49,7 @@ STAGES = {
 COMPOSERS = {
     "bench_pipeline",
     "compare",
+    "conditions",
     "cost_pipeline",
     "diagnosis_pipeline",
     "doctor_pipeline",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flatout.cli.durations import Duration, duration
+from flatout.cli.fail_on import exit_if_met, fail_on_option
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.paths import path_option
 from flatout.cli.values import whole_number
@@ -43,6 +44,7 @@ def bench(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    fail_on: Annotated[list[str] | None, fail_on_option("bench")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the ceilings as JSON.")] = False,
 ) -> None:
     """Measure achievable rates of this machine: matrix multiplication, memory, links, collectives, storage.
@@ -50,8 +52,11 @@ def bench(
     Example: flatout bench --path /data/train
     """
     from flatout.bench_pipeline import BenchRequest, is_reporting_rank, measure, save
+    from flatout.conditions.met import met_by_ceilings
+    from flatout.conditions.words import parse_conditions
     from flatout.errors import OutputError
 
+    conditions = parse_conditions("bench", fail_on or ())
     request = BenchRequest(
         time_s=time.seconds,
         path=path,
@@ -86,6 +91,7 @@ def bench(
         raise problem
     if ceilings.wrong:
         raise typer.Exit(1)
+    exit_if_met(met_by_ceilings(ceilings, conditions))
 
 
 class _Bar:

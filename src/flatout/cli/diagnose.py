@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli.durations import Duration, duration
+from flatout.cli.fail_on import exit_if_met, fail_on_option, finding_conditions
 from flatout.cli.output import text_style, typed_command
 from flatout.cli.paths import path_argument, path_option
 
 if TYPE_CHECKING:
     from flatout.diagnosis_pipeline import Diagnosed
-    from flatout.records.diagnosis import Finding
 
 
 _MAX_RANK = 1 << 20
@@ -46,14 +46,7 @@ def diagnose(
     untraced_step: Annotated[
         Duration | None, duration(most_s=_MAX_STEP_S, help="Step time without the profiler, if known.")
     ] = None,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT|NAME",
-            help="Exit with code 1 if a finding costs at least PERCENT of the step time, or if the finding NAME is "
-            "present.",
-        ),
-    ] = None,
+    fail_on: Annotated[list[str] | None, fail_on_option("diagnose")] = None,
     ceilings: Annotated[
         Path | None,
         path_option(
@@ -74,11 +67,12 @@ def diagnose(
 
     Example: flatout diagnose traces/ --html report.html
     """
+    from flatout.conditions.met import met_by_diagnosis
     from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.progress import ProgressLine
 
     _check_targets(html, perfetto, force=force)
-    limit = _parse_limit(fail_on)
+    conditions = finding_conditions("diagnose", fail_on or ())
     ranks = _parse_ranks(rank or [])
     num_lost_events: dict[int, int] = {}  # rank -> number of events missing in the Perfetto trace
 
@@ -101,8 +95,7 @@ def diagnose(
     _print(done, html, json=json)
     for line in _remarks(done, html, perfetto, ceilings, num_lost_events):
         print(line, file=sys.stderr)
-    if any(_reaches(finding, limit) for finding in done.diagnosis.findings):
-        raise typer.Exit(1)
+    exit_if_met(met_by_diagnosis(done.diagnosis, conditions))
 
 
 def _print(done: Diagnosed, html: Path | None, *, json: bool) -> None:
@@ -165,42 +158,6 @@ def _check_targets(html: Path | None, perfetto: Path | None, *, force: bool) -> 
     for target in (html, perfetto):
         if target is not None:
             check_new(target, force=force)
-
-
-def _parse_limit(text: str | None) -> float | str | None:
-    """Parse --fail-on: a share of the step, or the name of a finding."""
-    from flatout.errors import UsageError
-
-    if text is None:
-        return None
-    try:
-        percentage = float(text.rstrip("% "))
-    except ValueError:
-        return _checked_finding(text)
-    if not 0 <= percentage <= 100:
-        raise UsageError(f"`--fail-on` must be a percentage from 0 to 100, but got {text}")
-    return percentage / 100
-
-
-def _checked_finding(name: str) -> str:
-    from flatout.diagnose.rules import RULES
-    from flatout.errors import UsageError
-
-    names = [rule.NAME for rule in RULES]
-    if name not in names:
-        raise UsageError(
-            f"`--fail-on` must be a percentage or the name of a finding, but got {name}",
-            hint=f"names: {', '.join(names)}",
-        )
-    return name
-
-
-def _reaches(finding: Finding, limit: float | str | None) -> bool:
-    if limit is None:
-        return False
-    if isinstance(limit, str):
-        return finding.name == limit
-    return finding.share_of_step >= limit
 
 
 def _write_html(target: Path, done: Diagnosed, force: bool) -> None:

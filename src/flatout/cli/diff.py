@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.fail_on import exit_if_met, fail_on_option
 from flatout.cli.output import text_style, typed_command
 from flatout.cli.paths import given_path
 
 if TYPE_CHECKING:
     from flatout.records.diagnosis import Diagnosis
+    from flatout.report.diff import DiagnosisDiff
 
 
 def diff(
@@ -23,17 +25,24 @@ def diff(
     after: Annotated[
         Path, typer.Argument(metavar="B", parser=given_path, help="Traces or a diagnosis to compare with A.")
     ],
+    fail_on: Annotated[list[str] | None, fail_on_option("diff")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Compare two diagnoses, part by part and finding by finding.
 
-    Example: flatout diff before/ after/
+    Two sizes of one job are compared by their scaling efficiency.
+
+    Example: flatout diff before/ after/ --fail-on slower=10%
     """
-    print_diff(before, after, json=json)
+    from flatout.conditions.met import met_by_diff
+    from flatout.conditions.words import parse_conditions
+
+    conditions = parse_conditions("diff", fail_on or ())
+    exit_if_met(met_by_diff(print_diff(before, after, json=json), conditions))
 
 
-def print_diff(before: Path, after: Path, *, json: bool) -> None:
-    """Print the comparison of two diagnoses, for this command and for `flatout compare`."""
+def print_diff(before: Path, after: Path, *, json: bool) -> DiagnosisDiff:
+    """Print and return the comparison of two diagnoses, for this command and for `flatout compare`."""
     from flatout.report.diff import diff as compare
     from flatout.report.diff import diff_json
     from flatout.report.diff_text import diff_text
@@ -42,8 +51,9 @@ def print_diff(before: Path, after: Path, *, json: bool) -> None:
     result = compare(a, b)
     if json:
         sys.stdout.write(diff_json(result, typed_command()).decode())
-        return
+        return result
     print(diff_text(result, a, b, style=text_style(), next_command=_next_command(after, b)))
+    return result
 
 
 def _next_command(after: Path, diagnosis: Diagnosis) -> str:

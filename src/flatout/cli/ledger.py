@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from flatout.cli.fail_on import exit_if_met, fail_on_option
 from flatout.cli.output import print_json, text_style
 from flatout.cli.values import amount
 
@@ -28,24 +29,30 @@ def ledger(
     gpu_watts: Annotated[
         float | None, amount(metavar="WATTS", help="Average power per GPU. [default: power limit]")
     ] = None,
+    fail_on: Annotated[list[str] | None, fail_on_option("ledger")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show how each GPU-second of a job was used: productive, recomputed, checkpoint, restart, hang, and others.
 
     Example: flatout ledger ledger.jsonl --gpu-price 2.50
     """
+    from flatout.conditions.met import met_by_ledger
+    from flatout.conditions.words import parse_conditions
+    from flatout.keep.account import CLASSES
     from flatout.keep.ledger_merge import read_all
     from flatout.keep.ledger_report import report
 
+    conditions = parse_conditions("ledger", fail_on or (), CLASSES)
     totals = read_all(paths)
     gpu_type = gpu or totals.gpu
     result = report(totals, price_per_h=_price(gpu_type, gpu_price), watts=_watts(gpu_type, gpu_watts))
     if json:
         print_json("flatout/ledger-report", result)
-        return
-    from flatout.report.ledger_text import ledger_text
+    else:
+        from flatout.report.ledger_text import ledger_text
 
-    print(ledger_text(result, style=text_style()))
+        print(ledger_text(result, style=text_style()))
+    exit_if_met(met_by_ledger(result, conditions))
 
 
 def _price(gpu: str | None, usd_per_gpu_hour: float | None) -> tuple[float, str] | None:

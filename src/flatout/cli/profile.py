@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.fail_on import exit_if_met, fail_on_option, finding_conditions
 from flatout.cli.output import typed_command
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flatout.conditions.words import Condition
     from flatout.launch import ExitStatus
+    from flatout.records.diagnosis import Diagnosis
     from flatout.records.recording import Recording
 
 
@@ -33,6 +38,7 @@ def profile(
         bool,
         typer.Option("--light", help="Record step times, data loading, memory and the machine's state, but no trace."),
     ] = False,
+    fail_on: Annotated[list[str] | None, fail_on_option("profile")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the result as one line of JSON after the job's output.")
     ] = False,
@@ -40,7 +46,7 @@ def profile(
 ) -> None:
     """Run a training command, unchanged, and record what slows it down.
 
-    Exits with the command's own code.
+    Exits with the command's own code; if that is 0 and a condition of --fail-on holds, with 1.
 
     Example: flatout profile -- torchrun --standalone --nproc-per-node 2 train.py --epochs 1
     """
@@ -51,6 +57,8 @@ def profile(
     from flatout.run.several_nodes import key_of_nodes
     from flatout.secrets import masked_command
 
+    conditions = finding_conditions("profile", fail_on or ())
+    diagnosis: Diagnosis | None = None
     for abandoned in abandoned_jobs():
         print(f"flatout: {abandoned.describe()}", file=sys.stderr)
     recorded = record(
@@ -62,17 +70,29 @@ def profile(
     )
     try:
         if recorded.is_first:
-            _report(recorded.path, recorded.ended, light=light, json=json)
+            diagnosis = _report(recorded.path, recorded.ended, light=light, json=json)
     except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own exit code counts
         problem = f"reading it failed: {error}"
         if isinstance(error, OSError) and error.filename is None:
             problem = f"standard output failed: {error.strerror or error}"
         print(f"flatout: the recording is in {recorded.path}, but {problem}", file=sys.stderr)
     sys.stdout.flush()
+    if conditions and recorded.ended.code == 0 and recorded.is_first:
+        exit_if_met(_met(diagnosis, conditions))
     raise typer.Exit(end_like(recorded.ended))
 
 
-def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> None:
+def _met(diagnosis: Diagnosis | None, conditions: Sequence[Condition]) -> list[str]:
+    """Return which conditions are met; without a diagnosis all are, because nothing was checked."""
+    from flatout.conditions.met import met_by_diagnosis
+
+    if diagnosis is None:
+        return ["there is no diagnosis of the recording"]
+    return met_by_diagnosis(diagnosis, conditions)
+
+
+def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> Diagnosis | None:
+    """Print what was recorded, and return its diagnosis; None without one."""
     from flatout.diagnosis_pipeline import recorded_time_of, with_known_ceilings
     from flatout.profile import read_recording
     from flatout.report.recorded_text import recorded_lines
@@ -85,8 +105,9 @@ def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> None:
         print(f"flatout: {line}", file=sys.stderr)
     has_trace = bool(recording.traced_ranks)
     was_killed = ended.signal is not None
+    diagnosis = None
     if has_trace and not was_killed:
-        _diagnose(path, recording, json=json)
+        diagnosis = _diagnose(path, recording, json=json)
     elif json:
         _print_recording(recording)
     elif (recorded := recorded_time_of(recording)) is not None:
@@ -96,9 +117,10 @@ def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> None:
         print(f"next: flatout diagnose {shlex.quote(folder)}{page}", file=sys.stderr)
     elif light and recording.ranks:
         print("next: run the same command without --light to get a trace and its diagnosis", file=sys.stderr)
+    return diagnosis
 
 
-def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
+def _diagnose(path: Path, recording: Recording, *, json: bool) -> Diagnosis:
     """Print the diagnosis: JSON to standard output, text to standard error, separate from the job's output."""
     from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.progress import ProgressLine
@@ -118,6 +140,7 @@ def _diagnose(path: Path, recording: Recording, *, json: bool) -> None:
         from flatout.report.text import diagnosis_text
 
         print(diagnosis_text(done.diagnosis), file=sys.stderr)
+    return done.diagnosis
 
 
 def _print_recording(recording: Recording, *, problem: str | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli.durations import Duration, duration
+from flatout.cli.fail_on import exit_if_met, fail_on_option
 from flatout.cli.output import typed_command
 from flatout.cli.values import whole_number
 
@@ -69,21 +70,25 @@ def tune(
     apply: Annotated[
         bool, typer.Option("--apply", help="If a change is accepted, also write files for other tools.")
     ] = False,
+    fail_on: Annotated[list[str] | None, fail_on_option("tune")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the tuning results in DIR.")] = False,
 ) -> None:
     """Find the changes that make a training command faster, without touching its code.
 
-    Exits with code 0 if a change was accepted, otherwise with 1.
+    Exits with code 0 if a change was accepted, otherwise with 1; with --fail-on, with 1 only if a condition holds.
 
     Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}
     """
+    from flatout.conditions.met import met_by_tuning
+    from flatout.conditions.words import parse_conditions
     from flatout.errors import OutputError
     from flatout.tune.command import TuneCommand, check_knobs
     from flatout.tune.options import TuneOptions, named_objective
     from flatout.tune.result import is_better
     from flatout.tune.signals import EndedBySignal
 
+    conditions = parse_conditions("tune", fail_on or ())
     safety = _safety(allow)
     check_knobs(knob or (), command, safety)
     options = TuneOptions(
@@ -119,7 +124,8 @@ def tune(
     _report(result, tuning.folder, json=json)
     for line in written:
         _say(line)
-    raise typer.Exit(0 if is_better(result) else 1)
+    exit_if_met(met_by_tuning(result, conditions))
+    raise typer.Exit(0 if conditions or is_better(result) else 1)
 
 
 def _report(result: TuneResult, folder: Path, *, json: bool) -> None:

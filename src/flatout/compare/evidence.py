@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from flatout.compare.calls import Calls, calls_of
 from flatout.compare.judge import run_sd
-from flatout.compare.parts import Parts, profiled_parts, recorded_parts
+from flatout.compare.parts import Parts, recorded_parts
 from flatout.compare.runner import ArmRunner, arm_of
 from flatout.errors import InputError
 from flatout.profile import read_recording
 from flatout.records.comparison import ArmName
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import Objective
+from flatout.report.scaling import parts_by_cause
 from flatout.tune.runner import Profiled
 
 
@@ -74,7 +75,7 @@ class Evidence:
 
     def add_profile(self, arm: ArmName, profiled: Profiled) -> None:
         self.profile_folders[arm] = profiled.recording.path
-        parts = profiled_parts(profiled.done.diagnosis)
+        parts = parts_by_cause(profiled.done.diagnosis)
         if parts is not None:
             self.profiled[arm].append(parts)
         calls = calls_of(profiled.done)

@@ -9,15 +9,12 @@ the time was lost. Intervals are those of Student's t-test over runs, so that th
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from flatout.records.comparison import PartDifference, PartSource
-from flatout.records.diagnosis import PART_NAMES, Diagnosis
 from flatout.records.recording import RankRecording, Recording
-from flatout.report.rows import mean_parts
 from flatout.verdict.student import t_quantile
 
 LEVEL = 0.05  # two-sided, of each interval
@@ -57,24 +54,6 @@ def _of_rank(rank: RankRecording) -> Parts | None:
         values = getattr(rank.steps, column)
         parts[part] = float(np.nan_to_num(values[rows]).mean()) if values is not None else 0.0
     parts[REST] = max(float(rank.steps.duration_s[rows].mean()) - sum(parts.values()), 0.0)
-    return parts
-
-
-def profiled_parts(diagnosis: Diagnosis) -> Parts | None:
-    """Return the parts of a profile's mean traced step, with each wait for a late rank in the part it was late in."""
-    ranks = [rank for rank in diagnosis.ranks if rank.steps]
-    if not ranks:
-        return None
-    columns = zip(*(mean_parts(rank) for rank in ranks), strict=True)
-    parts = {name: sum(column) / len(ranks) for name, column in zip(PART_NAMES, columns, strict=True)}
-    blamed: dict[str, float] = defaultdict(float)
-    for blame in diagnosis.blame:
-        if blame.part in parts and blame.part != "wait":
-            blamed[blame.part] += blame.wait_s / len(ranks) / len(ranks[0].steps)
-    share = min(parts["wait"] / total, 1.0) if (total := sum(blamed.values())) else 0.0
-    for part, seconds in blamed.items():
-        parts[part] += share * seconds
-    parts["wait"] = max(parts["wait"] - share * sum(blamed.values()), 0.0)
     return parts
 
 

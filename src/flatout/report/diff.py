@@ -17,6 +17,7 @@ from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding
 from flatout.report.json import enveloped_json
 from flatout.report.parts import part_values
 from flatout.report.rows import mean_parts
+from flatout.report.scaling import Scaling, scaling_of
 
 SCHEMA = "flatout/diff"
 VERSION = 2
@@ -81,6 +82,7 @@ class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
     traced_change_s: float  # b - a, of the traced steps or windows
     parts: tuple[PartChange, ...]  # of the traced time, largest change first; the changes sum to `traced_change_s`
     findings: tuple[FindingChange, ...]  # largest change first
+    scaling: Scaling | None  # from the smaller to the larger job; None if both have as many ranks
     notes: tuple[str, ...]  # reasons why the two are hard to compare
 
 
@@ -115,6 +117,7 @@ def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
         traced_change_s=b_side.traced_s - a_side.traced_s,
         parts=tuple(sorted(parts, key=lambda part: (-abs(part.change_s), PART_NAMES.index(part.part)))),
         findings=_finding_changes(a, b, is_step),
+        scaling=scaling_of(a, b),
         notes=_notes(a, b, is_step),
     )
 

@@ -12,6 +12,7 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.report.diff import STALLS, DiagnosisDiff, DiffSide, PartChange
 from flatout.report.parts import part_label
 from flatout.report.phrases import counted, job_summary, ranks_text
+from flatout.report.scaling_text import scaling_lines, scaling_sentences
 from flatout.report.terminal import TextStyle
 
 SMALLEST_CHANGE = 0.001  # of the larger time; the text sums up smaller changes
@@ -28,7 +29,8 @@ def diff_text(
     head = []
     for name, diagnosis in (("A", a), ("B", b)):
         head += style.wrapped(separator.join(job_summary(diagnosis)), label=f"{name}  ")
-    sections = [head, _change_lines(result, style), _recorded_lines(result, style), _part_lines(result, style)]
+    scaling = [] if result.scaling is None else scaling_lines(result.scaling, style)
+    sections = [head, _change_lines(result, style), scaling, _recorded_lines(result, style), _part_lines(result, style)]
     sections.append(_finding_lines(result, style))
     sections.append([line for note in _caveats(result) for line in style.wrapped(note, label="- ")])
     if next_command:
@@ -39,7 +41,10 @@ def diff_text(
 def _change_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
     """Return the change of the recordings, then that of the traced time with the part that explains most of it."""
     lines = []
-    if result.basis == "recording":
+    if result.scaling is not None:  # a job of another size is neither faster nor slower
+        for sentence in scaling_sentences(result.scaling):
+            lines += style.wrapped(sentence)
+    elif result.basis == "recording":
         lines += style.wrapped(f"{_recording_sentence(result)} {_regular_sentence(result)}".rstrip())
     lines += style.wrapped(_traced_sentence(result))
     return [style.bold(line) for line in lines]
