@@ -6,6 +6,7 @@ torchrun --standalone --nproc-per-node 2 benchmarks/compare_job.py --sleep 0.02
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 import torch
@@ -37,12 +38,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=8)
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    dist.init_process_group("gloo")
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.manual_seed(0)
-    layers = [nn.Linear(256, 256) for _ in range(8)]
+    layers = [nn.Linear(256, 256) for _ in range(args.depth)]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=args.bucket_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batches = iter(DataLoader(Samples(256, args.sleep / args.batch), batch_size=args.batch))

@@ -27,6 +27,7 @@ from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.forbidden import FORBIDDEN
 from flatout.cli import parser
 from flatout.cli.help import NO_WRAP
+from flatout.conditions.words import WORDS
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
 from flatout.plan.counts import num_active_parameters, num_parameters
@@ -215,6 +216,16 @@ def comparison_json() -> str:
         *(EnvironmentDifference, TrainingCheck, Separation),
     )
     return _contract("flatout/comparison", records)
+
+
+def conditions() -> str:
+    """The words of `--fail-on`, by command."""
+    rows = [
+        [f"`{command}`", f"`{word.form}`", word.meaning.replace("N %", "PERCENT")]
+        for command, words in WORDS.items()
+        for word in words
+    ]
+    return table(["Command", "Condition", "Holds if"], rows)
 
 
 def explanation_json() -> str:
@@ -747,6 +758,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         json,
         diff_json,
         comparison_json,
+        conditions,
         explanation_json,
         failure_explanation_json,
         known_failures_table,

@@ -28,6 +28,8 @@ FIRST_STEPS = 30  # measured steps of the first trial of each arm; later ones fo
 MIN_STEPS, MAX_STEPS = 12, 200
 MAX_TRIAL_STEPS_S = 20.0  # seconds of measured steps per trial
 NUM_FIRST = 4  # trials, two of each arm, after which the noise is known well enough to state the power
+# A standard deviation of two trials each has two degrees of freedom: its median is 1 / 1.2 of the true one.
+SMALL_SAMPLE = 1.2
 MAX_FAILED = 3  # trials of one arm
 DEFAULT_EFFECT = 0.03  # the slowdown for which the power is stated without a gate
 GATE_TIMES = 5 / 3  # with a gate, the power is stated for a slowdown of this many gates: 5 % for a gate of 3 %
@@ -155,7 +157,7 @@ def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions,
         num_affordable = min(num_affordable, options.max_trials)
     effect = DEFAULT_EFFECT if options.gate is None else GATE_TIMES * options.gate
     stated = power(
-        evidence.run_sd or 0.0,
+        (evidence.run_sd or 0.0) * SMALL_SAMPLE,
         effect=effect,
         gate=options.gate,
         trial_s=evidence.trial_s,

@@ -89,7 +89,7 @@ def _step_s(diagnosis: Diagnosis) -> float | None:
 def _rates(
     small: Diagnosis, large: Diagnosis, step_ratio: float
 ) -> tuple[tuple[float, float] | None, str | None, float | None]:
-    """Return the rates of both jobs, their unit, and the ratio of the work per step; None if not known of both."""
+    """Return the rates of both jobs, their unit, and the ratio of the work per step; None if either lacks them."""
     for name in ("samples_per_s", "tokens_per_s"):
         before, after = (getattr(diagnosis.job, name) for diagnosis in (small, large))
         if isinstance(before, float) and isinstance(after, float) and before > 0 and after > 0:
