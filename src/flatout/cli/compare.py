@@ -80,12 +80,15 @@ def compare(
     from flatout.compare.command import CompareCommand
     from flatout.compare.options import CompareOptions
     from flatout.compare.request import compare_arms, recordings_of
+    from flatout.errors import UsageError
     from flatout.tune.options import named_objective
 
     recordings = recordings_of(words or (), (a, b, a_ref, b_ref, a_python, b_python))
     if recordings is not None:
         from flatout.cli.diff import print_diff
 
+        if gate is not None:
+            raise UsageError("`--gate` needs commands: one run each gives no verdict", hint="flatout diff --help")
         print_diff(*recordings, json=json)
         return
     arms = compare_arms(words or (), commands=(a, b), refs=(a_ref, b_ref), pythons=(a_python, b_python))

@@ -140,7 +140,7 @@ def _environment(result: Comparison, style: TextStyle) -> list[str]:
         return []
     cells = [[difference.name, difference.a, difference.b] for difference in result.environment]
     lines = [_title("What else differs", style)]
-    return lines + text_table(("", "A", "B"), cells, style=style, flexible=(1, 2))
+    return lines + text_table(("", "A", "B"), cells, style=style, flexible=(0, 1, 2))
 
 
 def _training(result: Comparison, style: TextStyle) -> list[str]:
