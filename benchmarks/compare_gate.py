@@ -38,7 +38,8 @@ GATE = 0.03
 SLOWDOWN = 0.05
 NOISES = (0.003, 0.01, 0.03, 0.1)
 SHAPES: tuple[Shape, ...] = ("drift", "warming", "two states", "spikes", "walk", "noisier B")
-JOB = Path(__file__).with_name("compare_job.py")
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+JOB = Path(__file__).resolve().with_name("compare_job.py")
 # Cause -> options of both jobs, of B alone, the parts that name it, and the call that shows it.
 CAUSES: dict[str, tuple[list[str], list[str], set[str], str | None]] = {
     "loader sleep": ([], ["--sleep", "0.02"], {"data_loading"}, None),
@@ -125,7 +126,7 @@ def _compare_jobs(num_ranks: int, a: list[str], b: list[str], options: list[str]
             text=True,
             check=False,
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)},
         )
     if not done.stdout:
         return {"exit": done.returncode, "problem": done.stderr[-2000:]}
