@@ -1,12 +1,12 @@
 """How often verdicts from all trials are wrong, and how soon they are right, on machines of many kinds.
 
-    python benchmarks/verdict_scenarios.py [--tunings 4000] [--windows 300] [--out FILE]
+    python benchmarks/verdict_scenarios.py [--tunings 4000] [--processes 1] [--out FILE]
 
 A tuning has four baselines (noise floor), the candidates that are screened, another baseline, and then fresh trials of
 the candidate that screened best, with baselines between them. `SCENARIOS` names what its machine does to the log cost
 of a trial. Each tuning is judged by the rules of `flatout.verdict.analyses` and given up by those of
-`flatout.verdict.prospect`, many tunings at once. `windows` makes the steps too: jobs with an epoch's end, in windows
-shorter and longer than the epoch, judged by `judge_arms`. Seeds are fixed. Minutes on one core.
+`flatout.verdict.prospect`, many tunings at once. Seeds are fixed. Minutes on one core. Jobs whose windows hold periodic
+work: `verdict_windows.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.records.trial import BASELINE, TrialResult
 from flatout.verdict.analyses import (
     ANALYSES,
     BETTER,
@@ -37,9 +37,9 @@ from flatout.verdict.analyses import (
     analyse,
     worth_more,
 )
-from flatout.verdict.arms import MIN_EFFECT, judge_arms
+from flatout.verdict.arms import MIN_EFFECT
 from flatout.verdict.arrangement import Arrangement
-from flatout.verdict.prospect import chances, is_worth_more, what_next
+from flatout.verdict.prospect import chances
 from flatout.verdict.quoted import claim_of, quoted
 
 Floats = NDArray[np.float64]
@@ -345,150 +345,78 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def measure(count: int, log: Callable[[str], None]) -> dict[str, Any]:
-    result: dict[str, Any] = {"tunings": {}, "never_given_up": {}, "screened": {}, "quoted": {}, "equivalent": {}}
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the results: how its tunings are made and judged."""
 
-    def cell(part: str, name: str, tunings: Tunings, **how: Any) -> None:
-        result[part][name] = summary(tunings, judge_tunings(tunings, **how))
-        log(f"{part}: {name}: {json.dumps(result[part][name])}")
+    part: str
+    name: str
+    scenario: str
+    speedup: float
+    tunings: int
+    made: dict[str, Any] = {}  # further arguments of `make_tunings`
+    judged: dict[str, Any] = {}  # and of `judge_tunings`
 
-    for (name, noise), speedup in itertools.product(SCENARIOS.items(), (1.0, 1.03, 1.1, 1.3, 2.0)):
-        cell("tunings", f"{name}, {speedup:g}x", make_tunings(noise, speedup, tunings=count))
-    for name, noise in SCENARIOS.items():
-        cell("never_given_up", name, make_tunings(noise, 1.0, tunings=count), gives_up=False)
-    for number, name in itertools.product(
-        (1, 3, 8, 20), ("white 3 %", "two states 15 %", "candidate 9 %, baseline 3 %")
-    ):
-        tunings = make_tunings(SCENARIOS[name], 1.0, tunings=count, num_screened=number)
-        cell("screened", f"{name}, {number} screened", tunings)
-    rows = itertools.product(((3, 1.03), (3, 1.1), (5, 1.1), (5, 1.3), (10, 1.1), (10, 1.3), (10, 2.0)), (False, True))
-    for (percent, speedup), are_all_good in rows:
-        name = f"white {percent} %, {speedup:g}x" + (", all candidates" if are_all_good else "")
-        noise = SCENARIOS[f"white {percent} %"]
-        tunings = make_tunings(noise, speedup, tunings=count // 4, are_all_good=are_all_good)
-        cell("quoted", name, tunings, with_quotes=True)
-    for speedup, margin in ((1.0, 0.01), (1.01, 0.01), (1.0, 0.03), (1.03, 0.03)):
-        tunings = make_tunings(SCENARIOS["white 1 %"], speedup, tunings=count, num_screened=1)
-        cell("equivalent", f"white 1 %, {speedup:g}x, within {margin:.0%}", tunings, gives_up=False, min_effect=margin)
-    return result
+    def run(self) -> dict[str, Any]:
+        tunings = make_tunings(SCENARIOS[self.scenario], self.speedup, tunings=self.tunings, **self.made)
+        return summary(tunings, judge_tunings(tunings, **self.judged))
 
 
-# ---- windows of steps ----
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose every `period`-th step carries an epoch's end; runs differ by 3 %, steps by 5 %."""
-
-    period: int
-    num_steps: int  # measured per trial
-    step_s: float = 0.06
-    boundary_s: float = 2.4
-    first_boundary: float = 1.5  # the first one takes this many times as long
-    run_sd: float = 0.03
-    knows_steps: bool = True  # the journal has the absolute number of the first measured step
-
-    def trial(
-        self, rng: Generator, index: int, arm: str, *, regular: float = 1.0, boundary: float = 1.0
-    ) -> TrialResult:
-        first = int(rng.integers(5, 25))  # the warm-up's length differs
-        numbers = first + np.arange(self.num_steps)
-        steps = regular * self.step_s * np.exp(rng.normal(0, 0.05, self.num_steps))
-        is_end = numbers % self.period == self.period - 1
-        extra = np.exp(rng.normal(0, 0.1, int(is_end.sum()))) * np.where(
-            numbers[is_end] < self.period, self.first_boundary, 1
-        )
-        steps[is_end] = boundary * self.boundary_s * extra
-        steps *= math.exp(rng.normal(0, self.run_sd))
-        return TrialResult(
-            index=index,
-            arm=arm,
-            outcome="completed",
-            step_s=tuple(steps.tolist()),
-            first_step=first if self.knows_steps else None,
-        )
-
-    def log_speedup(self, regular: float, boundary: float) -> float:
-        def cost(of_step: float, of_boundary: float) -> float:
-            return self.step_s * of_step * (1 - 1 / self.period) + self.boundary_s * of_boundary / self.period
-
-        return math.log(cost(1, 1) / cost(regular, boundary))
-
-
-def tune_windows(
-    job: Job, rng: Generator, *, regular: float, boundary: float, order: str
-) -> tuple[int, float, float, int]:
-    """Run one tuning by `judge_arms` and `what_next`; return its claim, interval and number of trials."""
-    names = {"better": BETTER, "worse": WORSE, "equivalent": EQUIVALENT, "undecided": UNDECIDED}
-    trials: list[TrialResult] = []
-    low, high, claim = -math.inf, math.inf, UNDECIDED
-    for index, arm in enumerate(order):
-        changes = {"regular": regular, "boundary": boundary} if arm == "B" else {}
-        trials.append(job.trial(rng, index, "candidate" if arm == "B" else BASELINE, **changes))
-        if arm == "A":
-            continue
-        verdict = judge_arms(trials, "candidate")
-        if verdict.interval is not None:
-            low, high = (math.log(bound) if bound > 0 else -math.inf for bound in verdict.interval)
-        claim = names[verdict.verdict]
-        if claim != UNDECIDED:
-            break
-        if verdict.interval is not None and not is_worth_more(what_next(trials, "candidate")):
-            claim = GIVEN_UP
-            break
-    return claim, low, high, len(trials)
-
-
-def measure_windows(count: int, log: Callable[[str], None]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    jobs = [(15, 20), (15, 30), (15, 60), (40, 20), (40, 30), (40, 60), (40, 100), (400, 60)]
-    changes = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.8, 0.8))
-    for (period, num_steps), (regular, boundary), knows in itertools.product(jobs, changes, (True, False)):
-        job = Job(period=period, num_steps=num_steps, knows_steps=knows)
-        true = job.log_speedup(regular, boundary)
-        outcomes = [
-            tune_windows(
-                job,
-                np.random.default_rng([11, period, num_steps, tuning]),
-                regular=regular,
-                boundary=boundary,
-                order="AAAA" + "BA" * 8,
+def cells(count: int) -> list[Cell]:
+    result = []
+    for name, speedup in itertools.product(SCENARIOS, (1.0, 1.03, 1.1, 1.3, 2.0)):
+        label = f"{name}, {speedup:g}x"
+        result.append(Cell(part="tunings", name=label, scenario=name, speedup=speedup, tunings=count))
+    for name in SCENARIOS:
+        judged = {"gives_up": False}
+        result.append(Cell(part="never_given_up", name=name, scenario=name, speedup=1.0, tunings=count, judged=judged))
+    selected = ("white 3 %", "two states 15 %", "candidate 9 %, baseline 3 %")
+    for number, name in itertools.product((1, 3, 8, 20), selected):
+        label, made = f"{name}, {number} screened", {"num_screened": number}
+        result.append(Cell(part="screened", name=label, scenario=name, speedup=1.0, tunings=count, made=made))
+    rows = ((3, 1.03), (3, 1.1), (5, 1.1), (5, 1.3), (10, 1.1), (10, 1.3), (10, 2.0))
+    for (percent, speedup), are_all_good in itertools.product(rows, (False, True)):
+        result.append(
+            Cell(
+                part="quoted",
+                name=f"white {percent} %, {speedup:g}x" + (", all candidates" if are_all_good else ""),
+                scenario=f"white {percent} %",
+                speedup=speedup,
+                tunings=count // 4,
+                made={"are_all_good": are_all_good},
+                judged={"with_quotes": True},
             )
-            for tuning in range(count)
-        ]
-        is_false = [
-            claim in (BETTER, WORSE) and (true == 0 or (true > 0) != (claim == BETTER)) for claim, *_ in outcomes
-        ]
-        name = f"period {period}, window {num_steps}, steps x{regular:g}, boundary x{boundary:g}"
-        name += "" if knows else ", step numbers unknown"
-        result[name] = {
-            "true_speedup": round(math.exp(true), 3),
-            "false_claims": float(np.mean(is_false)),
-            "better": float(np.mean([claim == BETTER for claim, *_ in outcomes])),
-            "coverage": float(np.mean([low <= true <= high for _, low, high, _ in outcomes])),
-            "median_trials": float(np.median([num_trials for *_, num_trials in outcomes])),
-        }
-        log(f"{name}: {json.dumps(result[name])}")
+        )
+    for speedup, margin in ((1.0, 0.01), (1.01, 0.01), (1.0, 0.03), (1.03, 0.03)):
+        result.append(
+            Cell(
+                part="equivalent",
+                name=f"white 1 %, {speedup:g}x, within {margin:.0%}",
+                scenario="white 1 %",
+                speedup=speedup,
+                tunings=count,
+                made={"num_screened": 1},
+                judged={"gives_up": False, "min_effect": margin},
+            )
+        )
     return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tunings", type=int, default=4000)
-    parser.add_argument("--windows", type=int, default=200, help="tunings of each kind of window")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
-
-    def log(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    results = measure(arguments.tunings, log)
-    if arguments.windows:
-        results["windows"] = measure_windows(arguments.windows, log)
+    todo = cells(arguments.tunings)
+    results: dict[str, Any] = {cell.part: {} for cell in todo}
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for cell, row in zip(todo, pool.map(Cell.run, todo), strict=True):
+            results[cell.part][cell.name] = row
+            print(f"{cell.part}: {cell.name}: {json.dumps(row)}", file=sys.stderr, flush=True)
     document = {
         "conditions": {
             "tunings": arguments.tunings,
-            "windows": arguments.windows,
             "analyses": msgspec.to_builtins(ANALYSES),
             "python": platform.python_version(),
             "numpy": np.__version__,

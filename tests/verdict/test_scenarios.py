@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.verdict_scenarios import (
-    SCENARIOS,
-    Job,
-    judge_tunings,
-    make_tunings,
-    summary,
-    tune_windows,
-)
+from benchmarks.verdict_scenarios import SCENARIOS, judge_tunings, make_tunings, summary
+from benchmarks.verdict_windows import ORDER, Job, Kind, fabric
 
 from flatout.verdict import analyses
 from flatout.verdict.analyses import BETTER, WORSE
@@ -98,11 +92,21 @@ def test_a_forecast_comes_true_as_often_as_it_says() -> None:
     assert forecast.better[is_unsure].mean() == pytest.approx((fitted.claims == BETTER)[is_unsure].mean(), abs=0.15)
 
 
-@pytest.mark.parametrize(("period", "num_steps"), [(15, 20), (15, 60), (40, 60)])
+@pytest.mark.parametrize(("period", "num_steps"), [(15, 20), (15, 60), (40, 20), (40, 60)])
 def test_windows_that_hold_more_ends_of_epochs_make_no_claim(period: int, num_steps: int) -> None:
-    job = Job(period=period, num_steps=num_steps)
-    claims = [
-        tune_windows(job, np.random.default_rng([5, seed]), regular=1.0, boundary=1.0, order="AAAABABABA")[0]
-        for seed in range(12)
-    ]
-    assert sum(claim in (BETTER, WORSE) for claim in claims) <= 1
+    row = Kind(job=Job(period=period, num_steps=num_steps), regular=1.0, boundary=1.0, tunings=16).run()
+    assert row["false_claims"] <= 1 / 16
+    assert row["median_trials"] < len(ORDER)
+
+
+def test_a_faster_step_is_found_beside_ends_of_epochs_and_its_interval_holds() -> None:
+    row = Kind(job=Job(period=40, num_steps=100), regular=0.5, boundary=1.0, tunings=12).run()
+    assert row["right"] >= 0.9
+    assert row["whole"] == 1
+    assert row["coverage_where_whole"] >= 0.9
+
+
+def test_the_recorded_fabric_tuning_is_decided_by_two_more_trials_and_not_by_one() -> None:
+    shares = fabric(60)
+    assert shares["better after 1 more"] <= 0.05
+    assert shares["better after 2 more"] >= 0.8
