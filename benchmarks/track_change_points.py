@@ -180,10 +180,47 @@ def speed(python: str | None, seed: int) -> dict[str, float]:
     return result
 
 
+UNCHANGED: dict[str, Callable[[np.random.Generator, int], Values]] = {
+    "normal": lambda rng, length: 0.03 * rng.standard_normal(length),
+    "long tails (t, 2.5)": lambda rng, length: 0.03 * rng.standard_t(2.5, length),
+    "skewed (lognormal)": lambda rng, length: 0.05 * np.exp(rng.standard_normal(length)),
+    "5 % outliers": lambda rng, length: (
+        0.03 * rng.standard_normal(length) + (rng.random(length) < 0.05) * rng.uniform(0.2, 1, length)
+    ),
+    "two states that overlap": lambda rng, length: (
+        0.03 * rng.standard_normal(length) + 0.1 * (rng.random(length) < 0.3)
+    ),
+    "neighbours correlated by 0.3": lambda rng, length: autoregressive(rng, length, 0.3),
+}
+
+
+def autoregressive(rng: np.random.Generator, length: int, correlation: float) -> Values:
+    values = 0.03 * rng.standard_normal(length)
+    for index in range(1, length):
+        values[index] += correlation * values[index - 1]
+    return values
+
+
+def false_alarms(count: int, seed: int) -> dict[str, dict[str, float]]:
+    """Return the share of series without a change that are given one, at two rates."""
+    rng = np.random.default_rng(seed)
+    shares: dict[str, dict[str, float]] = {}
+    for kind, draw in UNCHANGED.items():
+        for length in (10, 30, 100, 300):
+            for rate in (0.05, 0.01):
+                drawn = (list(100 * np.exp(draw(rng, length))) for _ in range(count))
+                alarms = sum(bool(segmentation(values, rate=rate, min_effect=EFFECT).changes) for values in drawn)
+                shares.setdefault(kind, {})[f"{length} results, rate {rate}"] = alarms / count
+    return shares
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=500, help="number of histories")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--unchanged", type=int, default=0, help="series without a change, for the rate of false alarms"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--otava-python", help="Python of an environment with apache-otava==0.8.0")
     given = parser.parse_args()
@@ -203,6 +240,8 @@ def main() -> None:
         result["otava, p below 0.00001, changes from 1 %"] = of_otava(
             given.otava_python, made, max_pvalue=1e-5, min_magnitude=EFFECT
         )
+    if given.unchanged:
+        result["false alarms"] = false_alarms(given.unchanged, given.seed)
     result["speed"] = speed(given.otava_python, given.seed)
     text = json.dumps(result, indent=1)
     if given.out is not None:
