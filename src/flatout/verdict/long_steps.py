@@ -171,7 +171,7 @@ def _unscheduled_work(windows: Sequence[Window], is_long: _ByTrial) -> Work | No
 
 
 def _has_none(windows: Sequence[Window], is_long: _ByTrial, arm: str) -> bool:
-    """Whether an arm has no long step although the others have so many that this is not chance."""
+    """Whether an arm has no long step although the others have more than chance explains."""
     steps_of, long_of = {True: 0, False: 0}, {True: 0, False: 0}
     for window in windows:
         steps_of[window.arm == arm] += window.num_steps
