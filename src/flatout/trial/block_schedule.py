@@ -8,6 +8,7 @@ steps after it faster or slower for longer than a few steps.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,6 +20,7 @@ UNIT = 4  # blocks: two of the baseline and two with changes
 MIN_STEPS = 10
 MIN_BLOCK_S = 0.25
 DDP_TIMED_STEPS = 10  # DistributedDataParallel waits for the GPU in the first steps of a new reducer, to time them
+DEFAULT_PREFETCH = 2  # torch's
 _THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 
 
@@ -86,10 +88,30 @@ def _collection(parameters: Mapping[str, Scalar], facts: JobFacts) -> str | None
     return None
 
 
+def _loader(parameters: Mapping[str, Scalar], facts: JobFacts) -> str | None:
+    if parameters.get("persistent_workers"):
+        return "acts where epochs begin, which are too rare for blocks"
+    if facts.loader_is_iterable:
+        return "cannot be switched within an epoch of an iterable dataset, whose position is in its iterator"
+    return None
+
+
+def _ddp(parameters: Mapping[str, Scalar], facts: JobFacts) -> str | None:
+    del facts
+    return "is fixed in the first step" if parameters.get("static_graph") else None
+
+
 # Patches that can be switched, each with what may prevent it.
 SWITCHABLE: Mapping[str, Check] = {
+    "autocast": _always,
     "bind_cores": _always,
+    "dataloader": _loader,
+    "ddp": _ddp,
+    "ddp_hook": _always,
+    "ddp_no_sync": _always,
     "garbage_collection": _collection,
+    "non_blocking_copies": _always,
+    "tf32": _always,
 }
 _ACT_ON_SPIKES = {"garbage_collection", "dataloader", "bind_cores"}
 WHY_NOT: Mapping[str, str] = {
@@ -106,8 +128,21 @@ WHY_NOT: Mapping[str, str] = {
 
 
 def _carry_over(setting: Patch, facts: JobFacts) -> int:
-    del facts
-    return {"threads": 2, "bind_cores": 2}.get(setting.name, 1)
+    """Return the steps after a switch that differ by the kind of the setting, in either direction."""
+    if setting.name in ("ddp", "ddp_hook"):
+        # Buckets are ordered after the first step, and PowerSGD begins in the step after.
+        return DDP_TIMED_STEPS + 3
+    if setting.name == "dataloader":
+        own = _batches_ahead(facts.loader_workers, facts.loader_prefetch)
+        workers = setting.parameters.get("num_workers", facts.loader_workers)
+        wanted = _batches_ahead(workers, setting.parameters.get("prefetch_factor", facts.loader_prefetch))
+        return 2 + math.ceil((own + wanted) / (facts.passes_per_step or 1))
+    return 2
+
+
+def _batches_ahead(workers: Scalar | None, prefetch: Scalar | None) -> int:
+    """Return the number of batches that workers have ready or in work."""
+    return int(workers or 0) * int(prefetch or DEFAULT_PREFETCH)
 
 
 def orders(num_arms: int, num_units: int, numbers: random.Random) -> list[int]:

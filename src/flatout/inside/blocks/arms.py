@@ -14,6 +14,13 @@ MODULES: Mapping[str, str] = {
     "threads": "process",
     "bind_cores": "process",
     "garbage_collection": "process",
+    "tf32": "kernels",
+    "autocast": "gated",
+    "non_blocking_copies": "gated",
+    "ddp_no_sync": "gated",
+    "ddp": "reducer",
+    "ddp_hook": "reducer",
+    "dataloader": "loaders",
 }
 
 

@@ -20,6 +20,8 @@ def autocast(report: Report, *, dtype: str = "bfloat16") -> None:
     is_compiling = torch.compiler.is_compiling
 
     def around(forward: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        if not report.is_on:
+            return forward(module, *args, **kwargs)
         if torch.is_autocast_enabled(device):
             if not is_compiling():
                 report.note("the script uses autocast itself")

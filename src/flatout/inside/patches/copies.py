@@ -24,7 +24,9 @@ def non_blocking_copies(report: Report) -> None:
 
     @wraps(original_to)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not self.is_cpu or not _is_for_gpu(args, kwargs) or not self.is_pinned():
+        if not report.is_on or is_compiling() or not self.is_cpu or not _is_for_gpu(args, kwargs):
+            return original_to(self, *args, **kwargs)
+        if not self.is_pinned():
             return original_to(self, *args, **kwargs)
         args, kwargs = without_waiting(args, kwargs)
         report.did("copies")
@@ -32,7 +34,7 @@ def non_blocking_copies(report: Report) -> None:
 
     @wraps(original_cuda)
     def cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not self.is_cpu or not self.is_pinned():
+        if not report.is_on or is_compiling() or not self.is_cpu or not self.is_pinned():
             return original_cuda(self, *args, **kwargs)
         report.did("copies")
         args = (args[0], True, *args[2:]) if len(args) > 1 else args

@@ -123,7 +123,7 @@ def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:
 def _why_no_workers(dataset: Any, bound: Any) -> str | None:
     if multiprocessing.current_process().daemon:
         return "a loader is made in a process that is not allowed to have children"
-    if _holds_device_tensors(dataset):
+    if holds_device_tensors(dataset):
         return "a dataset holds tensors on the GPU, which workers cannot use"
     method = value(bound, "multiprocessing_context") or multiprocessing.get_start_method(allow_none=True) or "fork"
     name = method if isinstance(method, str) else method.get_start_method()
@@ -157,7 +157,7 @@ def _num_batches(dataset: Any, bound: Any) -> int | None:
         return None
 
 
-def _holds_device_tensors(found: Any, depth: int = _MAX_DEPTH) -> bool:
+def holds_device_tensors(found: Any, depth: int = _MAX_DEPTH) -> bool:
     """Whether a dataset holds tensors on a device, judging by its attributes and their first elements."""
     if isinstance(found, torch.Tensor):
         return bool(found.is_cuda)
@@ -170,7 +170,7 @@ def _holds_device_tensors(found: Any, depth: int = _MAX_DEPTH) -> bool:
         parts = list(found[:4])
     elif hasattr(found, "__dict__"):
         parts = list(vars(found).values())[:_MAX_LOOKED_AT]
-    return any(_holds_device_tensors(part, depth - 1) for part in parts)
+    return any(holds_device_tensors(part, depth - 1) for part in parts)
 
 
 def _patch_iterators(report: Report, own_settings: Any) -> None:

@@ -33,7 +33,7 @@ def ddp_hook(report: Report, *, hook: str = "bf16", rank: int = 1, start: int = 
         if ddp._comm_hooks:
             report.note("the script has its own hook")
             return
-        state, function = _made(ddp, hook, rank, start, percent)
+        state, function = communication_hook(ddp, hook=hook, rank=rank, start=start, percent=percent)
         ddp.register_comm_hook(state, function)
         report.did("wrapped")
 
@@ -47,7 +47,10 @@ def ddp_hook(report: Report, *, hook: str = "bf16", rank: int = 1, start: int = 
     DistributedDataParallel.forward = forward
 
 
-def _made(ddp: Any, hook: str, rank: int, start: int, percent: int) -> tuple[Any, Any]:
+def communication_hook(
+    ddp: Any, *, hook: str = "bf16", rank: int = 1, start: int = 2, percent: int = 1
+) -> tuple[Any, Any]:
+    """Return the state and the function of a hook for this DistributedDataParallel."""
     if hook == "bf16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 

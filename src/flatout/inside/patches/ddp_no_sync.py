@@ -42,7 +42,7 @@ def ddp_no_sync(report: Report, *, passes: int = 2) -> None:
 
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (self.training and torch.is_grad_enabled()):
+        if not (report.is_on and self.training and torch.is_grad_enabled()):
             return original(self, *args, **kwargs)
         if self.static_graph:
             report.note("a DistributedDataParallel has a static graph")

@@ -41,6 +41,7 @@ class Report:
         self.notes: list[str] = []
         self.reason: str | None = "not installed"
         self.is_applied = False
+        self.is_on = True  # False: the patch does nothing for now, while the job runs in blocks (`inside.blocks`)
         self.before_writing: Callable[[], object] | None = None  # updates the report before it is written
         self._reports = reports
 
