@@ -52,6 +52,14 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     facts: JobFacts
 
 
+class BlocksRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One start of the job with changes that were switched in blocks of steps."""
+
+    recording: Recording | None
+    problem: str | None  # one line, if the job did not run to the end of its blocks
+    took_s: float
+
+
 def trial_key(changes: ChangeSet, length: StopRule | int) -> str:
     """Return a key that is equal for trials that run the same job, regardless of the predictions for their changes.
 
@@ -197,6 +205,23 @@ class Runner:
             raise invalid_trial("the profile", reads)
         self.journal.add_profile(Profile(key=key, folder=name, took_s=self.spent_s() - began))
         return profiled
+
+    def blocks(self, applied: ChangeSet, schedule: str, limit_s: float) -> BlocksRun:
+        """Run the job once with the applied changes, and switch others in blocks of steps as the schedule says.
+
+        It is not journaled: a resumed tuning runs it again. Raises FlatoutError if the cluster keeps ending the job, or
+        if it read files that an earlier trial has written.
+        """
+        folder = self._folder(f"blocks-{self.num_trials:03d}")
+        variables = {Variable.BLOCKS: schedule, Variable.STOP_AFTER_S: str(int(limit_s))}
+        options = Options(is_light=True, warmup=self._warmup)
+        began_s = self.spent_s()
+        recording, ended, output = self._record(applied, folder, options, variables, limit_s + _STOP_GRACE_S)
+        reads = self.files.settle(folder)
+        if reads:
+            raise invalid_trial("the job with blocks", reads)
+        problem = None if ended.code == 0 and not ended.is_timed_out else error_line(output)
+        return BlocksRun(recording=recording, problem=problem, took_s=self.spent_s() - began_s)
 
     def _diagnosed(self, folder: Path, *, has_failed: bool = False) -> Profiled:
         recording, output = _read(folder / "recording"), folder / "output.log"
