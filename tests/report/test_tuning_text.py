@@ -443,3 +443,17 @@ def test_a_gain_above_the_cost_of_its_findings_is_explained(bound: float, is_sai
     for shown in (text_of(result), tuning_html(result, ["flatout", "tune"], OUT)):
         words = " ".join(re.sub(r"<[^>]+>", "", shown).split())
         assert ("brought 2.71x (2.66-2.76), more than the 2.70x that its findings cost" in words) == is_said
+
+
+@pytest.mark.parametrize(("bound", "is_said"), [(1.61, False), (1.49, True)])
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_a_bound_below_what_an_undecided_change_measured_is_never_left_without_a_word(
+    bound: float, is_said: bool, is_judged: bool
+) -> None:
+    undecided = builder.verdict("undecided", 1.6, 0.9, 2.8) if is_judged else None
+    change = builder.tried("dataloader-workers=4", "not confirmed", bound=bound, screened=1.6, verdict=undecided)
+    result = msgspec.structs.replace(builder.better(), tried=(*builder.better().tried, change))
+    how = "1.60x (0.90-2.80), undecided" if is_judged else "1.60x in one trial"
+    for shown in (text_of(result), tuning_html(result, ["flatout", "tune"], OUT)):
+        words = " ".join(re.sub(r"<[^>]+>", "", shown).split())
+        assert (f"measured {how}: more than the 1.49x that its findings cost" in words) == is_said

@@ -138,13 +138,12 @@ def not_shown_sentence(rows: Sequence[Adopted]) -> str:
 
 
 def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
-    """Say which accepted changes brought more than the cost of their findings, and why that can be."""
+    """Say which changes measured more than the cost of their findings, accepted or not, and why that can be."""
     if result.objective not in DEFAULT_OBJECTIVES:
         return ()
     sentences = []
     for row in adopted_rows(result):
-        predicted = row.prediction
-        bound = row.bound if predicted is None or predicted.bound is None else predicted.bound
+        bound = _bound(row.prediction, row.bound)
         measured = None if row.verdict is None else row.verdict.speedup
         if bound is None or measured is None or measured <= bound:
             continue
@@ -152,7 +151,28 @@ def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
             f"{row.name} brought {measured_text(row.verdict)}, more than the {ratio(bound)} that its findings cost: it"
             " also makes other work of a step shorter, or its trials have more of the finding than the recording has."
         )
-    return tuple(sentences)
+    return (*sentences, *_unaccepted_above_bound(result))
+
+
+def _unaccepted_above_bound(result: TuneResult) -> list[str]:
+    sentences = []
+    for tried in not_adopted(result):
+        bound = _bound(tried.prediction, tried.bound)
+        is_judged = tried.verdict is not None and tried.verdict.speedup is not None
+        measured = tried.verdict.speedup if tried.verdict is not None and is_judged else tried.screened
+        if tried.outcome == "unsafe" or bound is None or measured is None or measured <= bound:
+            continue
+        verdict = "" if tried.verdict is None else f", {tried.verdict.verdict}"
+        how = f"{measured_text(tried.verdict)}{verdict}" if is_judged else f"{ratio(measured)} in one trial"
+        sentences.append(
+            f"{tried.name} measured {how}: more than the {ratio(bound)} that its findings cost. The bound is of the"
+            " recording, whose steps may have less of the finding, and the measurement has noise."
+        )
+    return sentences
+
+
+def _bound(prediction: Prediction | None, of_findings: float | None) -> float | None:
+    return of_findings if prediction is None or prediction.bound is None else prediction.bound
 
 
 def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:

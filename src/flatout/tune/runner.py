@@ -35,6 +35,7 @@ from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import EarlierRead, Outputs
 from flatout.trial.result import TrialRun, error_line, trial_result
 from flatout.trial.start import Start, other_start
+from flatout.tune.long_run import in_the_long_run
 from flatout.tune.trial_files import TrialFiles, invalid_trial
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
@@ -238,7 +239,8 @@ class Runner:
             raise FlatoutError(f"the job could not be traced: {why}", hint=hint) from error
         recorded_facts = read_facts(folder / "recording", recording)
         facts = with_transport(with_collectives(recorded_facts, done.job), recording.hosts)
-        return Profiled(done=done, recording=recording, facts=facts)
+        diagnosis = in_the_long_run(done.diagnosis, facts.steps_per_epoch)
+        return Profiled(done=msgspec.structs.replace(done, diagnosis=diagnosis), recording=recording, facts=facts)
 
     def _run_kept_apart(
         self, changes: ChangeSet, rule: StopRule, index: int
