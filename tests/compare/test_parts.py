@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flatout.compare.parts import REST, cause_of, differences
+from flatout.compare.parts import REST, cause_of, differences, work_parts
 from flatout.records.comparison import PartDifference
+from flatout.verdict.cost import TrialCost, WorkCost
 
 
 def part(
@@ -73,3 +74,12 @@ def test_the_rest_of_the_step_is_divided_by_the_profiles() -> None:
     ]
     assert cause_of(parts) == "compute"  # a part that is shown comes before a larger one that is not
     assert cause_of(parts[:1]) == REST
+
+
+def test_an_epochs_end_has_its_share_of_an_average_step() -> None:
+    """A boundary of 2 s at each 40th step is 50 ms a step; work of unknown frequency has no share."""
+    known = WorkCost(kinds=("loader_start", "epoch_end"), extra_s=2.0, period_steps=40.0)
+    unknown = WorkCost(kinds=("checkpoint",), extra_s=3.0, period_steps=None)
+    cost = TrialCost(log=0.0, num_steps=50, step_s=0.15, regular_s=0.1, work=(known, unknown))
+    assert work_parts(cost) == pytest.approx({"regular_step": 0.1, "epoch_end, loader_start": 0.05})
+    assert work_parts(TrialCost(log=0.0, num_steps=50, regular_s=0.1)) == {"regular_step": 0.1}

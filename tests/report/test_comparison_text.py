@@ -19,7 +19,7 @@ from flatout.records.comparison import (
     Power,
     TrainingCheck,
 )
-from flatout.report.comparison_phrases import headline, power_sentence
+from flatout.report.comparison_phrases import headline, power_sentence, signed_percent
 from flatout.report.comparison_text import comparison_text, next_words
 from flatout.report.terminal import TextStyle
 
@@ -162,3 +162,17 @@ def test_the_text_fits_80_columns_and_is_safe() -> None:
         text = comparison_text(hostile, "out", TYPED, style=style)
         assert max(map(len, text.splitlines())) <= 80
         assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.031, "+3.1 %"), (-0.2, "-20 %"), (0.0, "+0.0 %"), (10.0, "+1000 %"), (10.1, "over +1000 %")]
+)
+def test_a_relative_change_has_its_sign(share: float, text: str) -> None:
+    assert signed_percent(share) == text
+
+
+def test_kinds_of_steps_have_their_own_table() -> None:
+    parts = (part("rest_of_step", "steps", 0.02), part("regular_step", "kinds", 0.02), part("epoch_end", "kinds", 0.01))
+    text = flat(comparison(parts=parts, cause="rest_of_step"))
+    assert "kind of step A B change 95 % interval regular step 40.0 ms" in text
+    assert "epoch end 40.0 ms 50.0 ms +10.0 ms" in text

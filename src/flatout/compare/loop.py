@@ -18,9 +18,10 @@ from flatout.compare.runner import ArmRunner, arm_of
 from flatout.errors import FlatoutError, InputError
 from flatout.records.comparison import ArmName, EndedBy, Power
 from flatout.records.trial import TrialResult
+from flatout.report.comparison_phrases import power_sentence, signed_percent
 from flatout.tune.runner import Say
 from flatout.tune.signals import EndedBySignal
-from flatout.units import percent, seconds
+from flatout.units import seconds
 from flatout.verdict.analyses import ANALYSES
 from flatout.verdict.cost import missing
 
@@ -163,8 +164,6 @@ def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions,
         trial_s=evidence.trial_s,
         num_affordable=num_affordable,
     )
-    from flatout.report.comparison_phrases import power_sentence
-
     say(power_sentence(stated, options.gate))
     return stated
 
@@ -176,12 +175,8 @@ def _report(so_far: Judged | None, result: TrialResult, runner: ArmRunner, say: 
     line = f"{runner.spent_s():5.0f} s  trial {result.index:3d}  {arm}: {what}"
     if so_far is not None and so_far.verdict.interval is not None:
         low, high = so_far.verdict.interval
-        line += f"; B's cost: {_signed(1 / high - 1)} to {_signed(1 / low - 1)}"
+        line += f"; B's cost: {signed_percent(1 / high - 1)} to {signed_percent(1 / low - 1)}"
     say(line)
-
-
-def _signed(share: float) -> str:
-    return f"{'+' if share >= 0 else '-'}{percent(abs(share))}"
 
 
 def _profile(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> None:

@@ -15,10 +15,12 @@ import numpy as np
 
 from flatout.records.comparison import PartDifference, PartSource
 from flatout.records.recording import RankRecording, Recording
+from flatout.verdict.cost import TrialCost
 from flatout.verdict.student import t_quantile
 
 LEVEL = 0.05  # two-sided, of each interval
 REST = "rest_of_step"  # of a recorded step: computing, communicating, launching; the profiles divide it
+REGULAR = "regular_step"
 MIN_RUNS = 2
 # Parts of a recorded step that the training thread spends outside of the model, with the columns of the step log.
 _COLUMNS: Mapping[str, str] = {
@@ -54,6 +56,15 @@ def _of_rank(rank: RankRecording) -> Parts | None:
         values = getattr(rank.steps, column)
         parts[part] = float(np.nan_to_num(values[rows]).mean()) if values is not None else 0.0
     parts[REST] = max(float(rank.steps.duration_s[rows].mean()) - sum(parts.values()), 0.0)
+    return parts
+
+
+def work_parts(cost: TrialCost) -> Parts:
+    """Return the parts of a trial's average step by kinds of steps: a regular one, and the share of other work."""
+    parts = {REGULAR: cost.regular_s or 0.0}
+    for work in cost.work:
+        if work.per_step_s is not None:
+            parts[", ".join(sorted(work.kinds))] = work.per_step_s
     return parts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from flatout.compare.calls import call_differences
 from flatout.compare.environment import environment_differences, facts_of
 from flatout.compare.loop import Compared
 from flatout.compare.options import CompareOptions
-from flatout.compare.parts import cause_of, differences
+from flatout.compare.parts import cause_of, differences, work_parts
 from flatout.compare.runner import ArmRunners
 from flatout.records.change import ChangeSet
 from flatout.records.comparison import Arm, ArmName, Comparison, EnvironmentDifference, TrainingCheck
@@ -19,6 +19,7 @@ from flatout.records.trial import TrialResult
 from flatout.trial.gates import check_losses, check_memory, loss_note
 from flatout.trial.gradient_gate import check_gradients, gradient_note
 from flatout.trial.outputs import output_notes
+from flatout.verdict.cost import TrialCost, trial_costs
 
 _SAME_WORK = 0.01  # steps whose numbers of samples differ by more do different work
 
@@ -29,12 +30,16 @@ def comparison(
     """Return the result, with the differences between the arms part by part."""
     evidence = compared.evidence
     of_arm = {arm: [trial for trial in evidence.trials_of(arm) if trial.is_complete] for arm in _ARMS}
+    costs = trial_costs([*of_arm["A"], *of_arm["B"]], "step_s")
+    kinds = {arm: [work_parts(costs[trial.index]) for trial in trials] for arm, trials in of_arm.items()}
+    has_work = any(len(parts) > 1 for arm in kinds.values() for parts in arm)
     parts = (
         *differences(evidence.recorded["A"], evidence.recorded["B"], "steps"),
+        *(differences(kinds["A"], kinds["B"], "kinds") if has_work else ()),
         *differences(evidence.profiled["A"], evidence.profiled["B"], "profiles"),
     )
     profiles = evidence.profile_folders
-    measured_a, measured_b = (_measured(arm, of_arm[arm.name], profiles.get(arm.name)) for arm in arms)
+    measured_a, measured_b = (_measured(arm, of_arm[arm.name], costs, profiles.get(arm.name)) for arm in arms)
     return Comparison(
         a=measured_a,
         b=measured_b,
@@ -63,20 +68,17 @@ def comparison(
 _ARMS: tuple[ArmName, ...] = ("A", "B")
 
 
-def _measured(arm: Arm, trials: Sequence[TrialResult], profile: str | None) -> Arm:
+def _measured(arm: Arm, trials: Sequence[TrialResult], costs: Mapping[int, TrialCost], profile: str | None) -> Arm:
+    """Return the arm with what its trials measured; a step is what the verdict compares, in the long run."""
+    steps_s = [step_s for trial in trials if (step_s := costs[trial.index].step_s) is not None]
     return msgspec.structs.replace(
         arm,
         num_trials=len(trials),
-        step_s=_geometric_mean_s(trials),
+        step_s=math.exp(sum(map(math.log, steps_s)) / len(steps_s)) if steps_s else None,
         samples_per_step=trials[-1].samples_per_step if trials else None,
         peak_memory_bytes=max((trial.peak_memory_bytes or 0 for trial in trials), default=0) or None,
         profile=profile,
     )
-
-
-def _geometric_mean_s(trials: Sequence[TrialResult]) -> float | None:
-    logs = [math.log(sum(trial.step_s) / len(trial.step_s)) for trial in trials]
-    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def _environment(runners: ArmRunners, of_arm: dict[ArmName, list[TrialResult]]) -> tuple[EnvironmentDifference, ...]:

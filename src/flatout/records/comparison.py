@@ -16,8 +16,9 @@ ArmName = Literal["A", "B"]
 # `passed`: B is shown to be slower by less than the gate, or not at all. `failed`: by more than the gate.
 GateOutcome = Literal["passed", "failed", "undecided"]
 EndedBy = Literal["decided", "hopeless", "time_budget", "trial_budget", "last_analysis", "interrupted"]
-# `steps`: the recorded steps of all trials. `profiles`: the traced steps of the profiles, in which a step is longer.
-PartSource = Literal["steps", "profiles"]
+# `steps`: the recorded steps of all trials. `kinds`: the same, by kinds of steps: regular ones, and the share of work
+# that only some have, such as an epoch's end. `profiles`: the traced steps of the profiles, in which a step is longer.
+PartSource = Literal["steps", "kinds", "profiles"]
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):

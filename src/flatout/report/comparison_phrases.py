@@ -16,6 +16,7 @@ _LABELS: Mapping[str, str] = {
     **PART_LABELS,
     "garbage_collection": "garbage collection",
     "rest_of_step": "rest of the step",
+    "regular_step": "regular step",
 }
 _COSTS = {
     "step_s": "time per step",
@@ -25,6 +26,7 @@ _COSTS = {
     "j_per_sample": "energy per sample",
     "j_per_step": "energy per step",
 }
+_MOST_SHOWN = 10.0
 _TIMES = ("step_s", "s_per_sample", "s_per_token")
 _ENDED: Mapping[EndedBy, str] = {
     "decided": "the question was decided",
@@ -41,7 +43,9 @@ def part_label(part: str) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Return a relative change with its sign: `+3.1 %`."""
+    """Return a relative change with its sign: `+3.1 %`; beyond tenfold the number says nothing more."""
+    if share > _MOST_SHOWN:
+        return f"over +{percent(_MOST_SHOWN)}"
     return f"{'+' if share >= 0 else '-'}{percent(abs(share))}"
 
 

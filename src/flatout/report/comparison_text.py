@@ -87,7 +87,11 @@ def _where(result: Comparison, style: TextStyle) -> list[str]:
     if not result.parts:
         return []
     lines = [_title("Where", style), *style.wrapped(cause_sentence(result))]
-    titles: dict[PartSource, str] = {"steps": "part of a step", "profiles": "part of a traced step"}
+    titles: dict[PartSource, str] = {
+        "steps": "part of a step",
+        "kinds": "kind of step",
+        "profiles": "part of traced step",
+    }
     for source, title in titles.items():
         lines += _part_table(result, source, title, style)
     if result.calls:
