@@ -136,7 +136,10 @@ def _part_table(result: Comparison, source: PartSource, title: str, style: TextS
     rest_s = sum(part.change_s for part in parts if part not in shown)
     if len(shown) < len(parts):
         cells.append(["all other parts", "", "", signed_seconds(rest_s), "", ""])
-    return ["", *text_table((title, "A", "B", "change", "95 % interval", ""), cells, style=style, flexible=(0,))]
+    header = [title, "A", "B", "change", "95 % interval", ""]
+    if not any(cell[-1] for cell in cells):  # all parts are shown to differ, so no mark says which are not
+        header, cells = header[:-1], [cell[:-1] for cell in cells]
+    return ["", *text_table(header, cells, style=style, flexible=(0,))]
 
 
 def _environment(result: Comparison, style: TextStyle) -> list[str]:
