@@ -27,6 +27,7 @@ def result(
     job: str = "train",
     machine: str = "2 ranks",
     name: str = "step_s",
+    unit: str = "s",
     direction: Direction = "lower",
     parts: dict[str, float] | None = None,
     environment: dict[str, str] | None = None,
@@ -35,7 +36,7 @@ def result(
     commit_unix_s: float | None = None,
 ) -> TrackedResult:
     """Return the `number`-th result of a history. An empty `commit` stands for one with its number."""
-    measures = [Measure(name=name, value=value, unit="s", direction=direction)]
+    measures = [Measure(name=name, value=value, unit=unit, direction=direction)]
     measures += [
         Measure(name=part, value=seconds, unit="s", direction="lower", is_part=True)
         for part, seconds in (parts or {}).items()

@@ -116,9 +116,8 @@ def gate_sentence(check: TrackCheck) -> str:
         return ""
     limit = units.percent(gate.limit)
     if gate.outcome == "failed":
-        return (
-            f"Gate failed: {gate.num_failed} series became worse by more than {limit} in the last {gate.last} results"
-        )
+        failed = counted(gate.num_failed, "measure")
+        return f"Gate failed: {failed} became worse by more than {limit} in the last {gate.last} results"
     if gate.outcome == "undecided":
         return f"Gate undecided: too few results to judge {counted(gate.num_undecided, 'measure')}"
     return f"Gate passed: no measure became worse by more than {limit} in the last {gate.last} results"
