@@ -145,6 +145,7 @@ SCENARIOS: dict[str, Noise] = {
     "spikes 25 % in 5 % of trials": spikes(0.05, 1.25),
     "spikes 100 % in 5 % of trials": spikes(0.05, 2.0),
     "two states 15 %": two_states(1.15, 0.3),
+    "two states 100 %": two_states(2.0, 0.3),
     "two states 15 %, sticky": two_states(1.15, 0.3, stay=0.75),
     "warming 5 %": warming(0.05, 1.5),
     "warming 20 %": warming(0.2, 1.5),

@@ -85,7 +85,7 @@ def test_the_trial_that_chose_among_few_counts_at_a_stricter_level() -> None:
 def test_the_trial_that_chose_among_many_does_not_count() -> None:
     trials = noisy_arms(4, "AAABABABAB", sd=0.05, effect=0.3)
     chosen = judge_arms(trials, "candidate", num_screened=1000, chosen_by=frozenset({3}))
-    lucky = [*trials[:3], msgspec.structs.replace(trials[3], step_s=(0.001,)), *trials[4:]]
+    lucky = [*trials[:3], msgspec.structs.replace(trials[3], step_s=(0.06,)), *trials[4:]]
     assert judge_arms(lucky, "candidate", num_screened=1000, chosen_by=frozenset({3})) == chosen
     assert chosen.num_candidates == 3
 
@@ -109,6 +109,21 @@ def test_a_trial_that_the_machine_spoiled_does_not_count() -> None:
     assert verdict.speedup == pytest.approx(math.exp(0.3), rel=0.03)
     assert (verdict.num_void, verdict.num_candidates) == (1, 2)
     assert verdict.void_reasons == ("the GPU was throttled (hardware thermal) in trial 6 of candidate",)
+
+
+def test_a_load_that_differs_a_little_leaves_a_large_effect_plain() -> None:
+    """Two cores, shared with other jobs all the time: loads differ, and a fourfold gain is beyond what they explain."""
+    milliseconds, loads = (52.3, 57.5, 14.3, 54.0, 17.5), (1.62, 1.81, 0.91, 1.76, 1.18)
+    trials = [
+        trial(i, arm, [step / 1000], covariates=Covariates(cores_busy_by_others=load, cores_allowed=2.0))
+        for i, (arm, step, load) in enumerate(
+            zip(("baseline", "baseline", "candidate", "baseline", "candidate"), milliseconds, loads, strict=True)
+        )
+    ]
+    verdict = judge_arms(trials, "candidate", chosen_by=frozenset({2}))
+    assert (verdict.verdict, verdict.num_void) == ("better", 0)
+    assert verdict.interval is not None
+    assert 1.05 < verdict.interval[0] < 1.2
 
 
 def test_what_comes_after_an_analysis_does_not_change_which_of_its_trials_count() -> None:

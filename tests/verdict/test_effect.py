@@ -100,7 +100,7 @@ def test_a_model_is_plausible_from_three_tenths_of_the_best_likelihood() -> None
     """Searches noise for which one model is on either side of the threshold."""
     arrangement = planned("AAAABBAB")
     rng = np.random.default_rng(2)
-    effect = fit_effect(rng.normal(0, 1, (400, 8)), arrangement)
+    effect = fit_effect(rng.normal(0, 0.05, (400, 8)), arrangement)
     assert effect is not None
     low, high = effect.interval(0.05)
     half = stats.t.ppf(0.975, effect.degrees_of_freedom) * effect.errors
@@ -139,7 +139,39 @@ def test_an_error_that_the_trials_share_widens_the_interval_and_lowers_the_certa
     wider = math.hypot(half, stats.t.ppf(0.975, 2) * 0.1)
     assert shared.interval(0.05)[0][0] <= alone.means[one, 0] - wider
     assert shared.interval(0.05)[0][0] == pytest.approx(alone.interval(0.05)[0][0] - (wider - half), rel=0.3)
-    assert shared.probability_above(-0.2)[0] < alone.probability_above(-0.2)[0]
+    assert shared.probability_above(-0.5)[0] < alone.probability_above(-0.5)[0]
+
+
+def test_an_interval_is_never_wider_than_the_largest_spread_makes_it() -> None:
+    """With 35 % noise in each of 2 + 3 trials, or what the models add to it for drift, walk and warming."""
+    logs = np.array([[0.0, 0.9, 0.2, -1.3, -0.5]])
+    effect = fit_effect(logs, planned("AAABB"))
+    assert effect is not None
+    alike = [place for place in range(24) if (place // 4) % 3 == 0]  # models of a candidate as noisy as the baseline
+    variances = [sum(w * w for w in np.atleast_1d(error)) / 0.35**2 for error in effect.most_errors]
+    assert min(variances) == pytest.approx(variances[0])
+    assert 1 / 2 + 1 / 3 < variances[0] < 2 * (1 / 2 + 1 / 3)
+    assert len({round(float(effect.most_errors[place]), 9) for place in alike}) == 8
+    low, high = effect.interval(0.01)
+    reach = stats.norm.ppf(0.995) * effect.most_errors
+    assert low[0] >= (effect.means[:, 0] - reach).min() - 1e-12
+    assert high[0] <= (effect.means[:, 0] + reach).max() + 1e-12
+    quiet = fit_effect(logs / 100, planned("AAABB"))
+    assert quiet is not None
+    assert quiet.interval(0.01)[1][0] - quiet.interval(0.01)[0][0] < (high[0] - low[0]) / 10
+
+
+def test_what_something_else_may_have_moved_widens_the_interval_by_its_weight() -> None:
+    arrangement = planned("AAAABB")
+    logs = np.array([[0.0, 0.02, -0.01, 0.01, -0.3, -0.31]])
+    alone = fit_effect(logs, arrangement)
+    shifted = fit_effect(logs, arrangement, shifts=(0.0, 0.0, 0.0, 0.0, 0.0, 0.2))
+    assert alone is not None
+    assert shifted is not None
+    # The trial is one of two of its arm: half of its shift moves the estimate.
+    assert alone.interval(0.01)[0][0] - shifted.interval(0.01)[0][0] == pytest.approx(0.1, abs=0.02)
+    assert shifted.error[0] > alone.error[0]
+    assert shifted.estimate[0] == alone.estimate[0]
 
 
 def test_a_spread_below_one_percent_is_not_believed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.verdict.trials import trial
 
 from flatout.records.machine import Xid
 from flatout.records.trial import BASELINE, Covariates, TrialResult
-from flatout.verdict.invalid_trials import invalid_reasons
+from flatout.verdict.invalid_trials import invalid_reasons, load_shifts
 
 
 def with_covariates(*readings: dict[str, Any], arm: str = BASELINE) -> list[TrialResult]:
@@ -43,18 +44,29 @@ def test_a_gpu_error_that_the_job_did_not_cause_makes_a_trial_invalid() -> None:
     assert reasons[2].endswith("(and 1 more)")
 
 
+def loads(cores: float | None, *busy: float) -> list[TrialResult]:
+    return with_covariates(*({"cores_busy_by_others": load, "cores_allowed": cores} for load in busy))
+
+
+@pytest.mark.parametrize(("cores", "gross"), [(2.0, 1.0), (32.0, 16.0), (None, 2.0)])
+def test_a_load_that_differs_by_half_of_the_cores_makes_a_trial_invalid(cores: float | None, gross: float) -> None:
+    assert invalid(loads(cores, 0.2, 0.2, 0.19 + gross, 0.2)) == []
+    assert invalid(loads(cores, 0.2, 0.2, 0.21 + gross, 0.2)) == [2]
+    assert invalid(loads(cores, 6 + gross, 6 + gross, 6 + gross, 5.9)) == [3]
+    assert invalid(loads(cores, 6.0, 6.0, 6.0, 6.0)) == []
+
+
 @pytest.mark.parametrize(
     ("cores", "tolerated"),
     [(2.0, 0.5), (4.0, 1.0), (8.0, 1.0), (32.0, 3.2), (None, 1.0)],
 )
-def test_a_load_of_other_processes_may_differ_a_little_from_its_median(cores: float | None, tolerated: float) -> None:
-    def loads(*busy: float) -> list[TrialResult]:
-        return with_covariates(*({"cores_busy_by_others": load, "cores_allowed": cores} for load in busy))
-
-    assert invalid(loads(0.2, 0.2, 0.19 + tolerated, 0.2)) == []
-    assert invalid(loads(0.2, 0.2, 0.21 + tolerated, 0.2)) == [2]
-    assert invalid(loads(6.0, 6.0, 6.0, 0.0)) == [3]
-    assert invalid(loads(6.0, 6.0, 6.0, 6.0)) == []
+def test_a_smaller_load_that_is_unusual_may_have_moved_the_cost(cores: float | None, tolerated: float) -> None:
+    assert load_shifts(loads(cores, 0.2, 0.2, 0.19 + tolerated, 0.2)) == (0, 0, 0, 0)
+    shift = math.log1p((0.01 + tolerated) / (cores or 4.0))
+    assert load_shifts(loads(cores, 0.2, 0.2, 0.21 + tolerated, 0.2)) == pytest.approx((0, 0, shift, 0))
+    busy = 6.0 + tolerated
+    assert load_shifts(loads(cores, busy, busy, busy, 5.99)) == pytest.approx((0, 0, 0, shift))
+    assert load_shifts(with_covariates({}, {})) == (0, 0)
 
 
 @pytest.mark.parametrize(

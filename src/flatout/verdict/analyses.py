@@ -91,13 +91,15 @@ def analyse(
     num_screened: int,
     min_effect: float,
     shared: SharedError = NO_SHARED_ERROR,
+    shifts: Sequence[float] = (),
 ) -> Fitted | None:
     """Analyse all trials of the arrangement; `logs` has the shape (tunings, trials). None if there are too few."""
     places, divisor = used_trials(arrangement, analysis.level, num_screened)
     used = arrangement.select(places)
     if used.num_candidates < MIN_CANDIDATES or used.num_baselines < MIN_BASELINES:
         return None
-    effect = fit_effect(logs[:, places], used, shared=shared)
+    of_used = [shifts[place] for place in places] if shifts else ()
+    effect = fit_effect(logs[:, places], used, shared=shared, shifts=of_used)
     if effect is None:
         return None
     low, high = effect.interval(analysis.level / divisor)

@@ -33,7 +33,7 @@ from flatout.verdict.analyses import (
 from flatout.verdict.arrangement import Arrangement
 from flatout.verdict.cost import TrialCost, missing, trial_costs
 from flatout.verdict.effect import Floats, as_speedup, fit_effect
-from flatout.verdict.invalid_trials import invalid_reasons
+from flatout.verdict.invalid_trials import invalid_reasons, load_shifts
 from flatout.verdict.quoted import claim_of, quoted
 from flatout.verdict.shared_error import SharedError, shared_error
 
@@ -74,6 +74,7 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
     arrangement: Arrangement
     logs: Floats  # log costs; (1, trials)
     shared: SharedError
+    shifts: tuple[float, ...]  # how far the loads of other processes may have moved each log cost
     num_run: int  # fresh trials of the candidate that completed, whether they count or not
     unmeasured_work: tuple[SpellKind, ...]  # that an arm's trials did not show
     void_reasons: tuple[str, ...]  # why the others do not count, one for each
@@ -124,6 +125,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             arrangement=arrangement,
             logs=np.array([[costs[trial.index].log for trial in counted]]),
             shared=shared_error([of_baseline, of_candidate]),
+            shifts=load_shifts(counted),
             num_run=sum(self.is_fresh(trial) for trial in complete),
             unmeasured_work=tuple(dict.fromkeys(unknown)),
             void_reasons=tuple(reason for reason in problems + reasons if reason is not None),
@@ -203,6 +205,7 @@ def analyses_of(question: Question, trials: Sequence[TrialResult], *, is_last: b
             num_screened=question.num_screened,
             min_effect=question.min_effect,
             shared=arms.shared,
+            shifts=arms.shifts,
         )
         if fitted is None:
             continue

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from flatout.verdict.arrangement import Arrangement
 from flatout.verdict.shared_error import NO_SHARED_ERROR, SharedError
-from flatout.verdict.student import t_quantile
+from flatout.verdict.student import normal_quantile, t_quantile
 
 Floats = NDArray[np.float64]
 
@@ -52,9 +53,13 @@ WARMINGS = (
 )
 PLAUSIBLE = 0.3  # a model with at least this share of the best likelihood widens the interval
 _MODELS = tuple(itertools.product(WALKS, NOISE_RATIOS, WARMINGS))
+_ALIKE = [_MODELS.index((walk, 1.0, warming)) for walk, _, warming in _MODELS]
 _PRIORS = np.array([NOISE_RATIOS[ratio] for _, ratio, _ in _MODELS])
 # A run-to-run spread below this is never believed outright: it enters as one more observation of the spread.
 LEAST_SD = 0.01
+# No machine on which a tuning makes sense has a larger one (trials of which three in ten take twice as long: 0.32). So
+# an interval is never wider than this spread would make it, if it were known.
+MOST_SD = 0.35
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +70,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     likelihoods: Floats  # relative to the best model's: at most 1
     probabilities: Floats  # of the models, after the trials: they sum to 1
     degrees_of_freedom: int
+    most_errors: Floats  # standard errors if the run-to-run spread is the largest that is possible; (models,)
+    slack: Floats  # how far the loads of other processes may have moved the estimates; (models,)
     shared: SharedError = NO_SHARED_ERROR
 
     @property
@@ -79,12 +86,14 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _all_errors(self) -> Floats:
-        return np.asarray(np.sqrt(self.errors**2 + self.shared.sd**2))
+        return np.asarray(np.sqrt(self.errors**2 + self.shared.sd**2 + self.slack[:, None] ** 2))
 
     def interval(self, level: float) -> tuple[Floats, Floats]:
         """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
         of_shared = t_quantile(level / 2, self.shared.degrees_of_freedom) * self.shared.sd
-        half = np.hypot(t_quantile(level / 2, self.degrees_of_freedom) * self.errors, of_shared)
+        of_runs = t_quantile(level / 2, self.degrees_of_freedom) * self.errors
+        at_most = normal_quantile(level / 2) * self.most_errors[:, None]
+        half = np.hypot(np.minimum(of_runs, at_most), of_shared) + self.slack[:, None]
         is_plausible = self.likelihoods >= PLAUSIBLE
         low = np.where(is_plausible, self.means - half, np.inf).min(axis=0)
         high = np.where(is_plausible, self.means + half, -np.inf).max(axis=0)
@@ -105,14 +114,22 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     variances: Floats  # of the estimate, in squared sigmas; (models,)
     residual_forms: Floats  # y' R y is the weighted sum of squared residuals; (models, trials, trials)
     log_dets: Floats  # of the restricted likelihood; (models,)
+    variances_if_alike: Floats  # the same if the candidate were as noisy as the baseline; (models,)
     degrees_of_freedom: int
 
 
-def fit_effect(logs: Floats, arrangement: Arrangement, *, shared: SharedError = NO_SHARED_ERROR) -> Effect | None:
+def fit_effect(
+    logs: Floats,
+    arrangement: Arrangement,
+    *,
+    shared: SharedError = NO_SHARED_ERROR,
+    shifts: Sequence[float] = (),
+) -> Effect | None:
     """Fit the log costs of many tunings with one arrangement of trials; `logs` has the shape (tunings, trials).
 
-    `shared` is the error that the costs of an arm have in common. Returns None if no effect can be estimated: no block
-    has trials of both arms, or too few trials are left to estimate the spread.
+    `shared` is the error that the costs of an arm have in common. `shifts` says how far something else may have moved
+    the log cost of each trial; () for not at all. Returns None if no effect can be estimated: no block has trials of
+    both arms, or too few trials are left to estimate the spread.
     """
     found = design(arrangement)
     if found is None:
@@ -130,6 +147,8 @@ def fit_effect(logs: Floats, arrangement: Arrangement, *, shared: SharedError = 
         likelihoods=likelihoods,
         probabilities=weights / weights.sum(axis=0),
         degrees_of_freedom=freedom,
+        most_errors=MOST_SD * np.sqrt(found.variances_if_alike),
+        slack=np.abs(found.weights) @ np.array(shifts) if shifts else np.zeros(len(found.variances)),
         shared=shared,
     )
 
@@ -155,6 +174,7 @@ def design(arrangement: Arrangement) -> Design | None:
         variances=parameter_covariances[:, -1, -1],
         residual_forms=inverses - weighted.transpose(0, 2, 1) @ estimators,
         log_dets=log_dets,
+        variances_if_alike=parameter_covariances[_ALIKE, -1, -1],
         degrees_of_freedom=num_trials - num_parameters,
     )
 

@@ -3,7 +3,8 @@
 Only covariates are examined, never the times, so that leaving trials out cannot favour an arm. A change may itself
 shift a covariate (bf16 draws more power and lowers the clocks): that is part of its effect. So clocks and throttling
 are compared with other trials of the same arm. Events that no change can cause are compared with both arms, or need no
-comparison: a GPU error that is not the job's own, a throttled GPU, other processes. What was not measured makes no
+comparison: a GPU error that is not the job's own, a throttled GPU, a gross load of other processes. A smaller load
+makes no trial invalid, but what it may have cost widens the interval (`load_shifts`). What was not measured makes no
 trial invalid. Trials on another machine, or after an interruption, count: `effect` does not compare their levels.
 """
 
@@ -20,9 +21,10 @@ from flatout.records.trial import Covariates, TrialResult
 FAULTS = ("hardware_slowdown", "hardware_thermal", "power_brake")
 MAX_FAULT_SHARE = 0.05
 MIN_OTHERS = 3  # trials of the same arm that show what is usual for it
-# The load of other processes may differ from its median by a tenth of the cores that the job may use, or by one core if
-# that is more; with fewer than four cores, by a quarter of them.
-MAX_FOREIGN_SHARE, MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE_OF_FEW = 0.1, 1.0, 0.25
+# A load of other processes that differs from its median by more than half of the cores that the job may use is gross.
+GROSS_SHARE = 0.5
+# It is usual within a tenth of the cores, or one core if that is more; with fewer than four cores, a quarter of them.
+USUAL_SHARE, USUAL_CORES, USUAL_SHARE_OF_FEW = 0.1, 1.0, 0.25
 UNKNOWN_CORES = 4.0
 
 
@@ -74,15 +76,34 @@ def _usual_cores(trials: Sequence[TrialResult]) -> float | None:
 
 
 def _foreign_load(trial: TrialResult, usual_cores: float | None) -> str | None:
-    """Describe a load by other processes that most trials did not have; if most had it, they stay comparable."""
+    """Describe a gross load of others that most trials did not have; if most had it, they stay comparable."""
     load = trial.covariates.cores_busy_by_others
-    if load is None or usual_cores is None:
-        return None
-    cores = trial.covariates.cores_allowed or UNKNOWN_CORES
-    tolerated = max(min(MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE_OF_FEW * cores), MAX_FOREIGN_SHARE * cores)
-    if abs(load - usual_cores) <= tolerated:
+    if load is None or usual_cores is None or abs(load - usual_cores) <= GROSS_SHARE * _cores(trial):
         return None
     return f"other processes kept {load:.1f} cores busy in trial {trial.index}, and usually {usual_cores:.1f}"
+
+
+def load_shifts(trials: Sequence[TrialResult]) -> tuple[float, ...]:
+    """Return how far an unusual load of other processes may have moved the log cost of each trial that counts.
+
+    A job that wants all of its C cores, and shares them fairly with others that want b, takes (C + b) / C times as
+    long.
+    """
+    usual_cores = _usual_cores(trials)
+    return tuple(_load_shift(trial, usual_cores) for trial in trials)
+
+
+def _load_shift(trial: TrialResult, usual_cores: float | None) -> float:
+    load, cores = trial.covariates.cores_busy_by_others, _cores(trial)
+    if load is None or usual_cores is None:
+        return 0.0
+    tolerated = max(min(USUAL_CORES, USUAL_SHARE_OF_FEW * cores), USUAL_SHARE * cores)
+    difference = abs(load - usual_cores)
+    return math.log1p(difference / cores) if difference > tolerated else 0.0
+
+
+def _cores(trial: TrialResult) -> float:
+    return trial.covariates.cores_allowed or UNKNOWN_CORES
 
 
 def _unusual(trial: TrialResult, trials: Sequence[TrialResult]) -> str | None:

@@ -20,9 +20,9 @@ from flatout.records.verdict import Objective, Prospect
 from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, used_trials, worth_more
 from flatout.verdict.arms import MIN_EFFECT, Question, analyses_of
 from flatout.verdict.arrangement import Arrangement, planned
-from flatout.verdict.effect import Effect, Floats, design, fit_effect
+from flatout.verdict.effect import MOST_SD, Effect, Floats, design, fit_effect
 from flatout.verdict.shared_error import NO_SHARED_ERROR, SharedError
-from flatout.verdict.student import t_quantile
+from flatout.verdict.student import normal_quantile, t_quantile
 
 WANTED_POWER = 0.8
 NUM_SIMULATED = 500
@@ -134,6 +134,7 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
     effect: Effect
     sd: Floats  # of the change
     later_error: Floats
+    most_error: Floats  # at the later analysis, for the largest spread that is possible
     later_freedom: int
 
     @classmethod
@@ -147,12 +148,15 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
             effect=effect,
             sd=sigmas * np.sqrt(reduction)[:, None],
             later_error=np.hypot(sigmas * np.sqrt(after.variances)[:, None], effect.shared.sd),
+            most_error=np.asarray(MOST_SD * np.sqrt(after.variances_if_alike))[:, None],
             later_freedom=after.degrees_of_freedom,
         )
 
     def probabilities(self, analysis: Analysis, divisor: int, margin: float) -> Floats:
         """Return the probabilities of better, worse and equivalent at the analysis; (3, tunings)."""
-        half = self._hull_factor() * t_quantile(analysis.level / divisor / 2, self.later_freedom) * self.later_error
+        level = analysis.level / divisor
+        half = self._hull_factor() * t_quantile(level / 2, self.later_freedom) * self.later_error
+        half = np.minimum(half, normal_quantile(level / 2) * self.most_error)
         least = np.maximum(half, margin)
         most = margin - t_quantile(analysis.equivalence_level / divisor, self.later_freedom) * self.later_error
         within = self._below(most) - self._below(-most)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from statistics import NormalDist
 
 
 @lru_cache(maxsize=4096)
@@ -12,6 +13,11 @@ def t_quantile(upper_tail: float, degrees_of_freedom: int) -> float:
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return -float(stdtrit(degrees_of_freedom, upper_tail))
+
+
+def normal_quantile(upper_tail: float) -> float:
+    """Return the value that a standard normal variable exceeds with probability `upper_tail`."""
+    return NormalDist().inv_cdf(1 - upper_tail)
 
 
 def noncentral_t_tail(value: float, degrees_of_freedom: int, shift: float) -> float:
