@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,12 +43,20 @@ BUDGET_S = 600.0
 Section = Callable[[Path, int], Any]
 
 
-def runner_of(folder: Path, *words: str, ranks: int = 1) -> Runner:
+def runner_of(folder: Path, *words: str, ranks: int = 1, environment: Mapping[str, str] = os.environ) -> Runner:
     command = [*(TWO_RANKS if ranks == 2 else [sys.executable]), JOB, *words]
     folder.mkdir(parents=True)
     heading = Heading(tool_version="benchmark", command=tuple(command), options={})
     journal = Journal(folder / "journal.jsonl", heading)
-    return Runner(command, folder, journal, shown_command=command, budget_s=1e6, say=lambda line: say(f"  {line}\n"))
+    return Runner(
+        command,
+        folder,
+        journal,
+        shown_command=command,
+        budget_s=1e6,
+        say=lambda line: say(f"  {line}\n"),
+        environment=environment,
+    )
 
 
 def say(text: str) -> None:
@@ -128,7 +137,29 @@ def bytecode(folder: Path, rounds: int) -> Any:
     import_s()
     with_bytecode = [import_s() for _ in range(rounds)]
     without = [import_s(**empty) for _ in range(rounds)]
-    return {"import_s": median(with_bytecode), "import_without_bytecode_s": median(without)}
+    # Trials of a job whose environment says that no bytecode is written, with a torch that has none.
+    environment = {"PYTHONPATH": str(linked_torch(folder / "packages")), "PYTHONDONTWRITEBYTECODE": "1"}
+    runner = runner_of(folder / "trials", "--step", "0.05", environment={**os.environ, **environment})
+    trials = [runner.trial(ChangeSet(), StopRule(min_steps=5, max_steps=10)) for _ in range(rounds + 2)]
+    return {
+        "import_s": median(with_bytecode),
+        "import_without_bytecode_s": median(without),
+        "starts_s": [trial.start_s for trial in trials],
+        "imports_s": [trial.start_costs.import_s for trial in trials if trial.start_costs is not None],
+    }
+
+
+def linked_torch(folder: Path) -> Path:
+    """Make a folder with links to all files of torch but its bytecode."""
+    source = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
+    for root, _, names in os.walk(source):
+        if root.endswith("__pycache__"):
+            continue
+        target = folder / "torch" / Path(root).relative_to(source)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (target / name).symlink_to(Path(root) / name)
+    return folder
 
 
 def preparing(folder: Path, rounds: int) -> Any:

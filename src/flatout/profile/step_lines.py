@@ -154,6 +154,8 @@ def _start_times(started: Started | None) -> StartTimes | None:
         evaluations=_in_seconds(started.evaluations),
         loaders=_in_seconds(started.loaders),
         compilation_s=started.compilation_s,
+        bytecode=started.bytecode,
+        bytecode_s=None if started.bytecode_ns is None else started.bytecode_ns / 1e9,
     )
 
 

@@ -102,6 +102,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: tuple[tuple[UnixTime, UnixTime], ...] = ()
     loaders: tuple[tuple[UnixTime, UnixTime], ...] = ()
     compilation_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    bytecode: str | None = None
+    bytecode_ns: UnixTime | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):

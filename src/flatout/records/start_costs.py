@@ -19,6 +19,8 @@ class StartTimes(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: tuple[Span, ...] = ()  # before the first event of the training loop
     loaders: tuple[Span, ...] = ()  # making the iterators of loaders, before that event
     compilation_s: float | None = None  # of torch.compile, until the warm-up was over; None: none, or unknown
+    bytecode: str | None = None  # the file of torch's compiled bytecode; None: unknown
+    bytecode_s: float | None = None  # when it was written; None: it is not there
 
 
 class StartCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from flatout.records.prediction import PredictionRecord
 from flatout.records.tuning import TIMES, Separation, TuneResult
 from flatout.report.separation import separation_sentence
 from flatout.secrets import masked_command, masked_text
+from flatout.trial.bytecode import FOLDER as BYTECODE
 from flatout.trial.command import TRIAL_DIR, keeps_outputs_apart
 from flatout.trial.journal import Heading, Journal, is_journal
 from flatout.trial.separation import TRIED, choose_separation
@@ -173,7 +174,7 @@ def _is_of_tuning(entry: Path) -> bool:
 
 
 def _is_of_runs(name: str) -> bool:
-    return name == WRITTEN or re.fullmatch(r"(trial|profile)-\d+", name) is not None
+    return name in (WRITTEN, BYTECODE) or re.fullmatch(r"(trial|profile)-\d+", name) is not None
 
 
 def _check_resumes(folder: Path, options: TuneOptions) -> None:

@@ -30,6 +30,7 @@ from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Separation
 from flatout.report.step_phrases import step_words
 from flatout.secrets import Masker, mask_file
+from flatout.trial.bytecode import FOLDER, Bytecode
 from flatout.trial.command import trial_command
 from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import EarlierRead, Outputs
@@ -101,6 +102,7 @@ class Runner:
         self.usual_s: float | None = None  # duration of a baseline trial
         self._usual_steps = 0  # of that trial
         self.files = TrialFiles(out, separation or Separation(), environment)
+        self._bytecode = Bytecode(out / "runs" / FOLDER, environment)
         self._starts: list[Start] = []  # of the unchanged job's trials
         self._complete: list[TrialResult] = []
         self._launcher = launcher or LocalLauncher()
@@ -334,7 +336,7 @@ class Runner:
         options = msgspec.structs.replace(
             options,
             force=True,
-            variables={**command.variables, **apart, Variable.FACTS: "1", **variables},
+            variables={**self._bytecode.variables, **command.variables, **apart, Variable.FACTS: "1", **variables},
         )
         try:
             recorded = record(
@@ -348,7 +350,12 @@ class Runner:
             )
         finally:
             mask_file(output, Masker(self._environment, self.command))
-        return _read(folder / "recording"), recorded.ended, output
+        recording = _read(folder / "recording")
+        if recording is not None:
+            overlaid = self.separation.folders if self.files.is_overlay else ()
+            if self._bytecode.learn(recording.ranks, recorded.ended.start_unix_s, overlaid):
+                self._say("the job does not keep its compiled bytecode: later trials keep it, and start faster")
+        return recording, recorded.ended, output
 
     def _limit_s(self, num_steps: int = 0) -> float:
         """Return the time limit of a run: a trial that takes five times as long as the baseline is not better.

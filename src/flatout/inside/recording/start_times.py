@@ -72,6 +72,7 @@ class StartTimes:
             "evaluations": unix(self.evaluations),
             "loaders": unix(self.loaders),
             "compilation_s": compilation_s(),
+            **_bytecode(),
         }
 
 
@@ -86,6 +87,16 @@ def compilation_s() -> float | None:
     if found[0] is None:
         return None
     return float(sum(sum(seconds) for seconds in found if seconds is not None))
+
+
+def _bytecode() -> dict[str, Any]:
+    """Return the file of torch's compiled bytecode, and when it was written, if it is there."""
+    path = getattr(torch.__spec__, "cached", None)
+    try:
+        written_ns = None if path is None else os.stat(path).st_mtime_ns
+    except OSError:
+        written_ns = None
+    return {"bytecode": path, "bytecode_ns": written_ns}
 
 
 def hook_process_groups() -> Callable[[], None] | None:
