@@ -25,7 +25,7 @@ class Bytecode:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.variables: dict[str, str] = {}
         self._folder = folder
-        self._is_users = bool(environment.get(_PREFIX))  # the user keeps it in a folder of their own
+        self._is_users = bool(environment.get(_PREFIX))  # the user keeps it in another folder
 
     def learn(self, ranks: Sequence[RankRecording], began_s: float, overlaid: Sequence[str]) -> bool:
         """Take a run that began at `began_s`, in Unix seconds; return whether bytecode is kept from now on.

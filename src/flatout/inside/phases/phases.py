@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -34,7 +35,7 @@ from flatout.inside.phases.stop import StopCondition
 from flatout.inside.phases.trace_window import TraceWindow, WindowState
 from flatout.inside.phases.warmup import HOPELESS_STEPS, WarmupDetector
 from flatout.inside.protocol import File, StepFileEvent, StepKind, StopReason
-from flatout.inside.recording.start_times import START_TIMES
+from flatout.inside.recording.start_times import START_TIMES, compilation_s
 from flatout.inside.recording.step_detector import StepSource
 from flatout.inside.recording.step_file import StepFile
 from flatout.inside.settings import RecorderSettings
@@ -67,6 +68,8 @@ class Phases:
         self.is_over = False
         self._recovery = 0
         self._facts = FactsCollector() if self._settings.has_facts else None
+        # Seconds that torch had compiled after each of the last steps, and before them.
+        self._compiled_s: deque[float | None] = deque(maxlen=HOPELESS_STEPS + 1)
         self._blocks: BlockRun | None = None
         if BLOCKS.schedule is not None:
             self._blocks = BlockRun(self._settings, self._identity, self._file, self._generation)
@@ -175,9 +178,8 @@ class Phases:
             self._file.event(StepFileEvent.WINDOW, steps=[], problem=problem)
 
     def _make_plan(self, step: int, source: StepSource, is_training: bool) -> TracePlan | None:
-        is_over = self._warmup.is_over(source, is_training=is_training)
-        is_hopeless = not is_over and self._is_hopeless(source)
-        if not is_over and not is_hopeless:
+        is_hopeless = self._is_hopeless(source)
+        if not is_hopeless and not self._warmup.is_over(source, is_training=is_training):
             return None
         warmup = self._settings.warmup
         plan = make_plan(
@@ -197,11 +199,16 @@ class Phases:
         return plan
 
     def _is_hopeless(self, source: StepSource) -> bool:
-        """Whether the trial will be abandoned, so that it needs no more warm-up."""
+        """Whether the trial will be abandoned, so that it needs no more warm-up.
+
+        Steps in which torch compiles show nothing: a change that compiles the model can need several of them.
+        """
         rule = self._settings.stop_rule
         if rule is None or rule.abandon_step_s is None or source is not StepSource.OPTIMIZER:
             return False
-        return self._settings.is_trial and self._warmup.is_hopeless(rule.abandon_step_s)
+        self._compiled_s.append(compilation_s())
+        has_compiled = self._compiled_s[0] != self._compiled_s[-1]
+        return self._settings.is_trial and not has_compiled and self._warmup.is_hopeless(rule.abandon_step_s)
 
     def _read_plan(self, step: int) -> TracePlan | None:
         if step < _MIN_STEPS_BEFORE_LOOKING:
