@@ -146,3 +146,15 @@ def test_steps_that_differ_in_time_are_no_noise_of_peak_memory() -> None:
     made = [msgspec.structs.replace(one, peak_memory_bytes=10**9) for one in runs(3, step_sd=0.2)]
     floor = noise_floor(made, objective="peak_memory_bytes")
     assert floor.trial_sd(15) == 0.0
+
+
+def test_windows_with_one_end_of_an_epoch_or_two_are_no_noise() -> None:
+    """Epochs of 15 steps whose end takes 2.4 s: the windows' means differ by half, the trials do not differ."""
+    trials = []
+    for index, first in enumerate((31, 43, 42, 38)):
+        steps = [0.1 + (2.4 if number % 15 == 0 else 0.0) for number in range(first, first + 20)]
+        trials.append(trial(index, step_s=steps, first_step=first))
+    floor = noise_floor(trials)
+    assert floor.between_sd < 1e-6
+    assert floor.step_sd < 1e-6
+    assert floor.step_s == pytest.approx(0.1 + 2.4 / 15)

@@ -92,6 +92,25 @@ def trial_costs(trials: Sequence[TrialResult], objective: Objective) -> dict[int
     }
 
 
+def regular_steps(trials: Sequence[TrialResult]) -> dict[int, Floats]:
+    """Return the seconds of the steps that have no such work, by the trial's index; of all steps if each has some."""
+    windows = [Window(trial) for trial in trials]
+    works = find_work(windows)
+    return {window.index: _without_work(window, works) for window in windows}
+
+
+def _without_work(window: Window, works: Sequence[Work]) -> Floats:
+    has_work = steps_with_work(window, works)
+    return window.step_s if has_work.all() else window.step_s[~has_work]
+
+
+def steps_with_work(window: Window, works: Sequence[Work]) -> Flags:
+    has_work = np.zeros(window.num_steps, dtype=np.bool_)
+    for work in works:
+        has_work |= work.is_due[window.index]
+    return has_work
+
+
 def _memory_cost(trial: TrialResult) -> TrialCost:
     return TrialCost(log=math.log(trial.peak_memory_bytes or math.nan), num_steps=len(trial.step_s))
 
@@ -115,7 +134,7 @@ class _Fits:
     def __init__(self, windows: Sequence[Window], works: Sequence[Work]) -> None:
         self._works = list(works)
         self._windows = windows
-        self._plain_s = {window.index: self._plain_step_s(window) for window in windows}
+        self._plain_s = {window.index: float(_without_work(window, works).mean()) for window in windows}
         self._is_random = np.array([work.is_random for work in self._works], dtype=np.bool_)
         self._arms = sorted({window.arm for window in windows}, key=lambda arm: (arm != BASELINE, arm))
         self._of_arm = {arm: self._fit_arm([w for w in windows if w.arm == arm], arm) for arm in self._arms}
@@ -161,17 +180,6 @@ class _Fits:
             return cost.extra_s * max(cost.num_seen, 1) >= MIN_MATERIAL_SHARE * total_s
         return cost.is_assumed
 
-    def _plain_step_s(self, window: Window) -> float:
-        """Return the mean of the steps without any work; of all steps if each has some."""
-        has_work = self._has_work(window)
-        return float(window.step_s[~has_work].mean() if not has_work.all() else window.step_s.mean())
-
-    def _has_work(self, window: Window) -> Flags:
-        has_work = np.zeros(window.num_steps, dtype=np.bool_)
-        for work in self._works:
-            has_work |= work.is_due[window.index]
-        return has_work
-
     def _first_due(self, window: Window) -> Flags:
         """Return the steps with the first occurrence of a work, which may cost more than the later ones."""
         is_first = np.zeros(window.num_steps, dtype=np.bool_)
@@ -196,7 +204,7 @@ class _Fits:
         normal = _PRIOR_STEPS * np.eye(len(self._works))
         right = _PRIOR_STEPS * prior
         for window in windows:
-            is_used = self._has_work(window) & ~self._first_due(window)
+            is_used = steps_with_work(window, self._works) & ~self._first_due(window)
             design = np.stack([work.is_due[window.index][is_used] for work in self._works]).astype(np.float64)
             normal += design @ design.T
             right = right + design @ (window.step_s[is_used] - self._plain_s[window.index])

@@ -18,11 +18,11 @@ from flatout.errors import UsageError
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import NoiseFloor, Objective, TrialPlan
 from flatout.units import percent
-from flatout.verdict.cost import TIMES, missing
+from flatout.verdict.cost import TIMES, missing, regular_steps, trial_costs
 from flatout.verdict.interim import DEFAULT_INTERIM, InterimAnalysis, InterimPlan
 from flatout.verdict.judge import MIN_EFFECT, TRUSTED_PAIRS
 from flatout.verdict.paired import FEWEST_FOR_DRIFT
-from flatout.verdict.plain_cost import are_spikes_rare, spike_share, trial_cost, without_spikes
+from flatout.verdict.plain_cost import spike_share, trial_cost
 from flatout.verdict.student import noncentral_t_tail, normal_tail, t_quantile
 
 MIN_TRIALS = 3
@@ -42,14 +42,13 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
             f"a noise floor needs at least {MIN_TRIALS} completed trials of the same job, but got {len(usable)}",
             hint="run more baseline trials",
         )
-    trial_costs = [trial_cost(trial, objective) for trial in usable]
-    drop_spikes = are_spikes_rare(trial_costs)
-    costs = np.array([cost.log(drop_spikes=drop_spikes) for cost in trial_costs])
+    cost_of = trial_costs(usable, objective)
+    costs = np.array([cost_of[trial.index].log for trial in usable])
     position = np.arange(len(costs)) - (len(costs) - 1) / 2
     drift = float(position @ costs / (position @ position))
     residuals = costs - costs.mean() - drift * position
     freedom = len(costs) - 2
-    steps = [_log_steps(trial, drop_spikes) for trial in usable]
+    steps = [_deviations(steps_s) for steps_s in regular_steps(usable).values()]
     step_sd = math.sqrt(sum(float(s @ s) for s in steps) / max(sum(len(s) - 1 for s in steps), 1))
     if objective not in TIMES:  # the trial has a single number, which more steps would not make more precise
         step_sd = 0.0
@@ -65,8 +64,8 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
         step_sd=step_sd,
         step_correlation_time=length,
         drift_per_trial=drift,
-        spike_share=spike_share(trial_costs),
-        step_s=median(float(np.mean(trial.step_s)) for trial in usable),
+        spike_share=spike_share([trial_cost(trial, "step_s") for trial in usable]),
+        step_s=median(cost_of[trial.index].step_s or float(np.mean(trial.step_s)) for trial in usable),
         start_s=median(starts) if starts else None,
         degrees_of_freedom=freedom,
     )
@@ -172,10 +171,9 @@ def _lengths(max_steps: int) -> list[int]:
     return lengths
 
 
-def _log_steps(trial: TrialResult, drop_spikes: bool) -> NDArray[np.float64]:
+def _deviations(steps_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the logarithms of the step times minus their mean."""
-    steps = np.asarray(trial.step_s, dtype=np.float64)
-    logs = np.log(without_spikes(steps) if drop_spikes else steps)
+    logs = np.log(steps_s)
     return np.asarray(logs - logs.mean())
 
 
