@@ -53,7 +53,10 @@ def test_arms_alternate_from_the_first_trial_on() -> None:
 
 def test_the_power_is_stated_after_four_trials() -> None:
     result, said = compared(SimulatedArms(0.04, noise=0.01, seed=1), gate=0.03)
-    stated = next(place for place, line in enumerate(said) if "finds a slowdown of 5.0 %" in line)
+    assert said[0].startswith(
+        "finds a slowdown of 5.0 %, as worse by more than the gate of 3.0 %, in 11 trials at 0.3 %"
+    )
+    stated = next(place for place, line in enumerate(said) if "the budget allows" in line)
     assert sum("  trial " in line for line in said[:stated]) == 3  # the fourth is reported after it
     assert result.power is not None and result.power.effect == pytest.approx(0.05)
 

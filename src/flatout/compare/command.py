@@ -204,22 +204,29 @@ def _checked_out(checkout: _Checkout | None, path: Path) -> Iterator[Path | None
 
 def _notes(a: ArmRequest, b: ArmRequest, checkouts: Sequence[_Checkout | None]) -> list[str]:
     """Return what the user should know before the first trial: equal arms, and changes that are not committed."""
-    notes = []
-    commits = [checkout.commit.name if checkout is not None else None for checkout in checkouts]
+    notes = [_same_arms_note(a, b, checkouts), _uncommitted_note(a, b, checkouts)]
+    return [note for note in notes if note is not None]
+
+
+def _same_arms_note(a: ArmRequest, b: ArmRequest, checkouts: Sequence[_Checkout | None]) -> str | None:
     is_same_job = (a.command, a.variables, a.python) == (b.command, b.variables, b.python)
-    if is_same_job and commits[0] == commits[1]:
-        of_commit = f" of commit {checkouts[0].commit.short}" if checkouts[0] is not None else ""
-        notes.append(f"A and B are the same command{of_commit}: only noise can make them differ")
-    known = [checkout for checkout in checkouts if checkout is not None]
-    num_changed = known[0].repository.num_changed if known else 0
-    if num_changed:
-        files = "1 file has" if num_changed == 1 else f"{num_changed} files have"
-        with_refs = [request for request in (a, b) if request.ref is not None]
-        refs = " nor in ".join(f"{request.name} ({request.ref})" for request in with_refs)
-        without_ref = next((request.name for request in (a, b) if request.ref is None), None)
-        where = f"they are in {without_ref} only" if without_ref is not None else f"they are not in {refs}"
-        notes.append(f"{files} changes that are not committed: {where}")
-    return notes
+    commits = [checkout.commit.name if checkout is not None else None for checkout in checkouts]
+    if not is_same_job or commits[0] != commits[1]:
+        return None
+    of_commit = f" of commit {checkouts[0].commit.short}" if checkouts[0] is not None else ""
+    return f"A and B are the same command{of_commit}: only noise can make them differ"
+
+
+def _uncommitted_note(a: ArmRequest, b: ArmRequest, checkouts: Sequence[_Checkout | None]) -> str | None:
+    """Say which arm has the user's changes, if there are any and an arm runs a commit."""
+    repository = next((checkout.repository for checkout in checkouts if checkout is not None), None)
+    if repository is None or not repository.num_changed:
+        return None
+    files = "1 file has" if repository.num_changed == 1 else f"{repository.num_changed} files have"
+    with_commit = [f"{request.name} ({request.ref})" for request in (a, b) if request.ref is not None]
+    without = [request.name for request in (a, b) if request.ref is None]
+    where = f"they are in {without[0]} only" if without else f"they are not in {' nor in '.join(with_commit)}"
+    return f"{files} changes that are not committed: {where}"
 
 
 def _untracked_notes(request: ArmRequest, tree: Path) -> list[str]:

@@ -86,21 +86,31 @@ def _variable_differences(a: JobFacts, b: JobFacts) -> list[EnvironmentDifferenc
 def _condition_differences(
     trials_a: Sequence[TrialResult], trials_b: Sequence[TrialResult]
 ) -> list[EnvironmentDifference]:
-    """Return differences in the GPUs' clocks, heat and throttling, and in the load by other processes."""
+    """Return differences in the GPUs' clocks, heat and throttling, which change while the trials run."""
+    arms = [[trial.covariates for trial in arm] for arm in (trials_a, trials_b)]
     found = []
-    clocks = [_mean([trial.covariates.sm_clock_hz for trial in arm]) for arm in (trials_a, trials_b)]
-    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) >= MIN_CLOCK_DIFFERENCE:
-        texts = [f"{clock / 1e6:.0f} MHz" for clock in clocks if clock]
-        found.append(EnvironmentDifference(name="GPU clock", a=texts[0], b=texts[1]))
-    heats = [_mean([trial.covariates.temperature_c for trial in arm]) for arm in (trials_a, trials_b)]
-    if heats[0] is not None and heats[1] is not None and abs(heats[1] - heats[0]) >= MIN_HEAT_DIFFERENCE_C:
-        texts = [f"{heat:.0f} °C" for heat in heats if heat is not None]
-        found.append(EnvironmentDifference(name="GPU temperature", a=texts[0], b=texts[1]))
-    reasons = [{reason for trial in arm for reason in trial.covariates.throttle_share} for arm in (trials_a, trials_b)]
+    clocks = [_mean([covariates.sm_clock_hz for covariates in arm]) for arm in arms]
+    if _differ(clocks, relative=MIN_CLOCK_DIFFERENCE):
+        found.append(_difference("GPU clock", [f"{clock / 1e6:.0f} MHz" for clock in clocks if clock is not None]))
+    heats = [_mean([covariates.temperature_c for covariates in arm]) for arm in arms]
+    if _differ(heats, absolute=MIN_HEAT_DIFFERENCE_C):
+        found.append(_difference("GPU temperature", [f"{heat:.0f} °C" for heat in heats if heat is not None]))
+    reasons = [{reason for covariates in arm for reason in covariates.throttle_share} for arm in arms]
     if reasons[0] != reasons[1]:
-        texts = [", ".join(sorted(of_arm)) or "none" for of_arm in reasons]
-        found.append(EnvironmentDifference(name="GPU throttling", a=texts[0], b=texts[1]))
+        found.append(_difference("GPU throttling", [", ".join(sorted(of_arm)) or "none" for of_arm in reasons]))
     return found
+
+
+def _differ(values: Sequence[float | None], *, relative: float = 0.0, absolute: float = 0.0) -> bool:
+    """Whether both values are known and are at least so far apart."""
+    a, b = values
+    if a is None or b is None:
+        return False
+    return abs(b - a) >= max(absolute, relative * abs(a))
+
+
+def _difference(name: str, texts: Sequence[str]) -> EnvironmentDifference:
+    return EnvironmentDifference(name=name, a=texts[0], b=texts[1])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

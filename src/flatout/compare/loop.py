@@ -13,12 +13,12 @@ import msgspec
 from flatout.compare.evidence import Evidence
 from flatout.compare.judge import Judged, is_gate_hopeless, judged
 from flatout.compare.options import CompareOptions
-from flatout.compare.power import power
+from flatout.compare.power import num_trials_with, power, trials_by_noise
 from flatout.compare.runner import ArmRunner, arm_of
 from flatout.errors import FlatoutError, InputError
 from flatout.records.comparison import ArmName, EndedBy, Power
 from flatout.records.trial import TrialResult
-from flatout.report.comparison_phrases import power_sentence, signed_percent
+from flatout.report.comparison_phrases import power_sentence, prior_power_sentence, signed_percent
 from flatout.tune.runner import Say
 from flatout.tune.signals import EndedBySignal
 from flatout.units import seconds
@@ -52,6 +52,8 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
     Raises InputError if the command of an arm fails. An interruption ends the comparison with what is known so far;
     it is raised if no trial of each arm is complete yet.
     """
+    effect = _effect(options)
+    say(prior_power_sentence(trials_by_noise(effect, options.gate), effect, options.gate, NUM_FIRST))
     evidence = Evidence(objective=options.objective)
     so_far: Judged | None = None
     stated: Power | None = None
@@ -150,16 +152,21 @@ def _check(evidence: Evidence, runner: ArmRunner) -> None:
         raise InputError(f"{len(failed)} of {len(of_arm)} trials of {arm} failed, the last: {last.problem}", hint=hint)
 
 
+def _effect(options: CompareOptions) -> float:
+    """Return the slowdown for which the power is stated."""
+    return DEFAULT_EFFECT if not options.gate else GATE_TIMES * options.gate
+
+
 def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> Power:
     """Say what the comparison can show, from the noise of its first trials."""
     left_s = options.budget_s - runner.spent_s() - _reserved_s(evidence, options)
     num_affordable = len(evidence.trials) + max(int(left_s / evidence.trial_s), 0)
+    num_affordable = min(num_affordable, num_trials_with(ANALYSES[-1].num_fresh))
     if options.max_trials is not None:
         num_affordable = min(num_affordable, options.max_trials)
-    effect = DEFAULT_EFFECT if options.gate is None else GATE_TIMES * options.gate
     stated = power(
         (evidence.run_sd or 0.0) * SMALL_SAMPLE,
-        effect=effect,
+        effect=_effect(options),
         gate=options.gate,
         trial_s=evidence.trial_s,
         num_affordable=num_affordable,

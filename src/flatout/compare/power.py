@@ -19,6 +19,7 @@ from flatout.verdict.arrangement import planned
 from flatout.verdict.effect import Floats
 
 WANTED_POWER = 0.8
+USUAL_NOISES = (0.003, 0.01, 0.03)
 _NUM_SIMULATED = 1000
 _SEED = 20
 _LEAST_NOISE = 1e-4
@@ -31,17 +32,28 @@ def power(run_sd: float, *, effect: float, gate: float | None, trial_s: float, n
     `num_affordable` counts the trials of both arms together.
     """
     detectable = [(num_trials, _detectable(log, gate)) for num_trials, log in thresholds(_rounded(run_sd))]
-    needed = next((num_trials for num_trials, smallest in detectable if smallest <= effect), None)
     affordable = [smallest for num_trials, smallest in detectable if num_trials <= num_affordable]
     smallest = min(affordable, default=math.inf)
     return Power(
         run_sd=run_sd,
         trial_s=trial_s,
         effect=effect,
-        num_trials=needed,
+        num_trials=_trials_for(run_sd, effect, gate),
         num_affordable=num_affordable,
         detectable=smallest if smallest < math.expm1(_MOST_LOG) else None,
     )
+
+
+def trials_by_noise(effect: float, gate: float | None) -> dict[float, int | None]:
+    """Return the trials that find a slowdown at each of some usual noises, before that of the job is known."""
+    return {noise: _trials_for(noise, effect, gate) for noise in USUAL_NOISES}
+
+
+def _trials_for(run_sd: float, effect: float, gate: float | None) -> int | None:
+    for num_trials, log in thresholds(_rounded(run_sd)):
+        if _detectable(log, gate) <= effect:
+            return num_trials
+    return None
 
 
 def _detectable(log: Floats, gate: float | None) -> float:

@@ -43,7 +43,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
     trial_s: float  # mean duration of a trial
     effect: float  # the slowdown that the gate or the margin asks about
     num_trials: int | None  # of both arms together, to find it with 80 % probability; None: no number of trials does
-    num_affordable: int  # trials that the budget allows, those already run included
+    num_affordable: int  # trials that the budget and the analyses allow, those already run included
     detectable: float | None  # smallest slowdown that the affordable trials find with 80 % probability
 
 

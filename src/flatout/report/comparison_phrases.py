@@ -96,6 +96,21 @@ def gate_sentence(gate: ComparisonGate) -> str:
     return f"The gate is undecided: B may be worse by more than {limit}, or not{interval}."
 
 
+def prior_power_sentence(
+    trials_by_noise: Mapping[float, int | None], effect: float, gate: float | None, num_first: int
+) -> str:
+    """Say before the first trial in how many trials a slowdown is found, by the noise that the job may have."""
+    beyond = f", as worse by more than the gate of {percent(gate)}," if gate is not None else ""
+    counts = [
+        f"{needed if needed is not None else 'no number of'} trials at {percent(noise)}"
+        for noise, needed in trials_by_noise.items()
+    ]
+    return (
+        f"finds a slowdown of {percent(effect)}{beyond} in {', '.join(counts)} run-to-run standard deviation (80 %"
+        f" power); the first {num_first} trials measure which it is"
+    )
+
+
 def power_sentence(power: Power, gate: float | None) -> str:
     """State what the comparison can find, and in how many trials."""
     noise = f"run-to-run standard deviation {percent(power.run_sd)}, {seconds(power.trial_s)} per trial"

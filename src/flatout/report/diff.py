@@ -16,6 +16,7 @@ import msgspec
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding
 from flatout.report.json import enveloped_json
 from flatout.report.parts import part_values
+from flatout.report.phrases import counted
 from flatout.report.rows import mean_parts
 from flatout.report.scaling import Scaling, scaling_of
 
@@ -293,7 +294,7 @@ def _notes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[str, ...]:
     if is_step and len(without_totals) == 1:
         notes.append(f"{without_totals[0]} has no step log, so only the traced windows are compared, not all steps")
     if a.job.num_ranks != b.job.num_ranks:
-        notes.append(f"A has {a.job.num_ranks:,} ranks and B {b.job.num_ranks:,}: times are means over ranks")
+        notes.append(f"A has {counted(a.job.num_ranks, 'rank')} and B {b.job.num_ranks:,}: times are means over ranks")
     if a.job.device != b.job.device:
         a_device, b_device = (job.device or "an unnamed device" for job in (a.job, b.job))
         notes.append(f"A ran on {a_device} and B on {b_device}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flatout import units
 from flatout.report.parts import part_label
+from flatout.report.phrases import counted
 from flatout.report.scaling import Scaling
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
@@ -15,7 +16,7 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
     """Say which kind of scaling it is, the efficiency, and the part that consumed most of the rest."""
     small, large = scaling.num_ranks
     names = ("A", "B") if scaling.smaller == "A" else ("B", "A")
-    sizes = f"{names[1]} has {large:,} ranks and {names[0]} has {small:,}"
+    sizes = f"{names[1]} has {counted(large, 'rank')} and {names[0]} has {small:,}"
     if scaling.efficiency is None or scaling.per_rank_rates is None:
         return [
             f"{sizes}. The samples per step are unknown, so the scaling efficiency is too: by the step times,"
