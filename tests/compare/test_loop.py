@@ -7,6 +7,7 @@ import math
 import pytest
 from tests.compare.simulated import SimulatedArms
 
+from flatout.compare.judge import judged
 from flatout.compare.loop import MAX_FAILED, Compared, compare
 from flatout.compare.options import CompareOptions
 from flatout.errors import InputError
@@ -40,7 +41,11 @@ def test_a_slowdown_of_exactly_the_gate_is_decided_neither_way() -> None:
 
 def test_equal_arms_seldom_fail_the_gate() -> None:
     """A slice of `benchmarks/compare_gate.py`: with an error rate of 5 %, three of 12 fail in one of 50 runs."""
-    outcomes = [compared(SimulatedArms(noise=0.01, seed=seed), gate=0.03)[0].judged.gate for seed in range(12)]
+    outcomes = []
+    for seed in range(12):
+        arms = SimulatedArms(noise=0.02, seed=seed)
+        trials = [arms.trial(12) for _ in range(15)]
+        outcomes.append(judged(trials, objective="step_s", gate=0.03).gate)
     assert sum(gate is not None and gate.outcome == "failed" for gate in outcomes) <= 2
 
 
