@@ -211,3 +211,22 @@ def test_json_has_the_schema_and_the_record() -> None:
     assert (found["schema"], found["version"]) == ("flatout/diff", 2)
     del found["schema"], found["version"], found["tool_version"], found["command"]
     assert found == json.loads(msgspec.json.encode(result))
+
+
+def light(num_ranks: int, mean_step_s: float) -> Diagnosis:
+    """Return the diagnosis of a recording without a trace."""
+    diagnosis = builder.diagnosis_of([])
+    job = msgspec.structs.replace(diagnosis.job, num_ranks=num_ranks, mean_step_s=mean_step_s, num_recorded_steps=50)
+    return msgspec.structs.replace(diagnosis, job=job)
+
+
+@pytest.mark.parametrize("other", [light(1, 0.3), builder.straggler()])
+def test_recordings_without_a_trace_are_compared_by_their_steps_alone(other: Diagnosis) -> None:
+    job = msgspec.structs.replace(other.job, mean_step_s=0.3, num_recorded_steps=50)
+    result = diff(light(1, 0.2), msgspec.structs.replace(other, job=job))
+    assert (result.basis, result.parts, result.findings) == ("recording", (), ())
+    assert result.change_s == pytest.approx(0.1)
+    text = diff_text(result, light(1, 0.2), other)
+    assert "no trace, so it is unknown which part of a step changed" in " ".join(text.split())
+    for word in ("traced step took", "The recording took", "Neither has", "including the warm-up", "has no steps"):
+        assert word not in " ".join(text.split())

@@ -81,17 +81,24 @@ class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
     # the basis is `recording`, and in diagnoses of older versions.
     recorded_parts: tuple[PartChange, ...]
     traced_change_s: float  # b - a, of the traced steps or windows
-    parts: tuple[PartChange, ...]  # of the traced time, largest change first; the changes sum to `traced_change_s`
+    parts: tuple[
+        PartChange, ...
+    ]  # of the traced time, largest change first; the changes sum to `traced_change_s`. Empty if either has no trace
     findings: tuple[FindingChange, ...]  # largest change first
     scaling: Scaling | None  # from the smaller to the larger job; None if both have as many ranks
     notes: tuple[str, ...]  # reasons why the two are hard to compare
 
 
 def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
-    """Compare the recordings of A and B, or their traced steps; complete windows if either has no steps."""
+    """Compare the recordings of A and B, or their traced steps; complete windows if either has no steps.
+
+    If a recording has no trace, the parts of its steps are unknown, and so are its findings: there are none then.
+    """
     is_step = all(any(rank.steps for rank in diagnosis.ranks) for diagnosis in (a, b))
+    have_step_logs = all(isinstance(side.job.mean_step_s, float) for side in (a, b))
+    are_traced = not (have_step_logs and _without_trace(a, b))
     a_parts, b_parts = _mean(a, is_step), _mean(b, is_step)
-    is_recording = is_step and all(isinstance(side.job.mean_step_s, float) for side in (a, b))
+    is_recording = have_step_logs and (is_step or not are_traced)
     a_side, b_side = _side(a, a_parts, is_step, is_recording), _side(b, b_parts, is_step, is_recording)
     speedup, has_same_work = _speedup(a_side, b_side)
     parts = [
@@ -104,6 +111,7 @@ def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
             b_share=_ratio(b_s, b_side.traced_s) or 0.0,
         )
         for name, a_s, b_s in zip(PART_NAMES, a_parts, b_parts, strict=True)
+        if are_traced
     ]
     return DiagnosisDiff(
         basis=_basis(is_step=is_step, is_recording=is_recording),
@@ -117,7 +125,7 @@ def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
         recorded_parts=_recorded_parts(a, b, a_side.time_s, b_side.time_s) if is_recording else (),
         traced_change_s=b_side.traced_s - a_side.traced_s,
         parts=tuple(sorted(parts, key=lambda part: (-abs(part.change_s), PART_NAMES.index(part.part)))),
-        findings=_finding_changes(a, b, is_step),
+        findings=_finding_changes(a, b, is_step) if are_traced else (),
         scaling=scaling_of(a, b),
         notes=_notes(a, b, is_step),
     )
@@ -144,6 +152,13 @@ def _speedup(a: DiffSide, b: DiffSide) -> tuple[float | None, bool | None]:
             work_ratio = b_rate * b.time_s / (a_rate * a.time_s)
             return b_rate / a_rate, abs(work_ratio - 1) <= SAME_WORK
     return _ratio(a.time_s, b.time_s), None
+
+
+def _without_trace(a: Diagnosis, b: Diagnosis) -> str:
+    """Return the names of the sides that have no trace, `A and B`; empty if both have one."""
+    sides = {"A": a, "B": b}
+    names = (name for name, side in sides.items() if not any(sum(part_values(rank.parts_s)) for rank in side.ranks))
+    return " and ".join(names)
 
 
 def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
@@ -287,7 +302,13 @@ def _cost_s(finding: Finding | None, diagnosis: Diagnosis, is_step: bool) -> flo
 def _notes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[str, ...]:
     notes = []
     sides = {"A": a, "B": b}
-    if not is_step:
+    untraced = _without_trace(a, b)
+    if untraced:
+        has = "has" if len(untraced) == 1 else "have"
+        notes.append(
+            f"{untraced} {has} no trace, so it is unknown which part of a step changed: record without --light"
+        )
+    elif not is_step:
         names = " and ".join(name for name, side in sides.items() if not any(rank.steps for rank in side.ranks))
         notes.append(f"no steps are marked in {names}: complete recordings are compared, including the warm-up")
     without_totals = [name for name, side in sides.items() if not isinstance(side.job.mean_step_s, float)]

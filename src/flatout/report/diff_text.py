@@ -46,7 +46,8 @@ def _change_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
             lines += style.wrapped(sentence)
     elif result.basis == "recording":
         lines += style.wrapped(f"{_recording_sentence(result)} {_regular_sentence(result)}".rstrip())
-    lines += style.wrapped(_traced_sentence(result))
+    if result.parts:
+        lines += style.wrapped(_traced_sentence(result))
     return [style.bold(line) for line in lines]
 
 
@@ -108,6 +109,8 @@ def _recorded_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
 
 
 def _part_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
+    if not result.parts:
+        return []
     name = {"recording": "traced step", "step": "step", "window": "window"}[result.basis]
     times = (result.a.traced_s, result.b.traced_s, result.traced_change_s)
     return _table(result.parts, "part", name, times, style)
@@ -136,6 +139,8 @@ def _table(
 
 
 def _finding_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
+    if not result.parts:
+        return []
     if not result.findings:
         return ["Neither has a finding."]
     lines = []
@@ -156,7 +161,7 @@ def _caveats(result: DiagnosisDiff) -> list[str]:
     caveats = list(result.notes)
     if result.has_same_work is False:
         caveats.append("steps of A and B process different numbers of samples: compare rates, not step times")
-    if result.basis != "window":
+    if result.basis != "window" and result.parts:
         sides = (("A", result.a), ("B", result.b))
         ranges = "; ".join(f"{name} {_spread(side)}" for name, side in sides)
         caveats.append(f"traced step times range: {ranges}")
