@@ -125,10 +125,7 @@ class Phases:
 
     def advance(self, step: int, source: StepSource, *, is_training: bool) -> str:
         """Do the work that is due after step number `step`, and return the kind of the next step."""
-        if self._stop_condition.is_asked:
-            self._stop_condition.look(step + 1, self._warmup.step_s)
-            if self._stop_condition.is_due(step + 1):
-                self._stop(step, self._stop_condition.reason)
+        self._stop_if_due(step)
         if self._blocks is not None and self._plan is not None:
             kind = self._blocks.advance(step)
             if self._blocks.is_over:
@@ -145,12 +142,21 @@ class Phases:
             if self._facts is not None and self._settings.is_trial:
                 guarded(self._facts.look_at_loaders)()
             self._decide(step, source, is_training)
+            if self._plan is not None:  # the steps of the warm-up may have shown that the trial is hopeless
+                self._stop_if_due(step)
             return StepKind.ORDINARY
         began = time.perf_counter_ns()
         kind = self._follow(plan, step)
         if kind in (StepKind.TRACED, StepKind.PREPARE) or self.has_exported:
             self._file.event(StepFileEvent.RECORDER, before_step=step + 1, cost_ns=time.perf_counter_ns() - began)
         return kind
+
+    def _stop_if_due(self, step: int) -> None:
+        if not self._stop_condition.is_asked:
+            return
+        self._stop_condition.look(step + 1, self._warmup.step_s)
+        if self._stop_condition.is_due(step + 1):
+            self._stop(step, self._stop_condition.reason)
 
     def advance_stall(self, step: int) -> str:
         """Do the work of the second window that is due after step `step`, and return the kind of the next step."""
