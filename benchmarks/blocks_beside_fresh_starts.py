@@ -46,7 +46,7 @@ LOADER_AHEAD = 2 * (8 + 2)  # batches that four workers have ready, and some
 CPU: dict[str, Job] = {
     "compute": Job(
         2,
-        {"width": 768, "layers": 8, "batch": 64, "bucket": 1, "objects": 300_000, "garbage": 4000},
+        {"width": 768, "layers": 8, "batch": 64, "bucket": 1, "garbage": 30_000},
         {
             "threads=2": [("threads", {"number": 2})],
             "bind-cores=exclusive": [("bind_cores", {"by": "exclusive"})],
@@ -74,10 +74,14 @@ CPU: dict[str, Job] = {
 CUDA: dict[str, Job] = {
     "compute": Job(
         1,
-        {"width": 4096, "layers": 12, "batch": 2048, "ddp": 1, "bucket": 1, "objects": 1_000_000, "garbage": 4000},
+        {"width": 4096, "layers": 12, "batch": 2048},
+        {"tf32": [("tf32", {})], "autocast=bfloat16": [("autocast", {"dtype": "bfloat16"})]},
+        {},
+    ),
+    "host": Job(
+        1,
+        {"width": 512, "layers": 48, "batch": 64, "ddp": 1, "bucket": 1, "garbage": 20_000},
         {
-            "tf32": [("tf32", {})],
-            "autocast=bfloat16": [("autocast", {"dtype": "bfloat16"})],
             "gc-off": [("garbage_collection", {"how": "off", "after": 10})],
             "ddp-bucket=100": [("ddp", {"bucket_cap_mb": 100})],
         },
@@ -136,7 +140,6 @@ def train(options: argparse.Namespace) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or options.ddp:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    kept = [[number] for number in range(options.objects)]  # what a full collection examines
     layers: list[nn.Module] = [nn.Linear(options.width, 64)] if not options.layers else []
     for _ in range(options.layers):
         layers += [nn.Linear(options.width, options.width), nn.GELU()]
@@ -157,7 +160,6 @@ def train(options: argparse.Namespace) -> None:
             Node()
         optimizer.step()
         optimizer.zero_grad()
-        assert kept is not None
 
 
 # The two ways.
@@ -365,7 +367,7 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=UNITS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     own = {"width": 256, "layers": 2, "batch": 16, "workers": 0, "passes": 1, "bucket": 25, "ddp": 0}
-    for name, value in {**own, "objects": 0, "garbage": 0}.items():
+    for name, value in {**own, "garbage": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=argparse.SUPPRESS)
     parser.add_argument("--sleep", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()

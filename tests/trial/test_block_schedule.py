@@ -12,9 +12,10 @@ from tests.change.jobs import facts
 from flatout.change import garbage_collection, process
 from flatout.change.catalogue import all_changes
 from flatout.change.combine import combine
+from flatout.inside.blocks.arms import MODULES
 from flatout.inside.blocks.schedule import read_schedule
-from flatout.records.change import Change, ChangeSet
-from flatout.trial.block_schedule import BlockArm, block_arm, orders, schedule_text
+from flatout.records.change import Change, ChangeSet, Knob, Patch
+from flatout.trial.block_schedule import SWITCHABLE, BlockArm, block_arm, orders, schedule_text
 
 JOB = facts()
 
@@ -94,3 +95,61 @@ def test_each_change_of_the_catalogue_is_an_arm_or_says_why_not() -> None:
             assert arm.startswith(f"{candidate.name} ")
         else:
             assert arm.carry_over >= 1
+
+
+@pytest.mark.parametrize(
+    ("patch", "own", "carry_over"),
+    [
+        (Patch(name="tf32"), {}, 2),
+        (Patch(name="ddp", parameters={"bucket_cap_mb": 100}), {}, 13),
+        (Patch(name="ddp_hook", parameters={"hook": "bf16"}), {}, 13),
+        (Patch(name="dataloader", parameters={"num_workers": 4}), {"loader_workers": 0}, 2 + 8),
+        (Patch(name="dataloader", parameters={"num_workers": 4}), {"loader_workers": 2}, 2 + 4 + 8),
+        (Patch(name="dataloader", parameters={"prefetch_factor": 8}), {"loader_workers": 2}, 2 + 4 + 16),
+        (
+            Patch(name="dataloader", parameters={"num_workers": 4}),
+            {"loader_workers": 2, "loader_prefetch": 3, "passes_per_step": 4},
+            2 + 5,  # 18 batches
+        ),
+        (Patch(name="dataloader", parameters={"pin_memory": True}), {"loader_workers": 2}, 2 + 4 + 4),
+    ],
+)
+def test_steps_after_a_switch_are_not_measured_by_the_kind_of_the_change(
+    patch: Patch, own: dict[str, object], carry_over: int
+) -> None:
+    knob = Knob(name="x", family="ddp", summary="", safety="exact", doc="", source="")
+    changes = ChangeSet(changes=(Change(name="x", knob=knob, patch=patch),), patches=(patch,))
+    of_job = facts(**{"loader_is_iterable": False, "loader_prefetch": None, "passes_per_step": 1, **own})
+    arm = block_arm(changes, of_job)
+    assert isinstance(arm, BlockArm)
+    assert arm.carry_over == carry_over
+    assert arm.keeps_spikes == (patch.name == "dataloader")
+
+
+@pytest.mark.parametrize(
+    ("patch", "reason"),
+    [
+        (Patch(name="cudnn_benchmark"), "keeps the plan that it chose first"),
+        (Patch(name="compile", parameters={"mode": "default"}), "compiles for longer than a block"),
+        (Patch(name="dataloader", parameters={"persistent_workers": True}), "too rare for blocks"),
+        (Patch(name="ddp", parameters={"static_graph": True}), "is fixed in the first step"),
+        (Patch(name="garbage_collection", parameters={"how": "together", "every": 50}), "no fair share"),
+        (Patch(name="of_the_future"), "leaves traces in the job"),
+    ],
+)
+def test_what_stays_in_the_process_needs_a_fresh_start(patch: Patch, reason: str) -> None:
+    knob = Knob(name="x", family="ddp", summary="", safety="exact", doc="", source="")
+    changes = ChangeSet(changes=(Change(name="x", knob=knob, patch=patch),), patches=(patch,))
+    arm = block_arm(changes, JOB)
+    assert isinstance(arm, str)
+    assert reason in arm
+
+
+def test_an_iterable_dataset_keeps_its_workers() -> None:
+    arm = block_arm(only(change("dataloader-workers=2")), facts(loader_is_iterable=True))
+    assert isinstance(arm, str)
+    assert "iterable dataset" in arm
+
+
+def test_every_setting_that_can_be_switched_has_its_switcher_in_the_job() -> None:
+    assert {*SWITCHABLE, "threads"} == set(MODULES)
