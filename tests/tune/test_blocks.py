@@ -66,14 +66,15 @@ def test_only_changes_that_can_be_taken_back_are_switched() -> None:
 
 @pytest.mark.usefixtures("warm")
 def test_one_start_compares_several_changes_and_runs_the_others_not_at_all(tmp_path: Path) -> None:
-    results = run(tmp_path, [sys.executable, str(JOB), "100000"], [THREADS, FREEZE, WORKERS])
+    results = run(tmp_path, [sys.executable, str(JOB), "100000"], [OFF, FREEZE, WORKERS])
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["blocks-000"]
-    for name in (THREADS.name, WORKERS.name):
+    for name in (OFF.name, WORKERS.name):
         result = results[name]
         assert result.problem is None, result
-        assert result.num_units == 2
+        assert result.num_units in (1, 2)  # one that is clearly slower is dropped after its first unit
         assert result.speedup is not None
         assert result.num_carry_over > 0
+    assert results[OFF.name].num_units == 2
     # A worker costs more than a sample that is an index: it is slower in each unit.
     assert results[WORKERS.name].speedup < 1
     assert "full collection" in str(results[FREEZE.name].problem)

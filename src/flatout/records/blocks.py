@@ -35,7 +35,7 @@ class BlockResult(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictName
     reason: str  # one sentence
     problem: str | None = None  # why the changes could not be judged in blocks; the verdict is then `undecided`
-    speedup: float | None = None  # None before two units
+    speedup: float | None = None  # None before the first unit
     interval: tuple[float, float] | None = None  # None before the fewest units that can decide
     error_rate: float = 0.05
     min_effect: float = 0.01

@@ -75,14 +75,14 @@ def judge_blocks(
     )
     if problem is not None:
         return msgspec.structs.replace(result, reason=f"it cannot be judged in blocks: {problem}")
-    if len(units) < 2:
+    if not units:
         return msgspec.structs.replace(result, reason=_too_few(len(units)))
     carry_over = found_carry_over(mine)
     if carry_over is None:
         reason = "the steps still change in the second half of the blocks, which are too short"
         return msgspec.structs.replace(result, reason=reason)
     cut = [_Cut(block, carry_over if block.is_switch else 0) for block in mine]
-    comparison = _compare(cut, keeps_spikes=keeps_spikes)
+    comparison = _compare(cut, keeps_spikes=keeps_spikes or len(units) == 1)
     result = msgspec.structs.replace(
         result,
         num_steps=sum(len(block.regular_s) for block in cut),
@@ -164,7 +164,7 @@ def _compare(blocks: Sequence[_Cut], *, keeps_spikes: bool) -> _Comparison:
     spikes_s = float(np.mean(excess)) if drops_spikes else 0.0
     periodic_s, periodic_se = _periodic(arms)
     regular = float(contrasts.mean())
-    regular_se = float(contrasts.std(ddof=1)) / math.sqrt(len(contrasts))
+    regular_se = float(contrasts.std(ddof=1)) / math.sqrt(len(contrasts)) if len(contrasts) > 1 else math.inf
     shared_s = spikes_s + min(periodic_s)
     costs = baseline_s + spikes_s + periodic_s[0], baseline_s * math.exp(-regular) + spikes_s + periodic_s[1]
     weight = max(baseline_s / costs[0], candidate_s / costs[1])

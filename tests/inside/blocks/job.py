@@ -54,6 +54,7 @@ def main() -> None:
     torch.manual_seed(0)
     if "gc-off" in options:
         gc.disable()
+    kept = [[number] for number in range(500_000)] if "objects" in options else []
     model: nn.Module = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     if dist.is_initialized():
         model = nn.parallel.DistributedDataParallel(model)
@@ -76,6 +77,7 @@ def main() -> None:
         tell(step, model, loss, seen, bool(in_worker.any()))
         optimizer.step()
         optimizer.zero_grad()
+    del kept
 
 
 def endless(loader: DataLoader):

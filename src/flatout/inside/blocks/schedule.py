@@ -37,6 +37,7 @@ class BlockSchedule:
     min_steps: int  # measured steps per block
     min_block_s: float
     max_s: float  # of all blocks together, at the step time of the warm-up
+    drops_slow_arms: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ def read_schedule(text: str) -> BlockSchedule:
         min_steps=max(int(data["min_steps"]), 1),
         min_block_s=float(data["min_block_s"]),
         max_s=float(data["max_s"]),
+        drops_slow_arms=bool(data.get("drops_slow_arms", True)),
     )
 
 
@@ -95,13 +97,38 @@ def make_plan(schedule: BlockSchedule, *, first: int, step_s: float) -> BlockPla
 
 
 def blocks(schedule: BlockSchedule, plan: BlockPlan) -> Iterator[Block]:
-    """Yield the blocks of the plan. The first step of each block is carry-over even if the arm does not change."""
+    """Yield the blocks of the plan, if no arm is dropped."""
     first, before = plan.first, 0
-    for number, arm in enumerate(schedule.order[: plan.num_blocks]):
+    for unit in range(num_units(schedule, plan)):
+        for block in unit_blocks(schedule, plan, unit, first=first, before=before):
+            yield block
+            first, before = block.end, block.arm
+
+
+def num_units(schedule: BlockSchedule, plan: BlockPlan) -> int:
+    return ceil(plan.num_blocks / schedule.unit)
+
+
+def arms_of_unit(schedule: BlockSchedule, plan: BlockPlan, unit: int) -> tuple[int, ...]:
+    """Return the arm of each block of a unit."""
+    return schedule.order[unit * schedule.unit : min((unit + 1) * schedule.unit, plan.num_blocks)]
+
+
+def unit_blocks(schedule: BlockSchedule, plan: BlockPlan, unit: int, *, first: int, before: int) -> Iterator[Block]:
+    """Yield the blocks of one unit, which begins at step `first` after a block of the arm `before`.
+
+    The first step of each block is carry-over even if the arm does not change.
+    """
+    for place, arm in enumerate(arms_of_unit(schedule, plan, unit)):
         is_switch = arm != before
         carry_over = max(schedule.arms[arm].carry_over, schedule.arms[before].carry_over) if is_switch else 1
         end = first + carry_over + plan.num_steps
         yield Block(
-            number=number, arm=arm, is_switch=is_switch, first=first, first_measured=first + carry_over, end=end
+            number=unit * schedule.unit + place,
+            arm=arm,
+            is_switch=is_switch,
+            first=first,
+            first_measured=first + carry_over,
+            end=end,
         )
         first, before = end, arm
