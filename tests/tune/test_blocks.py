@@ -75,8 +75,6 @@ def test_one_start_compares_several_changes_and_runs_the_others_not_at_all(tmp_p
         assert result.speedup is not None
         assert result.num_carry_over > 0
     assert results[OFF.name].num_units == 2
-    # A worker costs more than a sample that is an index: it is slower in each unit.
-    assert results[WORKERS.name].speedup < 1
     assert "full collection" in str(results[FREEZE.name].problem)
 
 
