@@ -130,16 +130,40 @@ def test_an_arm_whose_trials_were_longer_than_the_period_has_no_such_work(num_st
     assert work.per_step("candidate") == (0.0 if is_absent else 1 / 20)
 
 
-@pytest.mark.parametrize(("candidate_period", "own"), [(25, True), (23, False)])
-def test_an_arm_has_its_own_period_only_where_it_clearly_differs(candidate_period: int, own: bool) -> None:
-    def trial_of(index: int, period: int, arm: str) -> TrialResult:
-        ends = list(range(period, 110, period))
-        return numbered(index, 10, 100, dict.fromkeys(ends, 1.0), arm=arm, spells=spells("evaluation", ends))
+def with_period(index: int, ends: Sequence[int], arm: str, kind: SpellKind = "evaluation") -> TrialResult:
+    return numbered(index, 10, 100, dict.fromkeys(ends, 1.0), arm=arm, spells=spells(kind, ends))
 
-    (work,) = work_of([trial_of(0, 20, BASELINE), trial_of(1, 20, BASELINE), trial_of(2, candidate_period, "other")])
-    assert work.period["other"] is not None and work.period[BASELINE] is not None
-    assert (work.period["other"].steps == candidate_period) == own
-    assert work.period[BASELINE].steps == 20
+
+def test_an_arm_with_another_length_of_epoch_has_its_own_period() -> None:
+    """Two commands that are compared may have loaders of other lengths."""
+    trials = [with_period(i, range(15, 110, 15), BASELINE, "epoch_end") for i in range(2)]
+    (work,) = work_of([*trials, with_period(2, range(16, 110, 16), "other", "epoch_end")])
+    assert work.period["other"] is not None and work.period["other"].steps == 16
+    assert work.period[BASELINE] is not None and work.period[BASELINE].steps == 15
+    assert work.is_due[2].sum() == 6
+
+
+@pytest.mark.parametrize(("mean", "own"), [(16.5, True), (15.5, False)])
+def test_a_mean_period_is_an_arms_own_only_where_it_clearly_differs(mean: float, own: bool) -> None:
+    """Collections come every 13 or 14 steps; another mean within a fifth of that is chance."""
+    every = np.cumsum([13, 14, 13, 14, 13, 14]).tolist()
+    others = np.cumsum([round(mean - 0.5), round(mean + 0.5)] * 2).tolist()
+    (work,) = work_of(
+        [
+            *(with_period(i, every, BASELINE, "collection") for i in range(3)),
+            with_period(3, others, "other", "collection"),
+        ]
+    )
+    assert work.period[BASELINE] is not None and work.period["other"] is not None
+    assert work.period[BASELINE].steps == pytest.approx(13.5, abs=0.3)
+    assert (work.period["other"].steps == pytest.approx(mean, abs=0.3)) == own
+
+
+def test_what_every_trial_has_once_at_the_same_step_may_come_once_per_job() -> None:
+    """A last batch of another size is compiled at the first epoch's end, and never again."""
+    trials = [numbered(i, 10, 40, {15: 5.0}, spells=spells("compilation", [15])) for i in range(6)]
+    (work,) = work_of(trials)
+    assert work.period[BASELINE] is None
 
 
 # ---- long steps without a hook ----

@@ -19,11 +19,12 @@ from flatout.errors import FlatoutError, InputError
 from flatout.records.comparison import ArmName, EndedBy, Power
 from flatout.records.trial import TrialResult
 from flatout.report.comparison_phrases import power_sentence, prior_power_sentence, signed_percent
+from flatout.report.step_phrases import step_words
 from flatout.tune.runner import Say
 from flatout.tune.signals import EndedBySignal
-from flatout.units import seconds
 from flatout.verdict.analyses import ANALYSES
-from flatout.verdict.cost import missing
+from flatout.verdict.arm_step import arm_step
+from flatout.verdict.cost import missing, trial_costs
 
 FIRST_STEPS = 30  # measured steps of the first trial of each arm; later ones follow the step time
 MIN_STEPS, MAX_STEPS = 12, 200
@@ -67,7 +68,7 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
             if evidence.num_complete == NUM_FIRST and stated is None:
                 stated = _state_power(runner, evidence, options, say)
             so_far = _judged(evidence, options) if evidence.has_both else None
-            _report(so_far, result, runner, say)
+            _report(so_far, evidence.trials, runner, say)
         ended_by = reason
         _profile(runner, evidence, options, say)
     except (KeyboardInterrupt, EndedBySignal) as error:
@@ -175,10 +176,15 @@ def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions,
     return stated
 
 
-def _report(so_far: Judged | None, result: TrialResult, runner: ArmRunner, say: Say) -> None:
-    """Print one line on a trial, with the result so far."""
+def _report(so_far: Judged | None, trials: Sequence[TrialResult], runner: ArmRunner, say: Say) -> None:
+    """Print one line on the last trial, with the result so far."""
+    result = trials[-1]
     arm = arm_of(result.index)
-    what = f"{seconds(sum(result.step_s) / len(result.step_s))} per step" if result.is_complete else result.problem
+    what = result.problem
+    if result.is_complete:
+        complete = [trial for trial in trials if trial.is_complete]
+        step = arm_step([trial_costs(complete, "step_s")[result.index]])
+        what = step_words(step) if step is not None else ""
     line = f"{runner.spent_s():5.0f} s  trial {result.index:3d}  {arm}: {what}"
     if so_far is not None and so_far.verdict.interval is not None:
         low, high = so_far.verdict.interval

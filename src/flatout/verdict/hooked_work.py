@@ -16,7 +16,7 @@ from flatout.verdict.window import Window
 from flatout.verdict.work import MAX_SHARE_OF_STEPS, MIN_ABSENT, MIN_FOR_RATE, Work
 
 MIN_COMMON_SHARE = 0.8  # of the steps of two kinds, so that they are one work
-MIN_DIFFERENCE = 0.2  # of an arm's own period from the job's; below, it may be chance
+MIN_DIFFERENCE = 0.2  # of an arm's own mean period from the job's; below, it may be chance
 
 # Kinds that come after a number of steps from the start of the job, so that the first one shows the period.
 _FROM_THE_START: frozenset[SpellKind] = frozenset({"epoch_end", "loader_start", "evaluation", "checkpoint"})
@@ -75,12 +75,12 @@ def _come_together(windows: Sequence[Window], one: SpellKind, other: SpellKind) 
 def _hooked_work(windows: Sequence[Window], kinds: tuple[SpellKind, ...]) -> Work:
     occurrences = {window.index: _occurrences(window, kinds) for window in windows}
     is_due = {window.index: window.has(occurrences[window.index]) for window in windows}
-    of_job = _period_of_hooked(windows, occurrences, kinds)
+    of_job = _period_by_steps(windows, occurrences, kinds) or _rate(windows, occurrences)
     arms = {window.arm for window in windows}
     period, absent = {}, set()
     for arm in arms:
         of_arm = [window for window in windows if window.arm == arm]
-        period[arm] = _period_of_arm(of_arm, occurrences, of_job)
+        period[arm] = _period_of_arm(of_arm, occurrences, kinds, of_job)
         if of_job is not None and _is_absent(of_arm, occurrences, of_job):
             absent.add(arm)
     is_exact = of_job is not None and of_job.is_exact
@@ -100,35 +100,43 @@ def _occurrences(window: Window, kinds: Sequence[SpellKind]) -> Numbers:
     return np.array(sorted(numbers), dtype=np.int64)
 
 
-def _period_of_hooked(
+def _period_by_steps(
     windows: Sequence[Window], occurrences: dict[int, Numbers], kinds: Sequence[SpellKind]
 ) -> Period | None:
-    """Return the period by the gaps; else by the first occurrence, counted from the start of the job; else a rate."""
-    found = [occurrences[window.index] for window in windows]
-    gaps = gaps_within(found)
-    period = period_of_gaps(gaps, fewest=1)
-    if period is not None:
-        return period
-    firsts = {int(o[0]) for window, o in zip(windows, found, strict=True) if window.is_numbered and len(o)}
-    if not gaps and len(firsts) == 1 and not _FROM_THE_START.isdisjoint(kinds):
+    """Return the period by the gaps; else by the first occurrence, counted from the start of the job."""
+    of_windows = [occurrences[window.index] for window in windows]
+    gaps = gaps_within(of_windows)
+    if gaps:
+        return period_of_gaps(gaps, fewest=1)
+    firsts = {int(numbers[0]) for numbers in of_windows if len(numbers)}
+    is_numbered = all(window.is_numbered for window in windows)
+    if is_numbered and len(firsts) == 1 and not _FROM_THE_START.isdisjoint(kinds):
         return Period(steps=float(firsts.pop()), is_exact=True)
     epochs = {window.steps_per_epoch for window in windows} - {None}
-    if not gaps and "epoch_end" in kinds and len(epochs) == 1:
+    if "epoch_end" in kinds and len(epochs) == 1:
         return Period(steps=float(epochs.pop() or 1), is_exact=True)
-    counts = [int(window.has(o).sum()) for window, o in zip(windows, found, strict=True)]
-    if sum(counts) < MIN_FOR_RATE:
+    return None
+
+
+def _rate(windows: Sequence[Window], occurrences: dict[int, Numbers]) -> Period | None:
+    """Return the mean number of steps per occurrence; None if no trial has two: then it may come once per job."""
+    counts = [int(window.has(occurrences[window.index]).sum()) for window in windows]
+    returns = any(len(occurrences[window.index]) > 1 for window in windows)
+    if not returns or sum(counts) < MIN_FOR_RATE:
         return None
     return Period(steps=sum(window.num_steps for window in windows) / sum(counts), is_exact=False)
 
 
-def _period_of_arm(windows: Sequence[Window], occurrences: dict[int, Numbers], of_job: Period | None) -> Period | None:
-    """Return the job's period, or that of the arm if it clearly has another one."""
-    gaps = gaps_within([occurrences[window.index] for window in windows])
-    own = period_of_gaps(gaps, fewest=1)
-    if of_job is None or own is None:
+def _period_of_arm(
+    windows: Sequence[Window], occurrences: dict[int, Numbers], kinds: Sequence[SpellKind], of_job: Period | None
+) -> Period | None:
+    """Return the arm's own period if that is exact, or clearly another one than the job's."""
+    own = _period_by_steps(windows, occurrences, kinds)
+    if own is None or of_job is None or own.is_exact:
         return own or of_job
+    num_gaps = len(gaps_within([occurrences[window.index] for window in windows]))
     differs = abs(own.steps - of_job.steps) > MIN_DIFFERENCE * of_job.steps
-    return own if differs and (own.is_exact or len(gaps) >= MIN_FOR_RATE) else of_job
+    return own if differs and num_gaps >= MIN_FOR_RATE else of_job
 
 
 def _is_absent(windows: Sequence[Window], occurrences: dict[int, Numbers], period: Period) -> bool:
