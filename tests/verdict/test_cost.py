@@ -202,3 +202,15 @@ def test_the_parts_of_an_arms_step_add_up_to_it() -> None:
     assert [work.kinds for work in step.work] == [("epoch_end",), ("checkpoint",)]
     assert step.work[0].extra_s == pytest.approx(2.4, rel=0.02)
     assert arm_step([]) is None
+
+
+@pytest.mark.parametrize(("extra_s", "is_said"), [(0.051, True), (0.049, False)])
+def test_a_single_spike_is_in_no_cost_and_is_said_from_a_hundredth_of_the_time_on(
+    extra_s: float, is_said: bool
+) -> None:
+    """Five seconds of steps of 10 ms, with one spike in one trial of ten."""
+    trials = [trial(i, BASELINE, [0.01] * 50) for i in range(10)]
+    spiky = [0.01] * 49 + [0.01 + extra_s]
+    costs = trial_costs([*trials[:9], trial(9, BASELINE, spiky)], "step_s")
+    assert costs[9].log == pytest.approx(math.log(0.01), abs=1e-6)
+    assert all(cost.is_whole != is_said for cost in costs.values())

@@ -23,7 +23,7 @@ from flatout.verdict.work import Work
 
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")
 ENERGIES: tuple[Objective, ...] = ("j_per_step", "j_per_sample")
-MIN_MATERIAL_SHARE = 0.01  # of a trial's time, so that work of unknown frequency is said to be missing
+MIN_MATERIAL_SHARE = 0.01  # of the measured time, so that work of unknown frequency is said to be missing
 # Weight of what is known from other trials, in steps: it decides only what the trial's own steps leave open.
 _PRIOR_STEPS = 1e-3
 
@@ -135,6 +135,7 @@ class _Fits:
         self._works = list(works)
         self._windows = windows
         self._plain_s = {window.index: float(_without_work(window, works).mean()) for window in windows}
+        self._seen_share = [self._share_of_time(work) for work in works]
         self._is_random = np.array([work.is_random for work in self._works], dtype=np.bool_)
         self._arms = sorted({window.arm for window in windows}, key=lambda arm: (arm != BASELINE, arm))
         self._of_arm = {arm: self._fit_arm([w for w in windows if w.arm == arm], arm) for arm in self._arms}
@@ -145,8 +146,9 @@ class _Fits:
         is_own = ~np.isnan(of_arm) & ~self._is_random
         extra_s = np.where(is_own, self._fit([window], np.nan_to_num(of_arm)), self._elsewhere_s(window.arm))
         regular_s = self._regular_s(window, extra_s, is_own)
-        costs = [self._work_cost(place, window, extra_s) for place in range(len(self._works))]
-        costs.sort(key=lambda cost: -(cost.per_step_s or 0.0))
+        in_order = [self._work_cost(place, window, extra_s) for place in range(len(self._works))]
+        unknown = [cost for place, cost in enumerate(in_order) if self._is_unknown(cost, place)]
+        costs = sorted(in_order, key=lambda cost: -(cost.per_step_s or 0.0))
         step_s = regular_s + sum(cost.per_step_s or 0.0 for cost in costs)
         return TrialCost(
             log=math.log(step_s),
@@ -155,7 +157,7 @@ class _Fits:
             regular_s=regular_s,
             work=tuple(costs),
             holds_period=all(cost.period_steps <= window.num_steps for cost in costs if cost.period_steps is not None),
-            unknown=tuple(kind for cost in costs if self._is_unknown(cost, window) for kind in cost.kinds),
+            unknown=tuple(dict.fromkeys(kind for cost in unknown for kind in cost.kinds)),
         )
 
     def _work_cost(self, place: int, window: Window, extra_s: Floats) -> WorkCost:
@@ -172,13 +174,21 @@ class _Fits:
             num_measured=0 if work.is_random else int((work.is_due[window.index] & ~self._first_due(window)).sum()),
         )
 
-    def _is_unknown(self, cost: WorkCost, window: Window) -> bool:
+    def _is_unknown(self, cost: WorkCost, place: int) -> bool:
+        """Whether `log` lacks the work, or assumes what it costs."""
         if cost.is_absent:
             return False
-        if cost.per_step_s is None and cost.extra_s is not None:  # its frequency is unknown
-            total_s = float(window.step_s.sum())
-            return cost.extra_s * max(cost.num_seen, 1) >= MIN_MATERIAL_SHARE * total_s
+        if cost.period_steps is None:
+            return bool(self._seen_share[place] >= MIN_MATERIAL_SHARE)
         return cost.is_assumed
+
+    def _share_of_time(self, work: Work) -> float:
+        """Return the share of all measured time that the work took, beyond regular steps."""
+        extra_s = sum(
+            float((window.step_s[work.is_due[window.index]] - self._plain_s[window.index]).sum())
+            for window in self._windows
+        )
+        return extra_s / sum(float(window.step_s.sum()) for window in self._windows)
 
     def _first_due(self, window: Window) -> Flags:
         """Return the steps with the first occurrence of a work, which may cost more than the later ones."""
