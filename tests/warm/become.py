@@ -104,6 +104,7 @@ class Process:
         self._kept = kept
         self._words: list[str] = asked["words"]
         self._variables: dict[str, str] = asked["variables"]
+        _kept_alive.append(self)  # at the end, what the server keeps is not taken apart: half of a short fork's time
         self._place_files(dict(zip(asked["files"], files, strict=True)))
 
     def begin(self) -> socket.socket | None:

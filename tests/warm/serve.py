@@ -65,8 +65,7 @@ def _take_nothing_apart_at_the_end() -> None:
 
     A fork ends with all of its memory (see `become`).
     """
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
 
 
 def _look_up_callers_without_their_source() -> None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize  # type: ignore[import-untyped]
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from flatout.plan.calibrate import MOST_EFFECTIVE_ROWS
@@ -41,6 +40,8 @@ _LEAST_LOG_LIKELIHOOD = -8.0  # no single run that fitted weighs more: its recom
 
 def fit_memory(runs: Sequence[MeasuredRun]) -> MemoryConstants:
     """Return the most probable constants, given all runs whose recomputation is known."""
+    from scipy.optimize import minimize  # type: ignore[import-untyped]  # takes 0.3 s, which no other use of a plan needs
+
     runs = [run for run in runs if run.says_recompute]
     if not runs:
         return from_logs(_prior_logs())
