@@ -73,6 +73,27 @@ def test_steps_are_hopeless_if_four_in_a_row_take_three_times_as_long_as_allowed
     assert detector.is_hopeless(1.0) == is_hopeless
 
 
+@pytest.mark.parametrize(
+    ("ready", "expected"),
+    [
+        ([16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0], 17),  # fast until the queue is empty
+        ([16, 16, 15, 16, 15, 15, 16, 15, 15, 16, 15, 16], 11),  # workers keep up
+        ([9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 8], 11),  # one fewer is chance
+        ([9, 9, 9, 9, 9, 9, 9, 9, 9, 8, 7, 7, 7, 7, 7], 14),  # two fewer are not, until they are five steps ago
+        ([None] * 20, 11),  # no workers
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 11),  # the queue fills up
+    ],
+)
+def test_the_warm_up_waits_until_batches_made_ahead_are_used_up(ready: list[int | None], expected: int) -> None:
+    detector = WarmupDetector()
+    for num_ready in ready:
+        detector.add(0.2)
+        detector.add_ready(num_ready)
+        if detector.is_over(StepSource.OPTIMIZER, is_training=True):
+            break
+    assert detector.num_steps == expected
+
+
 @pytest.mark.parametrize(("num_steps", "num_stable"), [(9, 2), (10, 5)])
 def test_a_short_warm_up_ends_with_fewer_stable_steps(num_steps: int, num_stable: int) -> None:
     detector = WarmupDetector()

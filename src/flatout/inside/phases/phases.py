@@ -116,6 +116,10 @@ class Phases:
         if not kind:
             self._stall.add(step, (step_s,))
 
+    def add_ready_batches(self, num_ready: int | None) -> None:
+        """Add how many batches a loader has ready after the last step; None: unknown, or it has no workers."""
+        self._warmup.add_ready(num_ready)
+
     def add_steady(self, first: int, times_s: Sequence[float]) -> None:
         """Add the times of consecutive ordinary steps after the trace, of which the first has number `first`.
 

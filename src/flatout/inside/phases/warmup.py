@@ -4,7 +4,8 @@ In: the time of each step. Out: whether steps may be measured now. They can be m
 second (or fifty steps) if the median of the last five step times is within 10 % of the median of the previous five.
 Longer steps need fewer: four seconds, but at least four steps, of which the last two are compared with the two before.
 If step times never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes. In a
-trial it also ends once steps are hopelessly slow, so that the trial is abandoned.
+trial it also ends once steps are hopelessly slow, so that the trial is abandoned. While a loader's workers have batches
+ready that they made during the first steps, and fewer after each step, the warm-up continues.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _DDP_STEPS = 11
 _LONG_S, _FEWEST_LONG_STEPS = 4.0, 4
 _HALF_OF_FEW = 2  # number of steps that are compared with as many before, if there are fewer than ten
 
+_DRAINED_BATCHES = 2  # fewer batches ready than a few steps before; one fewer is chance
+
 HOPELESS_STEPS, HOPELESS_FACTOR = 4, 3.0  # steps in a row, and how many times as long as a trial allows
 
 # Steps that are not optimizer steps can turn out to be parts of an optimizer step (an evaluation before the training,
@@ -43,6 +46,11 @@ class WarmupDetector:
         self._warmup = warmup
         self._elapsed_s = 0.0
         self._last: deque[float] = deque(maxlen=2 * _HALF)
+        self._ready: deque[int | None] = deque(maxlen=_HALF)
+
+    def add_ready(self, num_ready: int | None) -> None:
+        """Take how many batches a loader has ready after the last step; None: unknown."""
+        self._ready.append(num_ready)
 
     def add(self, step_s: float) -> None:
         self.num_steps += 1
@@ -78,7 +86,12 @@ class WarmupDetector:
         if self.num_steps >= _MAX_STEPS and self._elapsed_s >= _MAX_S:
             return True
         is_long_enough = self._elapsed_s >= _MIN_S or self.num_steps >= _MIN_STEPS_WITHOUT_TIME
-        return is_long_enough and self._is_stable()
+        return is_long_enough and self._is_stable() and not self._is_draining()
+
+    def _is_draining(self) -> bool:
+        """Whether steps are fast only because a loader made batches ahead, and will run out of them."""
+        known = [num_ready for num_ready in self._ready if num_ready is not None]
+        return len(known) > 1 and known[-1] > 0 and known[0] - known[-1] >= _DRAINED_BATCHES
 
     def is_hopeless(self, abandon_step_s: float) -> bool:
         """Whether the last steps are so much slower than a trial allows that no warm-up explains it."""

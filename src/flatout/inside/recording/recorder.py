@@ -26,6 +26,7 @@ from flatout.inside.checks.gradients import GradientRecorder
 from flatout.inside.log import LOG
 from flatout.inside.protocol import StepFileEvent, StepKind
 from flatout.inside.recording.batches import Count, count_batch, count_shape
+from flatout.inside.recording.loader_queue import num_ready
 from flatout.inside.recording.losses import Losses, Scalar
 from flatout.inside.recording.rank_output import RankOutput
 from flatout.inside.recording.spells import CHECKPOINT, COLLECTION, LOADER_START, Spells
@@ -87,6 +88,7 @@ class Recorder:
         self._thins_losses = False
         self._loss_turn = 0
         self._is_steady = False  # `steady_rows` can be tried
+        self._iterator: Callable[[], Any] = lambda: None  # of the last loader that gave its first batch
 
     # Events that the hooks report, on any thread. Only events on the thread that trains count.
 
@@ -104,6 +106,7 @@ class Recorder:
             batch = original(iterator)
             if is_first:
                 self._note((Recorder._on_spell, LOADER_START, began, _now(), False))
+                self._iterator = weakref.ref(iterator)
             kind = type(batch)
             if kind is _Tensor:
                 first = batch
@@ -425,6 +428,8 @@ class Recorder:
         output.write(steps)
         for step in steps:
             phases.add(step.number, (step.end - step.start) / 1e9, step.kind)
+        if not phases.is_decided:
+            phases.add_ready_batches(num_ready(self._iterator()))
         self._kind = phases.advance(steps[-1].number, source, is_training=self._detector.is_training)
         if self.gradients is not None and self._is_by_optimizer and phases.is_decided:
             self.gradients.is_over = True
