@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.trial import SpellKind
-from flatout.verdict.cost import TrialCost, WorkCost
+from flatout.verdict.cost import TrialCost
 
 _Key = tuple[tuple[SpellKind, ...], float]
 
@@ -17,27 +18,32 @@ def arm_step(costs: Sequence[TrialCost]) -> StepTime | None:
 
     `costs` are from one call of `trial_costs`, so that all have the same works.
     """
-    steps = [cost for cost in costs if cost.step_s is not None and cost.regular_s is not None]
-    if not steps:
+    steps_s = [cost.step_s for cost in costs if cost.step_s is not None]
+    if not steps_s:
         return None
-    step_s = math.exp(sum(math.log(cost.step_s or 0.0) for cost in steps) / len(steps))
-    shares: dict[_Key, float] = {}
-    for cost in steps:
-        for work in cost.work:
-            share = (work.per_step_s or 0.0) / (cost.step_s or math.nan) / len(steps)
-            if share > 0:
-                shares[_key(work)] = shares.get(_key(work), 0.0) + share
+    step_s = math.exp(sum(map(math.log, steps_s)) / len(steps_s))
+    share: dict[_Key, float] = defaultdict(float)
+    for cost in costs:
+        for work, share_of_trial in _shares(cost).items():
+            share[work] += share_of_trial / len(steps_s)
     parts = [
-        WorkTime(kinds=kinds, extra_s=share * step_s * period, period_steps=period)
-        for (kinds, period), share in sorted(shares.items(), key=lambda item: -item[1])
+        WorkTime(kinds=kinds, extra_s=share[kinds, period] * period * step_s, period_steps=period)
+        for kinds, period in sorted(share, key=lambda work: -share[work])
     ]
     return StepTime(
         step_s=step_s,
-        regular_s=step_s * (1 - sum(shares.values())),
+        regular_s=step_s * (1 - sum(share.values())),
         work=tuple(parts),
-        unknown=tuple(dict.fromkeys(kind for cost in steps for kind in cost.unknown)),
+        unknown=tuple(dict.fromkeys(kind for cost in costs for kind in cost.unknown)),
     )
 
 
-def _key(work: WorkCost) -> _Key:
-    return work.kinds, work.period_steps or math.inf
+def _shares(cost: TrialCost) -> dict[_Key, float]:
+    """Return the share of the trial's step that each work has, by its kinds and its period."""
+    if cost.step_s is None:
+        return {}
+    shares: dict[_Key, float] = defaultdict(float)
+    for work in cost.work:
+        if work.period_steps is not None and work.per_step_s:
+            shares[work.kinds, work.period_steps] += work.per_step_s / cost.step_s
+    return shares
