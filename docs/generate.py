@@ -206,7 +206,11 @@ def json() -> str:
 
 def diff_json() -> str:
     """The contract `flatout/diff`."""
-    return _contract("flatout/diff", (DiagnosisDiff, DiffSide, PartChange, FindingChange, Scaling, LostPart), version=2)
+    return _contract(
+        "flatout/diff",
+        (DiagnosisDiff, DiffSide, PartChange, FindingChange, Scaling, LostPart, EnvironmentDifference),
+        version=2,
+    )
 
 
 def comparison_json() -> str:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.report import builder
 
+from flatout.records.comparison import EnvironmentDifference
 from flatout.records.diagnosis import PART_NAMES, Diagnosis
 from flatout.report.diff import diff, diff_json
 from flatout.report.diff_text import diff_text
@@ -230,3 +231,10 @@ def test_recordings_without_a_trace_are_compared_by_their_steps_alone(other: Dia
     assert "no trace, so it is unknown which part of a step changed" in " ".join(text.split())
     for word in ("traced step took", "The recording took", "Neither has", "including the warm-up", "has no steps"):
         assert word not in " ".join(text.split())
+
+
+def test_versions_that_differ_are_listed() -> None:
+    a, b = builder.healthy(), builder.healthy()
+    result = diff(a, b, [EnvironmentDifference(name="torch", a="2.10.0", b="2.11.0")])
+    assert "what else differs A B torch 2.10.0 2.11.0" in " ".join(diff_text(result, a, b).split())
+    assert "what else differs" not in diff_text(diff(a, b), a, b)

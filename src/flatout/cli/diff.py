@@ -43,12 +43,13 @@ def diff(
 
 def print_diff(before: Path, after: Path, *, json: bool) -> DiagnosisDiff:
     """Print and return the comparison of two diagnoses, for this command and for `flatout compare`."""
+    from flatout.compare.environment import environment_differences, facts_of
     from flatout.report.diff import diff as compare
     from flatout.report.diff import diff_json
     from flatout.report.diff_text import diff_text
 
     a, b = _diagnosis(before), _diagnosis(after)
-    result = compare(a, b)
+    result = compare(a, b, environment_differences(facts_of(before), facts_of(after), (), ()))
     if json:
         sys.stdout.write(diff_json(result, typed_command()).decode())
         return result

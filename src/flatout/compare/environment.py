@@ -50,8 +50,8 @@ _FACTS = {
 
 
 def facts_of(recording: Path | None) -> JobFacts | None:
-    """Return the facts of a trial's recording; None if they cannot be read."""
-    if recording is None:
+    """Return the facts of the job in a recording; None if it is not the folder of one, or they cannot be read."""
+    if recording is None or not recording.is_dir():
         return None
     try:
         return read_facts(recording)

@@ -5,11 +5,21 @@ B's cost is shown relative to A's: `+3.1 %` is slower, `-3.1 %` is faster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from flatout.records.comparison import Arm, Comparison, ComparisonGate, EndedBy, PartDifference, Power
+from flatout.records.comparison import (
+    Arm,
+    Comparison,
+    ComparisonGate,
+    EndedBy,
+    EnvironmentDifference,
+    PartDifference,
+    Power,
+)
 from flatout.report.parts import PART_LABELS
 from flatout.report.phrases import counted
+from flatout.report.terminal import TextStyle
+from flatout.report.text_table import text_table
 from flatout.units import percent, seconds
 
 _LABELS: Mapping[str, str] = {
@@ -171,3 +181,11 @@ def arm_text(arm: Arm) -> str:
     if arm.python is not None:
         facts.append(arm.python)
     return ", ".join(facts)
+
+
+def environment_lines(differences: Sequence[EnvironmentDifference], style: TextStyle) -> list[str]:
+    """Return a table of what else differs between A and B; empty if nothing is known to."""
+    if not differences:
+        return []
+    cells = [[difference.name, difference.a, difference.b] for difference in differences]
+    return text_table(("what else differs", "A", "B"), cells, style=style, flexible=(0, 1, 2))

@@ -15,6 +15,7 @@ from flatout.report.command import quoted
 from flatout.report.comparison_phrases import (
     arm_text,
     cause_sentence,
+    environment_lines,
     gate_sentence,
     headline,
     part_label,
@@ -40,7 +41,7 @@ def comparison_text(
         _head(result, style),
         _arms(result, style),
         _where(result, style),
-        _environment(result, style),
+        environment_lines(result.environment, style),
         _training(result, style),
         _measured(result, style),
         _notes(result, style),
@@ -140,14 +141,6 @@ def _part_table(result: Comparison, source: PartSource, title: str, style: TextS
     if not any(cell[-1] for cell in cells):  # all parts are shown to differ, so no mark says which are not
         header, cells = header[:-1], [cell[:-1] for cell in cells]
     return ["", *text_table(header, cells, style=style, flexible=(0,))]
-
-
-def _environment(result: Comparison, style: TextStyle) -> list[str]:
-    if not result.environment:
-        return []
-    cells = [[difference.name, difference.a, difference.b] for difference in result.environment]
-    lines = [_title("What else differs", style)]
-    return lines + text_table(("", "A", "B"), cells, style=style, flexible=(0, 1, 2))
 
 
 def _training(result: Comparison, style: TextStyle) -> list[str]:

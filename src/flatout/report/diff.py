@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from flatout.records.comparison import EnvironmentDifference
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding
 from flatout.report.json import enveloped_json
 from flatout.report.parts import part_values
@@ -86,13 +87,15 @@ class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
     ]  # of the traced time, largest change first; the changes sum to `traced_change_s`. Empty if either has no trace
     findings: tuple[FindingChange, ...]  # largest change first
     scaling: Scaling | None  # from the smaller to the larger job; None if both have as many ranks
+    environment: tuple[EnvironmentDifference, ...]  # versions and settings that differ, if both are recordings
     notes: tuple[str, ...]  # reasons why the two are hard to compare
 
 
-def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
+def diff(a: Diagnosis, b: Diagnosis, environment: Sequence[EnvironmentDifference] = ()) -> DiagnosisDiff:
     """Compare the recordings of A and B, or their traced steps; complete windows if either has no steps.
 
-    If a recording has no trace, the parts of its steps are unknown, and so are its findings: there are none then.
+    `environment` is what differs between the runs themselves, which a diagnosis does not know. If a recording has no
+    trace, the parts of its steps are unknown, and so are its findings: there are none then.
     """
     is_step = all(any(rank.steps for rank in diagnosis.ranks) for diagnosis in (a, b))
     have_step_logs = all(isinstance(side.job.mean_step_s, float) for side in (a, b))
@@ -127,6 +130,7 @@ def diff(a: Diagnosis, b: Diagnosis) -> DiagnosisDiff:
         parts=tuple(sorted(parts, key=lambda part: (-abs(part.change_s), PART_NAMES.index(part.part)))),
         findings=_finding_changes(a, b, is_step) if are_traced else (),
         scaling=scaling_of(a, b),
+        environment=tuple(environment),
         notes=_notes(a, b, is_step),
     )
 

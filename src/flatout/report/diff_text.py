@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from flatout import units
 from flatout.records.diagnosis import Diagnosis
+from flatout.report.comparison_phrases import environment_lines
 from flatout.report.diff import STALLS, DiagnosisDiff, DiffSide, PartChange
 from flatout.report.parts import part_label
 from flatout.report.phrases import counted, job_summary, ranks_text
@@ -32,6 +33,7 @@ def diff_text(
     scaling = [] if result.scaling is None else scaling_lines(result.scaling, style)
     sections = [head, _change_lines(result, style), scaling, _recorded_lines(result, style), _part_lines(result, style)]
     sections.append(_finding_lines(result, style))
+    sections.append(environment_lines(result.environment, style))
     sections.append([line for note in _caveats(result) for line in style.wrapped(note, label="- ")])
     if next_command:
         sections.append([style.bold(line) for line in style.wrapped(next_command, label="next: ")])
@@ -159,7 +161,7 @@ def _finding_lines(result: DiagnosisDiff, style: TextStyle) -> list[str]:
 
 def _caveats(result: DiagnosisDiff) -> list[str]:
     caveats = list(result.notes)
-    if result.has_same_work is False:
+    if result.has_same_work is False and result.scaling is None:
         caveats.append("steps of A and B process different numbers of samples: compare rates, not step times")
     if result.basis != "window" and result.parts:
         sides = (("A", result.a), ("B", result.b))
