@@ -6,13 +6,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from flatout.cli.durations import Duration, parse_duration
 from flatout.cli.paths import path_option
 from flatout.cli.values import InvalidValue, whole_number
+from flatout.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ def _parse_hang_after(text: str) -> HangAfter:
         return HangAfter(True, parse_duration(text, least_s=1.0))
     except InvalidValue as error:
         raise InvalidValue(f"must be auto or off, or {error.message}") from None
+
+
+def _parse_on_regression(text: str) -> Literal["off", "warn", "revert"]:
+    match text:
+        case "off" | "warn" | "revert":
+            return text
+    raise UsageError(f"`--on-regression` must be warn, revert or off, but got {text}")
 
 
 def run(
@@ -106,6 +114,14 @@ def run(
         ),
     ] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Mask host names in the output and the ledger.")] = False,
+    on_regression: Annotated[
+        str,
+        typer.Option(
+            metavar="warn|revert|off",
+            help="If the first steps are slower than without the changes of --config: warn, or restart without them at "
+            "the next checkpoint.",
+        ),
+    ] = "warn",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command without starting it.")] = False,
 ) -> None:
     """Run a training command with the changes from a tuned.toml, and keep it alive.
@@ -136,6 +152,7 @@ def run(
         metrics=None if metrics_port is None else (metrics_address, metrics_port),
         machine_code=machine_code,
         redacts=redact,
+        on_regression=_parse_on_regression(on_regression),
     )
     request.check()
     prepared = prepare(request, os.environ)

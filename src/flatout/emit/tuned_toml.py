@@ -22,8 +22,9 @@ from flatout.emit.heading import commented
 from flatout.errors import InputError, UsageError
 from flatout.input_files import read_toml
 from flatout.records.change import SAFETIES, Argument, Change, ChangeSet, JobFacts, Knob, Patch
+from flatout.records.expectation import StepExpectation
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Emitted, TunedChange, Tuning
+from flatout.records.tuning import TIMES, Emitted, TunedChange, Tuning
 from flatout.records.verdict import Verdict
 
 SCHEMA = "flatout/tuned"
@@ -44,6 +45,7 @@ class _StoredVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     num_pairs: int = 0
     order: str = ""
     objective: str = "step_s"
+    step_s: float | None = None  # with all changes; in the table of all of them only
 
 
 class _StoredPrediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,6 +95,25 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         except UsageError as error:
             raise InputError(f"the changes cannot be applied: {error}", hint=error.hint) from None
 
+    def expectation(self) -> StepExpectation | None:
+        """Return the step time that a job with the changes should have; None if the file does not say it."""
+        measured = self.measured
+        if measured is None or measured.step_s is None or measured.interval is None or measured.mean_speedup is None:
+            return None
+        low, high = measured.interval
+        is_usable = measured.objective in TIMES and 0 < low <= measured.mean_speedup <= high and measured.step_s > 0
+        if not is_usable:
+            return None
+        without_s = measured.step_s * measured.mean_speedup
+        num_ranks = self.machine.get("num_ranks", "")
+        return StepExpectation(
+            low_s=without_s / high,
+            high_s=without_s / low,
+            without_s=without_s,
+            num_ranks=int(num_ranks) if num_ranks.isascii() and num_ranks.isdigit() else None,
+            device=self.machine.get("device"),
+        )
+
 
 def emit(tuning: Tuning) -> Emitted:
     """Return the file. Secrets in the command must already be masked."""
@@ -106,7 +127,7 @@ def emit(tuning: Tuning) -> Emitted:
         num_trials=tuning.num_trials,
         machine=tuning.machine,
         versions=tuning.versions,
-        measured=_verdict(tuning.verdict),
+        measured=_verdict(tuning.verdict, step_s=tuning.step_s),
         change=tuple(_stored(change, each.get(change.name)) for change in tuning.changes.changes),
     )
     return Emitted(path="tuned.toml", text=commented(tuning, has_command=True) + _toml(msgspec.to_builtins(stored)))
@@ -159,7 +180,7 @@ def _prediction(prediction: Prediction | None) -> _StoredPrediction | None:
     return _StoredPrediction(speedup=prediction.speedup, interval=(prediction.low, prediction.high))
 
 
-def _verdict(verdict: Verdict | None) -> _StoredVerdict | None:
+def _verdict(verdict: Verdict | None, *, step_s: float | None = None) -> _StoredVerdict | None:
     if verdict is None:
         return None
     return _StoredVerdict(
@@ -170,6 +191,7 @@ def _verdict(verdict: Verdict | None) -> _StoredVerdict | None:
         num_pairs=verdict.num_pairs,
         order=verdict.order,
         objective=verdict.objective,
+        step_s=step_s,
     )
 
 

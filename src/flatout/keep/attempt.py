@@ -41,6 +41,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     ended: ExitStatus
     evidence: Evidence
     ranks: tuple[HeartbeatSample, ...]
+    is_reverted: bool = False  # ended on purpose at a checkpoint, to restart the job without its changes
     left: tuple[str, ...] = ()  # PID and arguments of each process left running by a command that exited with code 0
 
 
@@ -57,6 +58,7 @@ class AttemptRunner:
         read_xids: Callable[[], Sequence[int]] = lambda: (),
         on_problem: Callable[[str], object] = lambda text: None,
         nodes: PeerBoard | None = None,
+        is_reverting: Callable[[Sequence[HeartbeatSample]], bool] = lambda ranks: False,
     ) -> None:
         self._hang_after_s = hang_after_s
         self._watches_hangs = watches_hangs
@@ -65,6 +67,7 @@ class AttemptRunner:
         self._read_xids = read_xids
         self._on_problem = on_problem
         self._nodes = nodes
+        self.is_reverting = is_reverting  # asked after each look: whether to end the attempt to revert the changes
         self.was_asked_to_end = False
 
     def run(
@@ -143,6 +146,7 @@ class _Attempt:
         self._oom_kills_before = count_oom_kills()
         self._watch = runner.new_watch(folder)
         self._hang: Hang | None = None
+        self._is_reverted = False
         self._xids: list[int] = []
         self._next_look = 0.0
         self._is_blind = False
@@ -170,6 +174,10 @@ class _Attempt:
         is_given_up = self._runner.report_look(ranks, self._watch)
         if is_given_up and not any(pulse.is_alive for pulse in ranks):
             end_attempt(self._folder)  # its agent waits for a node that will not join
+        if self._runner.is_reverting(ranks):
+            self._is_reverted = True
+            end_attempt(self._folder)
+            return
         if self._hang is None:
             is_failing = bool(failures_of(self._folder, pulses))
             self._hang = self._runner.find_hang(self._watch, now, ranks, is_failing=is_failing)
@@ -206,7 +214,9 @@ class _Attempt:
             has_native_lines=self._stderr.is_file,
             was_warned=self.pass_on.was_recent(),
         )
-        return AttemptResult(ended=ended, ranks=tuple(ranks), left=left, evidence=evidence)
+        return AttemptResult(
+            ended=ended, ranks=tuple(ranks), left=left, evidence=evidence, is_reverted=self._is_reverted
+        )
 
 
 def end_attempt(folder: Path) -> int:

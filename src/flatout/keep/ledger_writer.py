@@ -99,7 +99,7 @@ class LedgerWriter:
             done.ranks,
         )
         self._write()
-        if judgement.rule not in ("done", "asked-to-end", "hang"):
+        if judgement.rule not in ("done", "asked-to-end", "hang", "reverted"):
             self._writer.write(
                 "failure",
                 attempt=attempt,

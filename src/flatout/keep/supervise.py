@@ -34,6 +34,10 @@ _FAULTS = {
 _BY_SIGNAL = 128  # a shell's exit code for a process ended by a signal is this plus the signal's number
 
 
+# An attempt that was ended at a checkpoint, to continue without the changes of a tuning; it uses up no restart.
+REVERTED = Judgement(rule="reverted", fault="nobody", restart="yes", says="restarted without the changes of the tuning")
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     restarts: bool
     why: str  # one line, for the user
@@ -84,6 +88,8 @@ class Restarts:
 
     def decide(self, judgement: Judgement, step: int | None, *, silent_s: float | None = None) -> Decision:
         """Decide whether to restart. `step` is of the whole training; `silent_s` is set if no rank was seen."""
+        if judgement.rule == REVERTED.rule:
+            return Decision(restarts=True, why=judgement.says)
         if judgement.rule in ("done", "asked-to-end"):
             return Decision(restarts=False, why=judgement.says, goes_on=judgement.rule != "done")
         if self._waits_for_peers(judgement):
@@ -258,7 +264,7 @@ def keep_alive(
         began_s = time.monotonic()
         done = watched.run(words, environment, folder, reached=progress.step)
         ran_s = time.monotonic() - began_s
-        judgement = _with_reason(judge(done.evidence), nodes)
+        judgement = REVERTED if done.is_reverted else _with_reason(judge(done.evidence), nodes)
         is_silent = not done.ranks and done.ended.shell_code < _BY_SIGNAL
         decision = restarts.decide(judgement, done.evidence.step, silent_s=ran_s if is_silent else None)
         if _is_failure(judgement):
@@ -286,7 +292,7 @@ def keep_alive(
 
 
 def _is_failure(judgement: Judgement) -> bool:
-    return judgement.rule not in ("done", "asked-to-end")
+    return judgement.rule not in ("done", "asked-to-end", REVERTED.rule)
 
 
 def _with_reason(judgement: Judgement, nodes: PeerBoard) -> Judgement:

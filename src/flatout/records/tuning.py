@@ -61,6 +61,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None  # all changes compared with the baseline, on fresh pairs
     covers_first_epoch_only: bool = False  # the loader is changed, and no trial reached a second epoch
     num_trials: int | None = None  # in the tuning
+    step_s: float | None = None  # with all changes
     machine: dict[str, str] = {}  # {"device": "NVIDIA H200", "num_ranks": "4", ...}
     versions: dict[str, str] = {}  # {"torch": "2.11.0", "nccl": "2.28.9", ...}
     date: str = ""  # ISO 8601

@@ -12,6 +12,7 @@ from flatout.emit import tuned_toml
 from flatout.errors import InputError
 from flatout.launch import with_inside
 from flatout.records.change import ChangeSet
+from flatout.records.expectation import StepExpectation
 from flatout.run.request import RunRequest
 from flatout.secrets import MASK, masked_command
 from flatout.trial.command import TRIAL_DIR, describe, keeps_outputs_apart, trial_command
@@ -25,6 +26,7 @@ class PreparedCommand:
     variables: dict[str, str]  # set by the changes
     environment: dict[str, str]
     changes: ChangeSet
+    expectation: StepExpectation | None = None  # of the step with the changes
     warnings: tuple[str, ...] = ()  # about options of the user that are replaced
     notes: tuple[str, ...] = ()  # printed when the command is started
 
@@ -64,6 +66,7 @@ def prepare(request: RunRequest, environment: Mapping[str, str]) -> PreparedComm
         variables=applied.variables,
         environment=with_inside(environment) | applied.variables,
         changes=changes,
+        expectation=tuned.expectation() if tuned is not None and changes.changes else None,
         warnings=warnings,
         notes=tuple(notes),
     )

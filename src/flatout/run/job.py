@@ -33,10 +33,11 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
             environment[Variable.SAFE_SAVE] = "1"
         environment[Variable.SAVES] = str(state)
         note_starter(state, "flatout run", command_line(prepared.command))
-        if request.is_kept:
+        is_checked = prepared.expectation is not None and request.on_regression != "off"
+        if request.is_kept or is_checked:
             from flatout.run.kept import KeptRun  # a job that is not kept alive starts without these imports
 
-            ended = KeptRun(request, prepared.command, environment, state).run()
+            ended = KeptRun(request, prepared, environment, state).run()
         else:
             for abandoned in abandoned_jobs():
                 say(abandoned.describe())

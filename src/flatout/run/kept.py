@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from flatout import __version__
@@ -32,24 +33,30 @@ from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
 from flatout.launch import ExitStatus
 from flatout.probe.nvml import Gpus
 from flatout.report.command import command_line
+from flatout.run.command import PreparedCommand, prepare
 from flatout.run.messages import say
 from flatout.run.other_jobs import settle_with_others
 from flatout.run.request import RunRequest
 from flatout.run.resume import resuming
 from flatout.run.several_nodes import count_nodes, identify, spans_nodes
+from flatout.run.tuning_check import TuningCheck
 from flatout.secrets import Masker
 
 
 class KeptRun:
     """One request, from the check for other jobs to the end of the last attempt."""
 
-    def __init__(self, request: RunRequest, command: Sequence[str], environment: dict[str, str], state: Path) -> None:
+    def __init__(
+        self, request: RunRequest, prepared: PreparedCommand, environment: dict[str, str], state: Path
+    ) -> None:
         """Check for other jobs and open the ledger. `state` is a folder for this run alone.
 
         Raises InputError for an unusable recording or ledger, and if another job is in the way.
         """
         self._request = request
-        self._command = tuple(command)  # changes when a host is excluded
+        self._prepared = prepared
+        command = prepared.command
+        self._command = tuple(command)  # changes when a host is excluded, and when the changes are reverted
         self._environment = environment
         self._state = state
         self._masker = Masker(environment, command)
@@ -76,6 +83,7 @@ class KeptRun:
             clean=self._clean,
         )
         self._book = self._ledger_book(node, recorded)
+        self._tuning_check = self._new_tuning_check()
 
     def run(self) -> ExitStatus:
         """Run the job to the end of its last attempt."""
@@ -133,6 +141,20 @@ class KeptRun:
             goes_on=self._resumes,
         )
 
+    def _new_tuning_check(self) -> TuningCheck | None:
+        """Return the check of the tuning's gain, if there is one to check on one node."""
+        expectation, mode = self._prepared.expectation, self._request.on_regression
+        if expectation is None or mode == "off" or self._spans_nodes:
+            return None
+        names = [str(gpu["name"]) for gpu in self._gpus.facts() if "name" in gpu]
+        return TuningCheck(
+            expectation,
+            self._writer,
+            reverts=mode == "revert",
+            device=names[0] if names else None,
+            say=lambda text: say(self._clean(text)),
+        )
+
     def _report_resumption(self) -> None:
         previous = self._previous
         if previous is None or self._start is None:
@@ -154,6 +176,7 @@ class KeptRun:
             on_problem=lambda problem: say(f"job monitoring stopped on an internal error: {problem}"),
             read_xids=lambda: [entry["number"] for entry in xids.read() or ()],
             nodes=self._nodes,
+            is_reverting=self._tuning_check.ends_attempt if self._tuning_check is not None else lambda _: False,
         )
         restarts = Restarts(
             request.max_restarts,
@@ -186,6 +209,8 @@ class KeptRun:
 
     def _on_sample(self, ranks: Sequence[HeartbeatSample]) -> None:
         self._book.look(ranks)
+        if self._tuning_check is not None:
+            self._tuning_check.look(ranks)
         for node in self._nodes.newly_lost():
             say(f"no status from {node} for {LOST_AFTER_S:.0f} s: node or network down")
         for node in self._nodes.new_namesakes():
@@ -203,10 +228,22 @@ class KeptRun:
     def _next_command(self, attempt: int, bad_host: BadHost | None) -> Sequence[str]:
         if bad_host is not None:
             self._leave(bad_host)
+        if self._tuning_check is not None and self._tuning_check.is_reverted:
+            self._drop_changes()
         self._choose_checkpoint_interval()
         if attempt or self._resumes:
             return resuming(self._command, self._request.resume_arguments, self._request.checkpoint)
         return self._command
+
+    def _drop_changes(self) -> None:
+        """Go back to the command and the environment without the changes, for all further attempts."""
+        unchanged = prepare(replace(self._request, config=None), os.environ)
+        self._command = unchanged.command
+        for name in self._prepared.variables:
+            self._environment.pop(name, None)
+            if name in os.environ:
+                self._environment[name] = os.environ[name]
+        self._tuning_check = None
 
     def _leave(self, host: BadHost) -> None:
         """Exclude the host from the next attempts if the allocation has a spare node."""

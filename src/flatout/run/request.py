@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from flatout.errors import UsageError
 
@@ -28,6 +29,7 @@ class RunRequest:
     metrics: tuple[str, int] | None = None  # address and port
     machine_code: int | None = None
     redacts: bool = False
+    on_regression: Literal["off", "warn", "revert"] = "off"  # if the changes of `config` do not help here
 
     @property
     def is_kept(self) -> bool:
@@ -38,7 +40,10 @@ class RunRequest:
 
     def check(self) -> None:
         """Raise UsageError if the options contradict each other."""
-        check_resume(self.resume_arguments, self.checkpoint, self.max_restarts)
+        reverts = self.on_regression == "revert"
+        check_resume(self.resume_arguments, self.checkpoint, self.max_restarts or int(reverts))
+        if reverts:
+            self._check_revert()
         if self.recording is not None and self.ledger is None and self.metrics is None:
             raise UsageError(
                 "`--recording` needs a ledger, but there is none",
@@ -49,6 +54,17 @@ class RunRequest:
             raise UsageError(
                 f"`--checkpoint-folder` must be a folder, but {folder} is a file",
                 hint="pass a file that a script writes as --checkpoint",
+            )
+
+    def _check_revert(self) -> None:
+        """Raise UsageError if the job could not go back to its command without the changes."""
+        if self.config is None:
+            raise UsageError("`--on-regression revert` goes back from the changes of a tuned.toml", hint="add --config")
+        has_checkpoint = self.checkpoint_folder is not None or bool(self.resume_arguments)
+        if not has_checkpoint:
+            raise UsageError(
+                "`--on-regression revert` restarts from a checkpoint, but nothing says how the job resumes",
+                hint="add --checkpoint-folder, or --checkpoint and --resume-arg",
             )
 
 

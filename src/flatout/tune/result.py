@@ -34,6 +34,7 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
             covers_first_epoch_only=applied.covers_first_epoch_only,
             verdict=progress.claim.verdict if progress.applied and progress.claim is not None else None,
             num_trials=runner.num_trials,
+            step_s=tuned_step.step_s if tuned_step is not None and progress.applied else None,
             machine=_machine(first, facts),
             versions={name: version for name, version in versions.items() if version is not None},
             sbatch_options=setup.options.sbatch_options or (),
