@@ -64,6 +64,10 @@ def tune(
             help="For --launcher slurm: sbatch options, e.g. '--partition=gpu --nodes=2 --gpus-per-node=8'.",
         ),
     ] = None,
+    blocks: Annotated[
+        bool,
+        typer.Option("--blocks", help="Compare changes that can be switched in blocks of steps within one job first."),
+    ] = False,
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Neither use nor update the prediction history.")
     ] = False,
@@ -99,6 +103,7 @@ def tune(
         num_steps=steps,
         knobs=tuple(knob or ()),
         uses_history=not no_history,
+        blocks=blocks,
         sbatch_options=_sbatch_options(launcher, sbatch_options),
     )
     tuning = TuneCommand(

@@ -13,6 +13,7 @@ from typing import NoReturn
 from flatout.predict.calibrate import Calibration
 from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.tune.apart import take_apart
+from flatout.tune.block_screening import narrow_by_blocks
 from flatout.tune.confirm import claim_applied, confirm
 from flatout.tune.floor import measure_baseline
 from flatout.tune.options import TuneOptions
@@ -41,6 +42,7 @@ def _adopt_changes(setup: Setup, progress: Progress) -> NoReturn:
     """Adopt the best changes of each round, until StoppedError says why there is no other round."""
     for number in range(1, setup.options.max_rounds + 1):
         progress, this_round = plan_round(setup, progress, number)
+        progress, this_round = narrow_by_blocks(setup, progress, this_round)
         progress, screening = screen_candidates(setup, progress, this_round)
         applied_before = progress.applied
         progress = confirm(setup, progress, this_round, screening)

@@ -41,6 +41,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rounds: int = 50  # each excludes what it tried, so that rounds end before that
     max_screened: int = 10  # candidates per round
     uses_history: bool = True  # correct predictions using earlier tuning runs, and add this run to them
+    blocks: bool = False  # compare changes that can be switched in blocks of steps within one job, before their trials
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these options; None: runs are local
 
 
@@ -58,6 +59,8 @@ def tune_request(options: TuneOptions, warmup: int | None, *, applies: bool = Fa
             words += [name, str(value)]
     if not options.uses_history:
         words.append("--no-history")
+    if options.blocks:
+        words.append("--blocks")
     if options.sbatch_options is not None:
         words += ["--launcher", "slurm"]
     if options.sbatch_options:
