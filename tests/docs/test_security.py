@@ -32,7 +32,12 @@ _CONNECTS = re.compile(
     r"urlopen|start_http_server|init_process_group\(|new_group\(|ray\.init\(|create_connection|HTTPServer"
 )
 # These name a call of the user's job, or write one into a file for the user.
-_ONLY_NAME_IT = {"emit/plan_fsdp2.py", "inside/liveness/heartbeat.py", "inside/patches/bind_cores.py"}
+_ONLY_NAME_IT = {
+    "emit/plan_fsdp2.py",
+    "inside/liveness/heartbeat.py",
+    "inside/patches/bind_cores.py",
+    "inside/recording/start_times.py",
+}
 
 
 def _sources() -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Keep the compiled bytecode of a job's modules between trials, where the job itself does not keep it.
 
 In: what each trial's recorder says about torch's bytecode. Out: variables for the next trials. Python writes bytecode
-beside a module's source and reads it at the next start; without it, `import torch` alone compiles two thousand modules.
-It is lost if the environment says so (`PYTHONDONTWRITEBYTECODE`, as in many containers), if the folder cannot be
-written, or if a virtual environment within the working folder is overlaid. Then the next trials keep all bytecode in a
-folder of the tuning: the first of them compiles it, and the others read it. Nothing is written beside the sources, and
-what the modules do is unchanged.
+next to a module's source and reads it at the next start; without it, `import torch` alone compiles two thousand
+modules. It is lost if the environment says so (`PYTHONDONTWRITEBYTECODE`, as in many containers), if the folder cannot
+be written, or if a virtual environment within the working folder is overlaid. Then the next trials keep all bytecode in
+a folder of the tuning: the first of them compiles it, and the others read it. Nothing is written next to the sources,
+and what the modules do is unchanged.
 """
 
 from __future__ import annotations
