@@ -116,7 +116,7 @@ from flatout.records.tracking import (
     TrackPoint,
     TwoStates,
 )
-from flatout.records.tuning import Bound, Separation
+from flatout.records.tuning import Bound, GainSought, MoreTrials, Outlook, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
@@ -256,7 +256,8 @@ def known_failures_table() -> str:
 def tuning_json() -> str:
     """The contract `flatout/tuning`, from the records that are written."""
     steps = (StepTime, WorkTime)
-    records = (TuningReport, AdoptedChange, TriedChange, Patch, *steps, Bound, NoiseFloor, Separation)
+    outlook = (Outlook, GainSought, MoreTrials)
+    records = (TuningReport, AdoptedChange, TriedChange, Patch, *steps, *outlook, Bound, NoiseFloor, Separation)
     return _contract("flatout/tuning", records)
 
 

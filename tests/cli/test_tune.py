@@ -261,8 +261,8 @@ def test_the_history_is_used_and_added_to_unless_it_is_not_wanted(
     before = file.read_text()
     given: list[object] = []
 
-    def tuned(*arguments: object) -> TuneResult:
-        given.append(arguments[-1])
+    def tuned(runner: object, options: object, say: object, calibration: object, *_: object) -> TuneResult:
+        given.append(calibration)
         better = builder.better()
         return msgspec.structs.replace(better, tuning=msgspec.structs.replace(better.tuning, date="2027-01-01"))
 

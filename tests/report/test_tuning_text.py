@@ -323,7 +323,7 @@ def test_a_set_that_failed_in_the_end_is_not_claimed() -> None:
     empty = msgspec.structs.replace(better.tuning, changes=builder.change_set(()), each=(), verdict=None)
     text = text_of(msgspec.structs.replace(better, tuning=empty))
     assert text.startswith("No change is kept: ")
-    assert "better in separate pairs, but not in the final set" in joined(text)
+    assert "better in repeated trials, but not in the final set" in joined(text)
     assert "flatout run" not in text
 
 
@@ -401,8 +401,8 @@ def test_a_gain_that_is_quoted_lower_than_the_mean_of_its_pairs_says_so() -> Non
     text = re.sub(r"\s+", " ", joined(text_of(builder.corrected())))
     assert "1.03x faster (1.01-1.10), confirmed on 20 fresh pairs" in text
     assert (
-        "Pairs of changes judged better overstate the difference on average, so the ratio is corrected; the plain mean"
-        " of the pairs is 1.05x faster."
+        "Trials of changes judged better overstate the difference on average, so the ratio is corrected; their plain"
+        " mean is 1.05x faster."
     ) in text
     assert "plain mean" not in joined(text_of(builder.better()))
 

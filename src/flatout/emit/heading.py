@@ -42,8 +42,11 @@ def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
 def _measured(verdict: Verdict, speedup: float) -> str:
     what = _OBJECTIVES.get(verdict.objective, "as fast")
     between = f", {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}" if verdict.interval else ""
-    pairs = f"{verdict.num_pairs} pairs: {verdict.order or 'order unknown'}"
-    return f"Measured: {verdict.verdict}, {speedup:.3f} times {what}{between} ({pairs})"
+    order = verdict.order or "order unknown"
+    trials = f"{verdict.num_pairs} pairs: {order}"
+    if verdict.num_candidates:
+        trials = f"{verdict.num_candidates} trials, {verdict.num_baselines} of the baseline: {order}"
+    return f"Measured: {verdict.verdict}, {speedup:.3f} times {what}{between} ({trials})"
 
 
 def one_comment_line(text: str) -> str:

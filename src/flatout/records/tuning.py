@@ -87,6 +87,34 @@ class Emitted(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # changes without a setting in the tool, and what to do about them
 
 
+class GainSought(msgspec.Struct, frozen=True, kw_only=True):
+    """How many trials a gain takes to be shown with 80 % probability."""
+
+    effect: float  # 0.3: 30 %
+    num_trials: int | None  # of the baseline and the candidate together; None: no number shows it
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tuning can show in its budget, as said before its first candidate."""
+
+    budget_s: float
+    run_sd: float  # standard deviation of a trial's log cost
+    is_assumed: bool  # whether `run_sd` is assumed, as too few trials have run
+    gains: tuple[GainSought, ...]
+    trial_s: float | None = None  # duration of a trial; None: none has run
+    measured_s: float | None = None  # of it, the measured steps
+    num_affordable: int = 0  # trials of the budget, those that have run included
+    detectable: float | None = None  # smallest gain that they show with 80 % probability; None: too few trials
+
+
+class MoreTrials(msgspec.Struct, frozen=True, kw_only=True):
+    """What more trials would show about a change that is undecided."""
+
+    num_trials: int  # of both arms
+    seconds: float
+    probability: float  # that the change is called better by then
+
+
 class TriedSet(msgspec.Struct, frozen=True, kw_only=True):
     """A change, or several together, tried against the changes applied before."""
 
@@ -100,6 +128,7 @@ class TriedSet(msgspec.Struct, frozen=True, kw_only=True):
     outcome: TriedOutcome
     screened: float | None = None  # an estimate from one trial, not a claim
     verdict: Verdict | None = None
+    more: MoreTrials | None = None  # None: decided, never tried, or more trials are unlikely to show a gain
     reason: str = ""  # one line: the reason for the outcome
 
 
@@ -151,6 +180,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     end: TuningEnd
     request: TuneRequest | None = None
+    outlook: Outlook | None = None  # None: an older result, or no trial has run
     separation: Separation | None = None  # of the trials' files; None: an older result
     notes: tuple[str, ...] = ()  # information for the reader: redirected outputs, missing checks
 

@@ -34,6 +34,7 @@ from flatout.report.tuning_phrases import (
     adopted_rows,
     all_notes,
     end_sentence,
+    evidence_words,
     facts,
     final_sentences,
     gain,
@@ -59,7 +60,7 @@ VERDICT_MEANINGS = {
     "better": "the interval of the ratio excludes 1, and the gain exceeds the smallest one that counts",
     "worse": "the interval excludes 1, and the loss exceeds the smallest one that counts",
     "equivalent": "any difference is smaller than the smallest one that counts",
-    "undecided": "none of these: the pairs are inconclusive",
+    "undecided": "none of these: the trials are inconclusive",
 }
 
 
@@ -138,7 +139,7 @@ def _answers(result: TuneResult) -> list[dict[str, str]]:
             {"term": "Tried changes", "big": str(len(result.tried)), "small": small or "nothing"},
         ]
     if verdict is None or verdict.speedup is None:
-        sure = verdict.reason if verdict is not None else "no pairs were run"
+        sure = verdict.reason if verdict is not None else "no further trials were made"
         return [
             {"term": "Gain", "big": UNKNOWN, "small": "not compared with the baseline"},
             {"term": "Verdict", "big": "undecided", "small": sure},
@@ -146,7 +147,7 @@ def _answers(result: TuneResult) -> list[dict[str, str]]:
     brings = gain(verdict)
     return [
         {"term": "Gain", "big": brings.value, "small": brings.interval},
-        {"term": "Verdict", "big": verdict.verdict, "small": f"on {counted(verdict.num_pairs, 'fresh pair')}"},
+        {"term": "Verdict", "big": verdict.verdict, "small": evidence_words(verdict)},
     ]
 
 
@@ -275,7 +276,7 @@ def _change(change: Change) -> dict[str, object]:
 
 def _tried(one: TriedSet, result: TuneResult) -> dict[str, object]:
     is_unsafe = one.outcome == "unsafe"
-    measured = "not shown" if is_unsafe else "no pairs"
+    measured = "not shown" if is_unsafe else "one trial"
     if one.verdict is not None and one.verdict.speedup is not None and not is_unsafe:
         measured = measured_text(one.verdict)
     return {
@@ -301,10 +302,10 @@ def _how(result: TuneResult) -> list[dict[str, str]]:
     found = [("Objective", f"{OBJECTIVE_WORDS[result.objective]}, as a ratio: above 1 is better.")]
     if verdict is not None:
         sentences = final_sentences(verdict)
-        found.append(("Final pairs", " ".join(sentences)))
+        found.append(("Final comparison", " ".join(sentences)))
         found.append(("Smallest gain", f"Less than {units.percent(verdict.min_effect)} is not called better or worse."))
     else:
-        found.append(("Final pairs", "None: no set of changes was compared with the baseline."))
+        found.append(("Final comparison", "None: no set of changes was compared with the baseline."))
     found += [
         ("Trials", f"Each in fresh processes; {counted(result.num_steps, 'measured step')}; warm-up is not counted."),
         (
@@ -313,7 +314,7 @@ def _how(result: TuneResult) -> list[dict[str, str]]:
             "that exceeds a tolerance is unsafe.",
         ),
         ("Noise floor", noise_sentence(result)),
-        ("Step times", "Means over all trials of that kind. Ratios come from pairs only, so they differ slightly."),
+        ("Step times", "Means over all trials of that kind. Ratios allow for drift, so they differ slightly."),
         ("End", end_sentence(result)),
     ]
     return [{"term": term, "text": text} for term, text in found]

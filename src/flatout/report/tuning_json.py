@@ -11,7 +11,7 @@ import msgspec
 from flatout.records.change import Patch, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.step_time import StepTime
-from flatout.records.tuning import Bound, EndedBy, Separation, TriedOutcome, TriedSet, TuneResult
+from flatout.records.tuning import Bound, EndedBy, MoreTrials, Outlook, Separation, TriedOutcome, TriedSet, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.json import enveloped_json
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
@@ -32,13 +32,14 @@ class AdoptedChange(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None  # the maximum that the findings allow
     predicted_speedup: float | None  # for the step time; null if nothing was predicted
     predicted_interval: tuple[float, float] | None
-    verdict: VerdictName | None  # compared with the changes applied before it, on separate pairs
+    verdict: VerdictName | None  # compared with the changes applied before it
     speedup: float | None
     mean_speedup: float | None
     interval: tuple[float, float] | None
     num_pairs: int | None
     measured_in: str | None  # the name in `tried` of the set that it was measured in; null: measured alone
     is_shown_alone: bool  # false: no better than noise in its own trial, and measured only with others
+    had_own_trial: bool  # false: tried only together with others
     environment: dict[str, str]
     launch: dict[str, tuple[str, ...]]  # by launcher, additional arguments for it
     patch: Patch | None  # the modification inside the training processes
@@ -58,18 +59,22 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     predicted_speedup: float | None
     predicted_interval: tuple[float, float] | None
     screened_speedup: float | None  # an estimate from one trial, not a claim
-    verdict: VerdictName | None  # null if no pairs were run, or if the change is unsafe
+    verdict: VerdictName | None  # null if it had no trial but its own, or is unsafe
     speedup: float | None
     mean_speedup: float | None
     interval: tuple[float, float] | None  # null before the first interim analysis
     num_pairs: int | None
-    num_void: int | None  # invalid pairs
+    num_void: int | None  # invalid pairs or trials
+    num_baselines: int | None  # trials behind the verdict
+    num_candidates: int | None
+    probability_better: float | None  # that it is faster at all, also if the verdict is `undecided`
+    more: MoreTrials | None  # what more trials would show; null: decided, never tried, or they would show nothing
 
 
 class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictName  # all changes together against the baseline; `undecided` if that was not measured
     speedup: float | None  # baseline cost / cost with the changes; null if not measured
-    mean_speedup: float | None  # the plain mean of the pairs
+    mean_speedup: float | None  # not corrected for the selection of such verdicts
     interval: tuple[float, float] | None  # null if not measured, or before the first interim analysis
     changes: tuple[AdoptedChange, ...]  # empty: no change was accepted
     num_trials: int
@@ -82,10 +87,12 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     max_trials: int | None  # as given by the user; null: no limit
     objective: Objective  # the cost that verdicts are on
     allowed_safety: Safety
-    num_pairs: int | None  # pairs behind `verdict`
-    num_void: int | None  # invalid pairs
+    num_pairs: int | None  # trials of the smaller arm behind `verdict`
+    num_baselines: int | None  # trials behind `verdict`
+    num_candidates: int | None
+    num_void: int | None  # invalid trials
     void_reasons: tuple[str, ...]
-    order: str | None  # in which the pairs ran: `AB BA AB BA`, A the baseline
+    order: str | None  # in which the trials ran: `AAABAB`, A the baseline
     error_rate: float | None  # of `interval`, over all interim analyses together
     min_effect: float | None  # a smaller gain or loss is not called better or worse
     reason: str | None  # why the verdict was given
@@ -97,6 +104,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     baseline_peak_memory_bytes: int | None
     tuned_peak_memory_bytes: int | None
     num_steps: int  # measured steps of a trial
+    outlook: Outlook | None  # what the budget could show; null: no trial ran
     tried: tuple[TriedChange, ...]  # in the order in which they were tried, adopted ones too
     bounds: tuple[Bound, ...]
     noise_floor: NoiseFloor | None
@@ -140,6 +148,8 @@ def tuning_report(result: TuneResult) -> TuningReport:
         objective=result.objective,
         allowed_safety=result.allowed_safety,
         num_pairs=verdict.num_pairs if verdict is not None else None,
+        num_baselines=verdict.num_baselines if verdict is not None else None,
+        num_candidates=verdict.num_candidates if verdict is not None else None,
         num_void=verdict.num_void if verdict is not None else None,
         void_reasons=verdict.void_reasons if verdict is not None else (),
         order=verdict.order if verdict is not None else None,
@@ -154,6 +164,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
         baseline_peak_memory_bytes=result.baseline_peak_memory_bytes,
         tuned_peak_memory_bytes=result.tuned_peak_memory_bytes if has_changes else None,
         num_steps=result.num_steps,
+        outlook=result.outlook,
         tried=tuple(_tried(one) for one in result.tried),
         bounds=result.bounds,
         noise_floor=result.floor,
@@ -190,6 +201,7 @@ def _changes(row: Adopted) -> list[AdoptedChange]:
             num_pairs=verdict.num_pairs if verdict is not None else None,
             measured_in=None if is_alone else row.name,
             is_shown_alone=change.name not in row.not_shown,
+            had_own_trial=change.name not in row.only_together,
             environment=change.environment,
             launch=change.launch,
             patch=change.patch,
@@ -218,6 +230,10 @@ def _tried(one: TriedSet) -> TriedChange:
         interval=verdict.interval if verdict is not None else None,
         num_pairs=verdict.num_pairs if verdict is not None else None,
         num_void=verdict.num_void if verdict is not None else None,
+        num_baselines=verdict.num_baselines if verdict is not None else None,
+        num_candidates=verdict.num_candidates if verdict is not None else None,
+        probability_better=verdict.probability_better if verdict is not None else None,
+        more=one.more,
     )
 
 

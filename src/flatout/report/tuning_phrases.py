@@ -18,6 +18,7 @@ from flatout.records.change import SAFETIES, Change, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TunedChange, TuneResult, TuningEnd, TuningStage
 from flatout.records.verdict import Objective, Verdict
+from flatout.report.outlook_phrases import more_sentence, probability
 from flatout.report.phrases import counted
 from flatout.report.separation import separation_sentence
 from flatout.report.step_phrases import step_sentences
@@ -25,6 +26,7 @@ from flatout.report.step_phrases import step_sentences
 UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"
 TOLD = 0.02  # share of a gain; a larger correction is reported
+LIKELY_GAIN = 0.9  # probability from which an undecided change is in the headline
 LONGEST_REASON = 200  # characters; the JSON has all of it
 
 # The values of `--objective`. Energy per step is absent because a user cannot choose it.
@@ -44,8 +46,8 @@ _SAVED: Mapping[Objective, str] = {
 DEFAULT_OBJECTIVES = ("s_per_sample", "step_s")
 
 OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
-    "adopted": "better in separate trial pairs, and kept",
-    "not confirmed": "looked better in one trial, but the pairs did not confirm it",
+    "adopted": "better in repeated trials, and kept",
+    "not confirmed": "looked better in one trial, but further trials did not confirm it",
     "not better": "not better in its own trial, which gives an estimate, not a verdict",
     "not reached": "chosen, but too few trials were run to judge its gain",
     "unsafe": "changes the training result, cannot be checked, or needs too much memory: it is not used",
@@ -68,6 +70,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction | None
     bound: float | None
     not_shown: tuple[str, ...] = ()  # names of changes that looked no better than noise alone
+    only_together: tuple[str, ...] = ()  # names of changes that had no separate trial
 
     @property
     def name(self) -> str:
@@ -107,6 +110,7 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
                 prediction=_adopted_prediction(names, alone, together),
                 bound=_adopted_bound(final[name], together) if len(names) == 1 else None,
                 not_shown=tuple(other for other in names if other in tuned and not tuned[other].is_shown_alone),
+                only_together=tuple(other for other in names if other in tuned and not tuned[other].had_own_trial),
             )
         )
     return tuple(rows)
@@ -133,8 +137,16 @@ def not_shown_sentence(rows: Sequence[Adopted]) -> str:
     """Name the changes that may gain nothing; empty if there are none."""
     names = [name for row in rows for name in row.not_shown]
     if not names:
-        return ""
+        return _only_together(rows)
     return f"Not shown alone: {', '.join(names)}. Its own trial was no better than noise, so it possibly gains nothing."
+
+
+def _only_together(rows: Sequence[Adopted]) -> str:
+    """Name the changes that had a trial only together with others; empty if there are none."""
+    names = [name for row in rows for name in row.only_together]
+    if not names:
+        return ""
+    return f"Tried only together: {', '.join(names)}. Any one of them possibly gains nothing."
 
 
 def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
@@ -293,11 +305,11 @@ def headline(result: TuneResult, *, arrow: str = "->") -> str:
     if verdict is None:
         return "not confirmed: the changes were never compared with the baseline"
     if verdict.verdict == "better":
-        pairs = f"confirmed on {counted(verdict.num_pairs, 'fresh pair')}"
+        trials = f"confirmed {evidence_words(verdict)}"
         costs = before_after(result, arrow=arrow)
         where = " in the first epoch; later epochs are unknown" if result.tuning.covers_first_epoch_only else ""
-        return f"{gain(verdict)}{where}, {pairs}" + (f"; {costs}" if costs else "")
-    on_pairs = f"on {counted(verdict.num_pairs, 'fresh pair')}"
+        return f"{gain(verdict)}{where}, {trials}" + (f"; {costs}" if costs else "")
+    on_pairs = evidence_words(verdict)
     if verdict.verdict == "worse":
         return f"do not use the changes: together they are worse, {gain(verdict)} {on_pairs}"
     if verdict.verdict == "equivalent":
@@ -306,7 +318,40 @@ def headline(result: TuneResult, *, arrow: str = "->") -> str:
     return f"not confirmed: whether all changes together help is undecided{estimate}"
 
 
+def evidence_words(verdict: Verdict) -> str:
+    """Name the trials behind a verdict: `by 2 trials against 4 of the baseline`."""
+    if verdict.num_candidates:
+        return f"by {counted(verdict.num_candidates, 'trial')} against {verdict.num_baselines} of the baseline"
+    return f"on {counted(verdict.num_pairs, 'fresh pair')}"
+
+
+def likely_gain(result: TuneResult) -> TriedSet | None:
+    """Return the undecided set that is most likely a gain, if it is likely at all."""
+    likely = [
+        one
+        for one in result.tried
+        if one.outcome in ("not confirmed", "not reached")
+        and one.verdict is not None
+        and one.verdict.verdict == "undecided"
+        and (one.verdict.probability_better or 0.0) >= LIKELY_GAIN
+    ]
+    return max(likely, key=lambda one: (one.verdict and one.verdict.probability_better) or 0.0, default=None)
+
+
+def undecided_words(one: TriedSet) -> str:
+    """Say how likely an undecided set is better, and what more trials would show."""
+    verdict = one.verdict
+    assert verdict is not None
+    text = f"{one.name} is {measured_text(verdict)}"
+    if verdict.probability_better is not None:
+        text += f", better with {probability(verdict.probability_better)} probability"
+    return f"{text}; {more_sentence(one.more)}" if one.more is not None else text
+
+
 def _nothing(result: TuneResult) -> str:
+    likely = likely_gain(result)
+    if likely is not None:
+        return f"undecided: {undecided_words(likely)}"
     tried = [one for one in result.tried if one.outcome != "not reached"]
     outcomes, num_open = Counter(one.outcome for one in tried), len(result.tried) - len(tried)
     if not outcomes and not any(one.screened is not None for one in result.tried):
@@ -314,7 +359,7 @@ def _nothing(result: TuneResult) -> str:
             return f"no change was tried: {why_ended(result.end)}"
         return "no change helps: Flatout found none to try"
     if outcomes["adopted"]:
-        return "no change is kept: changes that were better in separate pairs did not pass together"
+        return "no change is kept: changes that were better in their trials did not pass together"
     if outcomes and not outcomes["not better"] and not outcomes["not confirmed"]:
         words = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
         if not num_open:
@@ -401,16 +446,21 @@ def why(one: TriedSet) -> str:
     if len(reason) > LONGEST_REASON:
         reason = reason[:LONGEST_REASON].rstrip() + "..."
     if one.outcome == "adopted":
-        return "better in separate pairs, but not in the final set"
+        return "better in repeated trials, but not in the final set"
     verdict = one.verdict
-    if one.outcome != "not confirmed" or verdict is None:
+    if one.outcome not in ("not confirmed", "not reached") or verdict is None:
         return reason
+    what = "trial" if verdict.num_candidates else "pair"
     if verdict.num_void:
-        reason += f" ({counted(verdict.num_void, 'pair')} invalid: {'; '.join(verdict.void_reasons)})"
+        reason += f" ({counted(verdict.num_void, what)} invalid: {'; '.join(verdict.void_reasons)})"
     if verdict.speedup is None:
         return f"{verdict.verdict}: {reason}"
-    pairs = counted(verdict.num_pairs, "pair")
-    return f"{verdict.verdict}, {ratio_estimate(verdict.speedup, verdict.interval)} on {pairs}: {reason}"
+    trials = evidence_words(verdict).replace("fresh ", "")
+    if verdict.verdict == "undecided" and verdict.probability_better is not None:
+        trials += f", better with {probability(verdict.probability_better)} probability"
+    if one.more is not None:
+        reason += f"; {more_sentence(one.more)}"
+    return f"{verdict.verdict}, {ratio_estimate(verdict.speedup, verdict.interval)} {trials}: {reason}"
 
 
 def noise_sentence(result: TuneResult) -> str:
@@ -433,17 +483,18 @@ def final_sentences(verdict: Verdict) -> list[str]:
     """Explain the final verdict; the last sentence is about the interval."""
     text = f"All changes together: {verdict.verdict}"
     text += f" ({verdict.reason})" if verdict.reason else ""
-    text += f", on {counted(verdict.num_pairs, 'fresh pair')}"
+    text += f", {evidence_words(verdict)}"
     if verdict.order:
         text += f" in the order {verdict.order} (A: baseline)"
     found = [f"{text}."]
     if verdict.num_void:
-        found.append(f"Invalid: {counted(verdict.num_void, 'pair')} ({'; '.join(verdict.void_reasons)}).")
+        what = "trial" if verdict.num_candidates else "pair"
+        found.append(f"Invalid: {counted(verdict.num_void, what)} ({'; '.join(verdict.void_reasons)}).")
     if _is_corrected(verdict):
         mean = gain(msgspec.structs.replace(verdict, speedup=verdict.mean_speedup))
         found.append(
-            f"Pairs of changes judged {verdict.verdict} overstate the difference on average, so the ratio is corrected;"
-            f" the plain mean of the pairs is {mean.value}."
+            f"Trials of changes judged {verdict.verdict} overstate the difference on average, so the ratio is"
+            f" corrected; their plain mean is {mean.value}."
         )
     if verdict.interval is not None:
         risk = units.percent(verdict.error_rate)
@@ -483,6 +534,7 @@ def why_ended(end: TuningEnd) -> str:
         "not_profiled": "the job with the applied changes could not be profiled again",
         "time_budget": f"the budget of {limit} s is used up",
         "trial_budget": f"all {limit} trials{reserved} were made",
+        "interrupted": "you interrupted it",
     }
     sentence = sentences[end.ended_by]
     return sentence + _INTERRUPTED[end.interrupts] if end.interrupts is not None else sentence

@@ -77,7 +77,7 @@ def _adopted(result: TuneResult, style: TextStyle) -> list[str]:
     rows = adopted_rows(result)
     if not rows:
         return []
-    title = "Accepted changes" if is_better(result) else "Better in separate trial pairs"
+    title = "Accepted changes" if is_better(result) else "Better in repeated trials"
     cells = [
         [
             row.name,

@@ -1,4 +1,4 @@
-"""Take an adopted bundle apart: one trial without each change that had none of its own shows whether it is of use.
+"""Take an adopted bundle apart: a trial without each change that had no separate one shows whether it is of use.
 
 In: a bundle that is better. Out: the same changes, marked as shown, or the set without those that brought nothing, if
 that set is better than the unchanged job too. A budget that ends here leaves the bundle as it is.

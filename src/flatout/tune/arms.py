@@ -52,7 +52,7 @@ def judged(setup: Setup, progress: Progress, arms: Arms, *, is_last: bool = Fals
 
 
 def prospects(setup: Setup, progress: Progress, arms: Arms) -> tuple[Prospect, ...]:
-    """Return what each analysis to come is likely to show; () if none is left, or too little is known to tell."""
+    """Return what each analysis to come is likely to show; () if none is left, or the trials give no estimate."""
     trials = progress.evidence.named(arms.candidate, arms.against)
     return what_next(trials, arms.candidate.name, **_question(setup, progress, arms))
 

@@ -12,12 +12,12 @@ from flatout.records.trial import TrialResult
 from flatout.trial.gates import RESAMPLES, check_losses
 from flatout.tune.progress import Progress, Round
 
-LEAST_PROMISE = 1.05  # of each member: less would be hidden by the noise of the others
+LEAST_ESTIMATE = 1.05  # of each member: less would be hidden by the noise of the others
 KEPT_SHARE = 0.7  # of the members' expected gain, in logarithms; a set that shows less is taken apart
 
 
 def independent_changes(progress: Progress, this_round: Round, possible: Sequence[Change]) -> ChangeSet | None:
-    """Return the most promising change for each cause, as one set; None if there are fewer than two.
+    """Return the change with the highest estimated gain for each cause, as one set; None if there are fewer than two.
 
     All are exact: among changes that round, a wrong one would pass the gates.
     """
@@ -25,7 +25,7 @@ def independent_changes(progress: Progress, this_round: Round, possible: Sequenc
     causes: set[str] = set()
     for change in possible:
         promise = this_round.promises.get(change.name)
-        if promise is None or promise.expected_speedup < LEAST_PROMISE or change.safety != "exact":
+        if promise is None or promise.expected_speedup < LEAST_ESTIMATE or change.safety != "exact":
             continue
         if not change.predicted_from or not causes.isdisjoint(change.predicted_from):
             continue
@@ -36,7 +36,7 @@ def independent_changes(progress: Progress, this_round: Round, possible: Sequenc
 
 
 def disappoints(speedup: float, members: Sequence[Change], this_round: Round) -> bool:
-    """Whether a set gains so much less than its members promise that one of them may be of no use."""
+    """Whether a set gains so much less than the estimates of its members that one of them may be of no use."""
     expected = sum(math.log(this_round.promises[change.name].expected_speedup) for change in members)
     return speedup <= 1 or math.log(speedup) < KEPT_SHARE * expected
 

@@ -18,7 +18,7 @@ from flatout.tune import loop
 from flatout.tune.files import former_date, history_path, learn, learned, open_tuning, write_results
 from flatout.tune.options import TuneOptions, tune_request
 from flatout.tune.runner import Say
-from flatout.tune.signals import EndedBySignal, signals_raised
+from flatout.tune.signals import EndedBySignal, Interrupts, signals_raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class TuneCommand:
     def tune(self, say: Say) -> TuneResult:
         """Tune, resuming any tuning run in the folder.
 
-        KeyboardInterrupt and EndedBySignal end the run, which can be resumed.
+        Ctrl-C ends it with what was found so far. EndedBySignal, and KeyboardInterrupt before the first trial has
+        ended, end it without a result. The same command resumes it.
         """
         options = self.options
         for abandoned in abandoned_jobs():
@@ -44,14 +45,17 @@ class TuneCommand:
         date = former_date(self.folder)  # the date of the tuning run that is resumed
         try:
             clean_up = (sys.executable, "-m", "flatout.tune.trial_files", str(self.folder.absolute()))
-            with signals_raised(), guarded(runner.mark, clean_up):
+            interrupts = Interrupts()
+            with signals_raised(), interrupts.handled(), guarded(runner.mark, clean_up):
                 calibration = learned(history_path(), but=date) if options.uses_history else None
-                result = loop.tune(runner, options, say, calibration)
+                result = loop.tune(runner, options, say, calibration, interrupts)
         except (KeyboardInterrupt, EndedBySignal):
             say(f"interrupted; run the same command with --out {self.folder} to resume")
             raise
         request = tune_request(options, self.warmup, applies=self.applies)
         result = msgspec.structs.replace(result, request=request)
+        if result.end.ended_by == "interrupted":
+            say(f"run the same command with --out {self.folder} to resume")
         if date is not None:
             result = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, date=date))
         return result

@@ -23,7 +23,7 @@ from flatout.tune.screening import Candidate, Screening, clear_speedup
 from flatout.tune.trials import check_gates
 from flatout.tune.tried import tried_set
 
-MIN_CONFIRMED = 2  # candidates of a round, if so many look better at all
+MIN_CONFIRMED = 2  # candidates of a round that look better at all
 
 
 def confirm(setup: Setup, progress: Progress, this_round: Round, screening: Screening) -> Progress:
@@ -143,7 +143,7 @@ def _refused(
     reason: str,
     verdict: Verdict | None,
 ) -> Progress:
-    """Record the candidate as tried, and exclude its changes from later rounds if each had a trial of its own."""
+    """Record the candidate as tried, and exclude its changes from later rounds if each had a separate trial."""
     added = progress.applied.added(candidate.change_set)
     tried = tried_set(setup, this_round, added, outcome, reason, screened=candidate.estimate, verdict=verdict)
     excluded = [change.name for change in added if change.name not in candidate.untried]

@@ -47,6 +47,7 @@ class _Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that are read back from `tuning.json`."""
 
     is_cut_short: bool = False
+    ended_by: str = ""
     why_ended: str = ""
     budget_s: float | None = None
     max_trials: int | None = None
@@ -178,13 +179,14 @@ def _is_of_runs(name: str) -> bool:
 
 
 def _check_resumes(folder: Path, options: TuneOptions) -> None:
-    """Raise an error unless the tuning run there was ended by its budget and now has a larger budget."""
+    """Raise an error unless the tuning run there was interrupted, or ended by its budget and now has a larger one."""
     former = _finished(folder)
     if former is None or not former.is_cut_short or former.budget_s is None:
         raise OutputError(f"{folder} already has a finished tuning", hint="pass another --out, or add --force")
     trials = (former.max_trials or math.inf, options.max_trials or math.inf)
     is_smaller = options.budget_s < former.budget_s or trials[1] < trials[0]
-    if is_smaller or (options.budget_s == former.budget_s and trials[1] == trials[0]):
+    is_equal = options.budget_s == former.budget_s and trials[1] == trials[0]
+    if is_smaller or (is_equal and former.ended_by != "interrupted"):
         words = [f"--budget {options.budget_s:.0f}s"]
         words += [f"--trials {options.max_trials}"] if options.max_trials is not None else []
         raise UsageError(

@@ -1,47 +1,44 @@
-"""Measure the noise floor: trials of the unchanged job, and how long a trial must be."""
+"""Run the first trials of the unchanged job: they show its objective, and how much its runs differ."""
 
 from __future__ import annotations
-
-from statistics import fmean
 
 import msgspec
 
 from flatout.errors import InputError
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import Objective
+from flatout.report.outlook_phrases import first_outlook_sentence, outlook_sentence, trial_sentence
 from flatout.trial.gates import loss_note
 from flatout.trial.gradient_gate import gradient_note
 from flatout.tune.budget import NUM_FLOOR_TRIALS, num_floor_trials, time_is_up
 from flatout.tune.options import OBJECTIVES
-from flatout.tune.progress import FIRST_STEPS, NOTHING, Progress, Setup, StoppedError
+from flatout.tune.outlook import first_outlook, outlook
+from flatout.tune.progress import NOTHING, Progress, Setup, StoppedError
 from flatout.tune.trials import run_trial
 from flatout.verdict.cost import missing
-from flatout.verdict.noise import plan_trials
 
 __all__ = ["NUM_FLOOR_TRIALS", "measure_baseline"]
 
-WANTED_EFFECT = 0.03
-MAX_STEPS, MIN_STEPS = 200, 12
-MAX_TRIAL_STEPS_S = 20.0  # seconds of measured steps per trial: if steps are slow, a trial has fewer of them
-
 
 def measure_baseline(setup: Setup) -> Progress:
-    """Run the first trials of the unchanged job; their spread determines how long a trial must be.
+    """Run the first trials of the unchanged job.
 
     Raises InputError if the unchanged command fails, and StoppedError.
     """
     options = setup.options
-    progress = Progress(objective=options.objective or "step_s", num_steps=options.num_steps or FIRST_STEPS)
-    setup.say("measuring the unchanged job")
+    progress = Progress(objective=options.objective or "step_s", num_steps=options.num_steps)
+    setup.say(f"measuring the unchanged job; {first_outlook_sentence(first_outlook(setup))}")
     progress = _with_baseline(setup, progress)
+    setup.say(trial_sentence(outlook(setup, progress)))
     while len(progress.evidence.baselines) < num_floor_trials(setup):
         progress = _with_baseline(setup, progress)
+    setup.say(outlook_sentence(outlook(setup, progress)))
     baselines = progress.evidence.baselines
     for note in (loss_note(baselines), gradient_note(baselines)):
         if note is not None:
             progress = progress.with_note(note)
             setup.say(note)
-    return progress if options.num_steps is not None else _with_num_steps(setup, progress)
+    return progress
 
 
 def _with_baseline(setup: Setup, progress: Progress) -> Progress:
@@ -52,20 +49,6 @@ def _with_baseline(setup: Setup, progress: Progress) -> Progress:
         raise _failed_baseline(setup, result)
     objective = _objective(setup, progress.evidence.baselines[0])
     return msgspec.structs.replace(progress, objective=objective)
-
-
-def _with_num_steps(setup: Setup, progress: Progress) -> Progress:
-    """Return the progress with the number of steps that a trial needs."""
-    step_s = fmean(progress.evidence.baselines[0].step_s)
-    num_wanted = FIRST_STEPS
-    if progress.floor is not None:
-        plan = plan_trials(
-            progress.floor, effect=WANTED_EFFECT, min_effect=setup.options.min_effect, max_steps=MAX_STEPS
-        )
-        setup.say(f"noise floor: {plan.reason}")
-        num_wanted = plan.num_steps
-    num_steps = max(min(num_wanted, int(MAX_TRIAL_STEPS_S / step_s), MAX_STEPS), MIN_STEPS)
-    return msgspec.structs.replace(progress, num_steps=num_steps)
 
 
 def _failed_baseline(setup: Setup, result: TrialResult) -> InputError:

@@ -2,8 +2,8 @@
 
 Each round starts from the applied changes, finds the largest cost, and tries changes against it: those that do not
 interact together, or else each in one trial. The best set and the applied changes then have trials in turn until the
-set is judged, by all trials of both. Rounds go on until no change promises 1 %, or a budget ends. Each stage takes
-what is known and returns it with what it found; `StoppedError` carries it out of any of them.
+set is judged, by all trials of both. Rounds follow until no change has an estimated gain of 1 %, or a budget ends. Each
+stage takes what is known and returns it with what it found; `StoppedError` carries it out of any of them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,33 @@ from flatout.tune.result import tune_result
 from flatout.tune.rounds import plan_round, without_tried
 from flatout.tune.runner import Runner, Say
 from flatout.tune.screening import screen_candidates
+from flatout.tune.signals import Interrupts
 
 
-def tune(runner: Runner, options: TuneOptions, say: Say, calibration: Calibration | None = None) -> TuneResult:
-    """Tune the job that `runner` runs. Raises InputError if the unchanged command fails."""
-    setup = Setup(runner=runner, options=options, say=say, calibration=calibration)
+def tune(
+    runner: Runner,
+    options: TuneOptions,
+    say: Say,
+    calibration: Calibration | None = None,
+    interrupts: Interrupts | None = None,
+) -> TuneResult:
+    """Tune the job that `runner` runs.
+
+    Ctrl-C ends the tuning with what was found so far. Raises InputError if the unchanged command fails, and
+    KeyboardInterrupt if nothing was measured yet.
+    """
+    setup = Setup(
+        runner=runner, options=options, say=say, calibration=calibration, interrupts=interrupts or Interrupts()
+    )
     try:
         _adopt_changes(setup, measure_baseline(setup))
     except StoppedError as stopped:
         progress, end = stopped.progress, stopped.end
     is_interrupted = end.ended_by == "interrupted"
-    if is_interrupted and not progress.evidence.baselines:
-        raise KeyboardInterrupt  # there is nothing to report
+    if is_interrupted:
+        if not progress.evidence.baselines:
+            raise KeyboardInterrupt  # there is nothing to report
+        say("interrupted: judging the trials so far")
     progress = claim_applied(setup, progress, may_run=not is_interrupted)
     return tune_result(setup, progress, end)
 

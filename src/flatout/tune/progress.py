@@ -1,13 +1,14 @@
 """What a tuning knows: frozen values, which each stage takes and returns with what it added.
 
 `Setup` is what stays the same during a tuning. `Evidence` has all of its trials. `Applied` has the changes adopted so
-far. `Outcomes` has what became of each change that was chosen. `Round` has the candidates of one round and what they
-promise. `Progress` holds these together, and `StoppedError` carries it out of any stage in which a tuning ends.
+far. `Outcomes` has what became of each change that was chosen. `Round` has the candidates of one round and their
+estimated gains. `Progress` holds these together, and `StoppedError` carries it out of any stage in which a tuning ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 
 import msgspec
 
@@ -21,11 +22,11 @@ from flatout.records.tuning import Screened, TriedSet, TunedChange, TuningEnd
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 from flatout.tune.options import TuneOptions
 from flatout.tune.runner import Profiled, Runner
+from flatout.tune.signals import Interrupts
 from flatout.verdict.cost import missing
 from flatout.verdict.noise import MIN_TRIALS, noise_floor
 
 NOTHING = ChangeSet()
-FIRST_STEPS = 30  # measured steps of the first trials; the noise floor then says how many are needed
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -35,6 +36,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     options: TuneOptions
     say: Callable[[str], None]
     calibration: Calibration | None = None
+    interrupts: Interrupts = msgspec.field(default_factory=Interrupts)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +177,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All that a tuning has found out so far."""
 
     objective: Objective
-    num_steps: int  # measured steps of the next trial
+    num_steps: int | None = None  # measured steps of each trial; None: as many as it pays to measure
     evidence: Evidence = Evidence()
     profiles: Mapping[str, Profiled] = {}  # by the name of the applied changes
     applied: Applied = Applied()
@@ -202,6 +204,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def noise(self) -> NoiseFloor | None:
         """Return the spread among the trials of the applied changes, or else of the unchanged job."""
         return _floor(self.current_trials, self.objective) or self.floor
+
+    @property
+    def usual_steps(self) -> int:
+        """Return the number of measured steps that a trial of the unchanged job usually has; 0 before the first."""
+        lengths = [len(trial.step_s) for trial in self.evidence.baselines]
+        return round(median(lengths)) if lengths else 0
+
+    @property
+    def trial_sd(self) -> float | None:
+        """Return the standard deviation of a trial's log cost; None if it is unknown."""
+        return self.noise.trial_sd(self.usual_steps) if self.noise is not None else None
 
     @property
     def is_claimed(self) -> bool:

@@ -10,6 +10,8 @@ from flatout.records.step_time import StepTime
 from flatout.records.tuning import Bound, TuneResult, Tuning, TuningEnd
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
+from flatout.tune.open_ends import with_open_ends
+from flatout.tune.outlook import outlook
 from flatout.tune.progress import Progress, Setup
 from flatout.tune.runner import Profiled
 from flatout.verdict.arm_step import arm_step
@@ -24,7 +26,7 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
     tuned = progress.current_trials
     baseline_step, tuned_step = _step_times(progress)
     versions = {"torch": facts.torch, "nccl": facts.nccl}
-    tried = (*progress.outcomes.tried, *progress.outcomes.pending.values())
+    tried = with_open_ends(setup, progress, (*progress.outcomes.tried, *progress.outcomes.pending.values()))
     rounding = [ROUNDING_BAND] if any(one.safety == "rounding" for one in tried) else []
     return TuneResult(
         tuning=Tuning(
@@ -46,7 +48,7 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
         screened=progress.outcomes.screened,
         bounds=bounds(first) if first is not None else (),
         floor=progress.floor,
-        num_steps=progress.num_steps,
+        num_steps=progress.usual_steps,
         baseline_step_s=baseline_step.step_s if baseline_step is not None else None,
         tuned_step_s=tuned_step.step_s if tuned_step is not None else None,
         baseline_step=baseline_step,
@@ -57,6 +59,7 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
         num_resumed=runner.num_resumed,
         took_s=runner.spent_s(),
         end=end,
+        outlook=outlook(setup, progress) if baselines else None,
         separation=runner.separation,
         notes=(*progress.notes, *rounding, *output_notes(runner.outputs)),
     )

@@ -54,7 +54,8 @@ def _profile(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
     if known is not None:
         return progress, known
     try:
-        profiled = setup.runner.profile(applied)
+        with setup.interrupts.raised():
+            profiled = setup.runner.profile(applied)
     except KeyboardInterrupt as interrupt:
         raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
     except InvalidTrialError:

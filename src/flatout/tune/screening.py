@@ -32,7 +32,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     change_set: ChangeSet
     estimate: float  # speedup, from one trial
     not_shown: frozenset[str] = frozenset()  # names of its changes that looked no better than noise in their own trials
-    untried: frozenset[str] = frozenset()  # names of its changes that had no trial of their own
+    untried: frozenset[str] = frozenset()  # names of its changes that had no separate trial
 
 
 class Screening(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def screen_candidates(setup: Setup, progress: Progress, this_round: Round) -> tu
 def _screen_bundle(
     setup: Setup, progress: Progress, this_round: Round, bundle: ChangeSet
 ) -> tuple[Progress, Candidate | None]:
-    """Run one trial of a bundle; return it as a candidate if it shows what its members promise."""
+    """Run one trial of a bundle; return it as a candidate if it gains what was estimated."""
     members = progress.applied.added(bundle)
     setup.say(f"round {this_round.number}: trying {_listed(members)} together")
     progress, result = _try_set(setup, progress, this_round, bundle)
@@ -68,7 +68,7 @@ def _screen_bundle(
     progress = _with_baseline_of_this_session(setup, progress, this_round, result)
     estimate = estimated_speedup(progress, bundle)
     if estimate is None or estimate < clear_speedup(progress) or disappoints(estimate, members, this_round):
-        setup.say("together they bring less than they promise: trying each alone")
+        setup.say("together they gain less than estimated: trying each alone")
         return progress, None
     untried = frozenset(change.name for change in members)
     return progress, Candidate(change_set=bundle, estimate=estimate, untried=untried)
@@ -279,7 +279,9 @@ def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Seq
         is_either_or = rival.knob.name in change.knob.excludes or change.knob.name in rival.knob.excludes
         possible = promise.max_speedup if is_either_or else promise.expected_speedup
         noise = progress.noise
-        shown = estimate / (math.exp(2 * noise.pair_sd(progress.num_steps)) if noise is not None else CLEAR_IF_UNKNOWN)
+        shown = estimate / (
+            math.exp(2 * noise.pair_sd(progress.usual_steps)) if noise is not None else CLEAR_IF_UNKNOWN
+        )
         if shown > max(possible, 1.0):
             return shown
     return None
@@ -292,7 +294,7 @@ def _kept_for_history(
     prediction, noise = this_round.predictions.get(change.name), progress.noise
     if prediction is None or noise is None:
         return outcomes
-    screened = Screened(prediction=prediction, speedup=estimate, sd=noise.pair_sd(progress.num_steps))
+    screened = Screened(prediction=prediction, speedup=estimate, sd=noise.pair_sd(progress.usual_steps))
     return msgspec.structs.replace(outcomes, screened=(*outcomes.screened, screened))
 
 
@@ -303,7 +305,7 @@ def clear_speedup(progress: Progress) -> float:
         return CLEAR_IF_UNKNOWN
     # A candidate's trial is compared with one baseline or the mean of two: it is at most as uncertain as a pair.
     quantile = t_quantile(NOISE_LEVEL, noise.degrees_of_freedom)
-    return max(math.exp(quantile * noise.pair_sd(progress.num_steps)), MIN_SCREENED)
+    return max(math.exp(quantile * noise.pair_sd(progress.usual_steps)), MIN_SCREENED)
 
 
 def _pending(setup: Setup, progress: Progress, this_round: Round, change: Change, reason: str) -> Progress:

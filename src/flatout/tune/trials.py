@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from statistics import fmean, median
+
 import msgspec
 
 from flatout.records.change import ChangeSet
+from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TriedOutcome, TuningEnd
 from flatout.trial.gates import GateResult, check_losses, check_memory
 from flatout.trial.gradient_gate import check_gradients
-from flatout.tune.budget import used_up
+from flatout.tune.budget import FEW_TRIALS, num_left, used_up
 from flatout.tune.progress import Progress, Setup, StoppedError
-from flatout.verdict.cost import missing
+from flatout.tune.trial_length import JobTimes, trial_length
+from flatout.verdict.cost import TIMES, missing, trial_costs
+
+SOUGHT_IN_FEW, SOUGHT = 0.3, 0.1  # effect that a trial should help to see, where the budget allows few trials or more
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +34,55 @@ def run_trial(
     end = used_up(setup, progress, num_reserved=num_reserved)
     if end is not None:
         raise StoppedError(progress, end)
+    length = _length(setup, progress, changes)
     try:
-        result = setup.runner.trial(changes, progress.num_steps, place)
+        with setup.interrupts.raised():
+            result = setup.runner.trial(changes, length, place)
     except KeyboardInterrupt as interrupt:
         raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
     return progress.with_trial(changes, result), result
+
+
+def _length(setup: Setup, progress: Progress, changes: ChangeSet) -> StopRule | int:
+    """Return when the next trial of a set has counted enough steps, or how many it counts."""
+    if progress.num_steps is not None:
+        return progress.num_steps
+    is_few = num_left(setup) < FEW_TRIALS
+    return trial_length(
+        job_times(progress),
+        effect=SOUGHT_IN_FEW if is_few else SOUGHT,
+        budget_left_s=setup.options.budget_s - setup.runner.spent_s(),
+        reference_step_s=_reference_step_s(progress, changes),
+    )
+
+
+def job_times(progress: Progress) -> JobTimes:
+    """Return what the trials of the unchanged job show about the times that decide how long a trial is."""
+    baselines = progress.evidence.baselines
+    if not baselines:
+        return JobTimes()
+    costs = trial_costs(baselines, "step_s")
+    steps_s = [cost.step_s for cost in costs.values() if cost.step_s is not None]
+    periods = [cost.period_steps for cost in costs.values() if cost.period_steps is not None]
+    starts_s = [trial.took_s - sum(trial.step_s) for trial in baselines if trial.took_s is not None]
+    return JobTimes(
+        step_s=median(steps_s) if steps_s else None,
+        start_s=median(starts_s) if starts_s else None,
+        run_sd=progress.floor.between_sd if progress.floor is not None else None,
+        period=round(median(periods)) if periods else None,
+    )
+
+
+def _reference_step_s(progress: Progress, changes: ChangeSet) -> float | None:
+    """Return the mean step that a candidate is compared with; None if it may do other work, or the cost is not time.
+
+    A trial of the applied changes has no reference: it is one.
+    """
+    added = progress.applied.added(changes)
+    does_other_work = any(change.argument is not None for change in added)
+    if not added or does_other_work or progress.objective not in TIMES or not progress.current_trials:
+        return None
+    return fmean(fmean(trial.step_s) for trial in progress.current_trials)
 
 
 def refusal(progress: Progress, result: TrialResult, changes: ChangeSet) -> Refusal | None:

@@ -43,7 +43,7 @@ def tried_set(
 def not_reached(
     setup: Setup, this_round: Round, change: Change, reason: str, *, screened: float | None = None
 ) -> TriedSet:
-    """Return the record of a change that was chosen, and whose outcome is not known yet."""
+    """Return the record of a change that was chosen, and whose outcome is still unknown."""
     return tried_set(setup, this_round, (change,), "not reached", reason, screened=screened)
 
 
