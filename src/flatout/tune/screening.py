@@ -167,10 +167,14 @@ def _screen_together(
     clear = clear_speedup(progress)
     clear_ones = [candidate for candidate in better if candidate.estimate >= clear]
     together = _together(progress, this_round, [one.change_set.changes[-1] for one in clear_ones or better])
-    if together is None or progress.evidence.has(together):
+    if together is None:
         return progress, None
     added = progress.applied.added(together)
-    progress, result = _try_set(setup, progress, this_round, together)
+    earlier = progress.evidence.of(together)  # as a bundle
+    if earlier:
+        result = earlier[-1]
+    else:
+        progress, result = _try_set(setup, progress, this_round, together)
     refused = refusal(progress, result, together)
     if refused is not None:
         setup.say(f"{together.name}: {refused.outcome}: {refused.reason}")
