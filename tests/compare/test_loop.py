@@ -6,9 +6,11 @@ import math
 
 import pytest
 from tests.compare.simulated import SimulatedArms
+from tests.verdict.trials import trial
 
-from flatout.compare.judge import judged
-from flatout.compare.loop import MAX_FAILED, Compared, compare
+from flatout.compare.evidence import Evidence
+from flatout.compare.judge import HOPELESS, is_gate_hopeless, judged
+from flatout.compare.loop import MAX_FAILED, Compared, _num_steps, _reserved_s, compare
 from flatout.compare.options import CompareOptions
 from flatout.errors import InputError
 
@@ -133,3 +135,44 @@ def test_samples_are_compared_if_both_arms_report_them(samples: float | None, ob
 def test_an_objective_that_the_jobs_do_not_report_is_one_line() -> None:
     with pytest.raises(InputError, match="cannot be compared for this objective"):
         compared(SimulatedArms(), objective="peak_memory_bytes")
+
+
+@pytest.mark.parametrize(
+    ("step_s", "start_s", "num_steps"),
+    [
+        (0.1, 0.0, 30),  # as many as in the first trial
+        (0.1, 5.0, 50),  # as long as the start takes
+        (0.001, 5.0, 200),  # not more
+        (0.5, 60.0, 40),  # 20 s at most
+        (5.0, 60.0, 12),  # but 12 steps at least
+    ],
+)
+def test_the_length_of_a_trial_follows_its_start_and_its_steps(step_s: float, start_s: float, num_steps: int) -> None:
+    first = [trial(index, step_s=(step_s,) * 30, start_s=start_s) for index in (0, 1)]
+    assert _num_steps(first, CompareOptions()) == num_steps
+    assert _num_steps(first[:1], CompareOptions()) == 30
+    assert _num_steps(first, CompareOptions(num_steps=7)) == 7
+
+
+def test_a_fifth_of_the_budget_is_kept_for_profiles() -> None:
+    """Three profiles of each arm take as long as six trials of 10 s: 20 s of 100 s, but all 60 s of 400 s."""
+    evidence = Evidence(objective=None)
+    evidence.trials.append(trial(0, took_s=10.0))
+    assert _reserved_s(evidence, CompareOptions(budget_s=100.0)) == pytest.approx(20)
+    assert _reserved_s(evidence, CompareOptions(budget_s=400.0)) == pytest.approx(60)
+    assert _reserved_s(evidence, CompareOptions(budget_s=400.0, num_profiles=0)) == 0
+
+
+@pytest.mark.parametrize(("seed", "is_hopeless"), [(3, True), (7, False)])
+def test_a_gate_is_given_up_only_if_no_later_analysis_is_likely_to_decide_it(seed: int, is_hopeless: bool) -> None:
+    """B is slower by exactly the gate: after 23 trials, the last analysis decides with 3 % and with 8 % probability."""
+    arms = SimulatedArms(0.03, noise=0.02, seed=seed)
+    trials = [arms.trial(20) for _ in range(23)]
+    assert is_gate_hopeless(trials, objective="step_s", gate=0.03) is is_hopeless
+    assert 0.03 < HOPELESS < 0.08
+
+
+def test_a_gate_far_from_the_truth_is_not_given_up() -> None:
+    for slowdown in (0.15, -0.1):
+        arms = SimulatedArms(slowdown, noise=0.05, seed=5)
+        assert not is_gate_hopeless([arms.trial(20) for _ in range(7)], objective="step_s", gate=0.03)
