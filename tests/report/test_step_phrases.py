@@ -50,9 +50,12 @@ def test_what_was_not_measured_is_said() -> None:
     assert step_sentences(step, None) == (
         "The end of an epoch was not measured in each arm: longer trials would include it.",
     )
-    other = StepTime(step_s=0.1, regular_s=0.1, unknown=("unknown",))
-    assert step_sentences(step, other)[0].startswith("The end of an epoch")
-    assert step_sentences(other, None) == ("Not measured in each arm: long step of unknown cause.",)
+    other = StepTime(step_s=0.1, regular_s=0.1, unknown=("unknown", "evaluation"))
+    assert step_sentences(other, None) == (
+        "Not measured in each arm: evaluation.",
+        "Long steps of unknown cause are not part of a step, because how often they come is unknown.",
+    )
+    assert len(step_sentences(step, other)) == 3
 
 
 def test_the_live_log_has_the_same_number_as_the_report() -> None:

@@ -70,7 +70,7 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     step_sd: float  # between steps of a trial, without spikes
     step_correlation_time: float  # number of steps that are worth one independent step; at least 1
     drift_per_trial: float  # change from one trial to the next
-    spike_share: float  # share of steps longer than 1.5 times the median of their trial
+    spike_share: float  # share of the steps that are long without a known cause or an exact period
     step_s: float  # median over trials
     start_s: float | None  # median time to the first measured step of a trial
     degrees_of_freedom: int

@@ -70,9 +70,7 @@ def step_sentences(before: StepTime | None, after: StepTime | None, *, arrow: st
         often = f" {arrow} ".join(dict.fromkeys(periods))
         sentences.append(f"Each {work_name(kinds)}, {often}: {change} more.")
     unknown = dict.fromkeys((*before.unknown, *(after.unknown if after is not None else ())))
-    if unknown:
-        sentences.append(f"{_unmeasured(tuple(unknown))}.")
-    return tuple(sentences)
+    return (*sentences, *_unmeasured(tuple(unknown)))
 
 
 def _names(before: StepTime, after: StepTime | None) -> list[tuple[SpellKind, ...]]:
@@ -99,7 +97,14 @@ def _change(before_s: float, after_s: float | None, arrow: str) -> str:
     return f"{units.seconds(before_s)} {arrow} {units.seconds(after_s)}"
 
 
-def _unmeasured(kinds: tuple[SpellKind, ...]) -> str:
+def _unmeasured(kinds: tuple[SpellKind, ...]) -> list[str]:
+    """Say which work is not part of the step, or is assumed to cost in one arm what it costs in the other."""
+    sentences = []
     if _EPOCH.intersection(kinds):
-        return "The end of an epoch was not measured in each arm: longer trials would include it"
-    return f"Not measured in each arm: {work_name(kinds)}"
+        sentences.append("The end of an epoch was not measured in each arm: longer trials would include it.")
+    others = tuple(kind for kind in kinds if kind not in _EPOCH and kind != "unknown")
+    if others:
+        sentences.append(f"Not measured in each arm: {work_name(others)}.")
+    if "unknown" in kinds:
+        sentences.append("Long steps of unknown cause are not part of a step, because how often they come is unknown.")
+    return sentences

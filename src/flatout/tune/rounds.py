@@ -67,6 +67,7 @@ def _profile(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
         raise StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled")) from error
     if progress.first is None:
         for finding in profiled.done.diagnosis.findings:
-            setup.say(f"finding: {finding.name}, {finding.share_of_step:.0%} of the step: {finding.title}")
+            in_long_run = f"{finding.share_of_step:.0%} of a step in the long run"
+            setup.say(f"finding: {finding.name}, {in_long_run}; in the profile: {finding.title}")
     profiles = {**progress.profiles, applied.name: profiled}
     return msgspec.structs.replace(progress, profiles=profiles), profiled

@@ -99,6 +99,18 @@ def regular_steps(trials: Sequence[TrialResult]) -> dict[int, Floats]:
     return {window.index: _without_work(window, works) for window in windows}
 
 
+def spike_share(trials: Sequence[TrialResult]) -> float:
+    """Return the share of the steps that are long without a known cause or an exact period."""
+    windows = [Window(trial) for trial in trials]
+    spikes = [work for work in find_work(windows) if "unknown" in work.kinds and not _is_exact(work)]
+    num_spikes = sum(work.num_seen(window.index) for work in spikes for window in windows)
+    return num_spikes / max(sum(window.num_steps for window in windows), 1)
+
+
+def _is_exact(work: Work) -> bool:
+    return any(period is not None and period.is_exact for period in work.period.values())
+
+
 def _without_work(window: Window, works: Sequence[Work]) -> Floats:
     has_work = steps_with_work(window, works)
     return window.step_s if has_work.all() else window.step_s[~has_work]

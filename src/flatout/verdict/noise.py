@@ -18,11 +18,10 @@ from flatout.errors import UsageError
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import NoiseFloor, Objective, TrialPlan
 from flatout.units import percent
-from flatout.verdict.cost import TIMES, missing, regular_steps, trial_costs
+from flatout.verdict.cost import TIMES, missing, regular_steps, spike_share, trial_costs
 from flatout.verdict.interim import DEFAULT_INTERIM, InterimAnalysis, InterimPlan
 from flatout.verdict.judge import MIN_EFFECT, TRUSTED_PAIRS
 from flatout.verdict.paired import FEWEST_FOR_DRIFT
-from flatout.verdict.plain_cost import spike_share, trial_cost
 from flatout.verdict.student import noncentral_t_tail, normal_tail, t_quantile
 
 MIN_TRIALS = 3
@@ -64,7 +63,7 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
         step_sd=step_sd,
         step_correlation_time=length,
         drift_per_trial=drift,
-        spike_share=spike_share([trial_cost(trial, "step_s") for trial in usable]),
+        spike_share=spike_share(usable),
         step_s=median(cost_of[trial.index].step_s or float(np.mean(trial.step_s)) for trial in usable),
         start_s=median(starts) if starts else None,
         degrees_of_freedom=freedom,
