@@ -43,6 +43,34 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             for name in ("judge", "paired", "screening", "corrected", "noise", "error_rates")
         ),
     ),
+    "arms": (
+        tuple(
+            f"verdict/{name}.py"
+            for name in (
+                "analyses",
+                "arms",
+                "arrangement",
+                "effect",
+                "invalid_trials",
+                "prospect",
+                "quoted",
+                "shared_error",
+            )
+        ),
+        tuple(
+            f"tests/verdict/test_{name}.py"
+            for name in (
+                "analyses",
+                "effect",
+                "invalid_trials",
+                "shared_error",
+                "arms",
+                "prospect",
+                "quoted",
+                "scenarios",
+            )
+        ),
+    ),
     "trial": (("trial/*.py",), ("tests/trial",)),
     "blame": (("attribute/blame.py",), ("tests/attribute/test_blame.py", "tests/attribute/test_job.py")),
     "hang": (("keep/hang.py", "keep/hang_judge.py", "keep/hang_timeout.py"), ("tests/keep/test_hang.py",)),
