@@ -40,33 +40,17 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("verdict/*.py",),
         tuple(
             f"tests/verdict/test_{name}.py"
-            for name in ("judge", "paired", "screening", "corrected", "noise", "error_rates")
-        ),
-    ),
-    "arms": (
-        tuple(
-            f"verdict/{name}.py"
-            for name in (
-                "analyses",
-                "arms",
-                "arrangement",
-                "effect",
-                "invalid_trials",
-                "prospect",
-                "quoted",
-                "shared_error",
-            )
-        ),
-        tuple(
-            f"tests/verdict/test_{name}.py"
             for name in (
                 "analyses",
                 "effect",
                 "invalid_trials",
                 "shared_error",
                 "arms",
+                "cost",
+                "screening",
                 "prospect",
                 "quoted",
+                "noise",
                 "scenarios",
             )
         ),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.verdict.arms import arms, noisy_arms, recorded
 from tests.verdict.trials import trial
 
@@ -147,6 +151,57 @@ def test_levels_of_different_sessions_are_not_compared() -> None:
     assert verdict.speedup == pytest.approx(math.exp(0.4), rel=0.02)
     apart = [msgspec.structs.replace(t, session=int(t.arm == "candidate")) for t in trials]
     assert judge_arms(apart, "candidate").verdict == "undecided"
+
+
+@given(unit=st.floats(min_value=1e-6, max_value=1e6))
+def test_the_unit_of_time_does_not_matter(unit: float) -> None:
+    trials = noisy_arms(9, "AAABABAB", sd=0.03, effect=0.3)
+    scaled = [msgspec.structs.replace(one, step_s=(one.step_s[0] * unit,)) for one in trials]
+    expected, verdict = judge_arms(trials, "candidate"), judge_arms(scaled, "candidate")
+    assert verdict.verdict == expected.verdict
+    assert verdict.interval == pytest.approx(expected.interval, rel=1e-6)
+
+
+def of_steps(plan: str, baseline: Sequence[float], candidate: Sequence[float]) -> list[TrialResult]:
+    """Trials of the same steps but for 1 % of noise between runs."""
+    rng = np.random.default_rng(10)
+    steps = {"A": np.array(baseline), "B": np.array(candidate)}
+    names = {"A": "baseline", "B": "candidate"}
+    return [
+        trial(index, names[arm], (steps[arm] * math.exp(rng.normal(0, 0.01))).tolist())
+        for index, arm in enumerate(plan)
+    ]
+
+
+@pytest.mark.parametrize("every", [4, 10])
+def test_a_regular_stall_counts_in_full(every: int) -> None:
+    """A loader with too few workers: each so many steps take three times as long, which a median would hide."""
+    stalling = [0.3 if step % every == every - 1 else 0.1 for step in range(80)]
+    verdict = judge_arms(of_steps("AAABABABAB", stalling, [0.1] * 80), "candidate")
+    assert verdict.verdict == "better"
+    assert verdict.speedup == pytest.approx(1 + 2 / every, rel=0.03)
+
+
+def test_faster_steps_at_the_price_of_long_pauses_are_not_better() -> None:
+    pausing = [0.09] * 100
+    pausing[30] = pausing[70] = 2.0
+    verdict = judge_arms(of_steps("AAABABABAB", [0.1] * 100, pausing), "candidate")
+    assert verdict.verdict != "better"
+
+
+def test_another_objective_judges_another_number() -> None:
+    memory = {"A": 10 * 2**30, "B": 6 * 2**30}
+    trials = [
+        msgspec.structs.replace(one, peak_memory_bytes=memory[arm] + 2**20 * index, samples_per_step=8.0)
+        for index, (arm, one) in enumerate(zip("AAABABAB", noisy_arms(11, "AAABABAB"), strict=True))
+    ]
+    by_memory = judge_arms(trials, "candidate", objective="peak_memory_bytes")
+    assert by_memory.verdict == "better"
+    assert by_memory.speedup == pytest.approx(10 / 6, rel=0.01)
+    assert judge_arms(trials, "candidate", objective="s_per_sample").verdict != "better"
+    no_energy = judge_arms(trials, "candidate", objective="j_per_step")
+    assert (no_energy.num_void, no_energy.verdict) == (8, "undecided")
+    assert "a trial of baseline has no energy" in no_energy.void_reasons
 
 
 def test_impossible_questions_are_refused() -> None:

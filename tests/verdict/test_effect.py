@@ -144,18 +144,24 @@ def test_an_error_that_the_trials_share_widens_the_interval_and_lowers_the_certa
 
 def test_an_interval_is_never_wider_than_the_largest_spread_makes_it() -> None:
     """With 35 % noise in each of 2 + 3 trials, or what the models add to it for drift, walk and warming."""
-    logs = np.array([[0.0, 0.9, 0.2, -1.3, -0.5]])
+    logs = np.array([[0.0, 0.4, 0.2, -1.0, -0.7]])
     effect = fit_effect(logs, planned("AAABB"))
     assert effect is not None
     alike = [place for place in range(24) if (place // 4) % 3 == 0]  # models of a candidate as noisy as the baseline
-    variances = [sum(w * w for w in np.atleast_1d(error)) / 0.35**2 for error in effect.most_errors]
+    assert (effect.most_errors[:, 0] < np.inf).all()
+    variances = (effect.most_errors[:, 0] / 0.35) ** 2
     assert min(variances) == pytest.approx(variances[0])
     assert 1 / 2 + 1 / 3 < variances[0] < 2 * (1 / 2 + 1 / 3)
-    assert len({round(float(effect.most_errors[place]), 9) for place in alike}) == 8
+    assert len({round(float(effect.most_errors[place, 0]), 9) for place in alike}) == 8
     low, high = effect.interval(0.01)
-    reach = stats.norm.ppf(0.995) * effect.most_errors
+    reach = stats.norm.ppf(0.995) * effect.most_errors[:, 0]
     assert low[0] >= (effect.means[:, 0] - reach).min() - 1e-12
     assert high[0] <= (effect.means[:, 0] + reach).max() + 1e-12
+    # Trials that differ by more than that show that the machine is worse.
+    wild = fit_effect(np.array([[0.0, 2.0, 0.2, -3.0, -0.7]]), planned("AAABB"))
+    assert wild is not None
+    assert np.isinf(wild.most_errors[0, 0])
+    assert wild.interval(0.01)[0][0] < (wild.means[:, 0] - reach).min()
     quiet = fit_effect(logs / 100, planned("AAABB"))
     assert quiet is not None
     assert quiet.interval(0.01)[1][0] - quiet.interval(0.01)[0][0] < (high[0] - low[0]) / 10

@@ -44,6 +44,13 @@ def test_a_gpu_error_that_the_job_did_not_cause_makes_a_trial_invalid() -> None:
     assert reasons[2].endswith("(and 1 more)")
 
 
+@pytest.mark.parametrize("number", [13, 31, 43, 45])
+def test_an_error_that_the_job_causes_itself_is_not_the_machine_s(number: int) -> None:
+    """NVIDIA's documentation of Xids: a job causes them on a healthy GPU, or a process that was ended leaves them."""
+    own = {"xids": (Xid(number=number, gpu=0, address="0000:00:00"),)}
+    assert invalid(with_covariates({}, own, {})) == []
+
+
 def loads(cores: float | None, *busy: float) -> list[TrialResult]:
     return with_covariates(*({"cores_busy_by_others": load, "cores_allowed": cores} for load in busy))
 

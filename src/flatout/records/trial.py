@@ -109,16 +109,3 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_complete(self) -> bool:
         return self.outcome == "completed" and len(self.step_s) > 0
-
-
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """A baseline and a candidate that ran back to back, in either order."""
-
-    baseline: TrialResult
-    candidate: TrialResult
-    invalid_reason: str | None = None  # the reason why the pair does not count; None: it counts
-
-    @property
-    def order(self) -> str:
-        """Return `AB` if the baseline ran first, `BA` if the candidate did."""
-        return "AB" if self.baseline.index < self.candidate.index else "BA"

@@ -16,7 +16,7 @@ Objective = Literal["step_s", "s_per_sample", "s_per_token", "peak_memory_bytes"
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate compared with the baseline. `speedup` is baseline cost / candidate cost: above 1 is better.
 
-    Quote `speedup`: for `better` and `worse` it is corrected for the selection of such verdicts (`verdict.corrected`).
+    Quote `speedup`: for `better` and `worse` it is corrected for the selection of such verdicts (`verdict.quoted`).
     `mean_speedup` is the plain mean of the pairs, for statistics over verdicts of all names. Otherwise they are equal.
 
     The interval holds at all interim analyses together: the probability that it misses the truth at any of them is at
@@ -90,10 +90,8 @@ class TrialPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     effect: float  # relative gain to be detected: 0.03 is 3 %
     num_steps: int  # measured steps per trial
-    num_pairs: int | None  # pairs at the interim analysis with this `power`; None: no plan detects the effect
-    expected_pairs: float | None  # mean number of pairs, if the effect exists
-    power: float
-    expected_s: float | None  # mean time; None if the time before the first step is unknown
+    num_trials: int | None  # of both arms, until 80 % of tunings have found the effect; None: no plan detects it
+    expected_s: float | None  # that they take; None if the time before the first step is unknown
     reason: str
 
 

@@ -13,8 +13,8 @@ from flatout.records.change import ChangeSet, JobFacts
 from flatout.trial.block_schedule import BlockArm, block_arm, schedule_text
 from flatout.trial.blocks import read_blocks
 from flatout.tune.runner import Runner
+from flatout.verdict.arms import MIN_EFFECT
 from flatout.verdict.blocks import judge_blocks
-from flatout.verdict.judge import MIN_EFFECT
 
 NUM_UNITS = 8  # comparisons of each change with the baseline
 SLOWEST = 5.0  # blocks may take this many times as long as planned, because a change can make the job slower

@@ -1,7 +1,8 @@
 """Turn trials into verdicts. This package is statistics only: it reads, writes and starts nothing.
 
-`judge.judge` decides from pairs of trials whether a candidate is better than the baseline, with an error rate that
-holds however often it is asked. `noise.noise_floor` measures how much trials of the same job differ, and
-`noise.plan_trials` how long and how many they must be. `screening` selects the candidates to confirm. The reasoning is
-in `docs/concepts/verdicts.md`.
+`cost.trial_costs` reduces each trial to one number. `arms.judge_arms` decides from all trials of two arms whether a
+candidate is better than the baseline, with an error rate that holds however often it is asked. `prospect` says what
+more trials would show, and what a budget can show. `noise.noise_floor` measures how much trials of the same job differ,
+and `noise.plan_trials` how long they must be. `screening` selects the candidates to confirm. `blocks` judges blocks of
+steps within one running job. The reasoning is in `docs/concepts/verdicts.md`.
 """

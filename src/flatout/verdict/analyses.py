@@ -39,7 +39,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # The levels sum to 5.8 %; because the analyses share most of their trials, at most 5 % of tunings with identical arms
-# have a false claim at any of them (`benchmarks/verdict_error_rates.py`).
+# have a false claim at any of them (`benchmarks/verdict_scenarios.py`).
 ANALYSES = (
     Analysis(num_fresh=1, level=0.009, equivalence_level=0.003),
     Analysis(num_fresh=2, level=0.009, equivalence_level=0.003),

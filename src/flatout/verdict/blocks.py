@@ -27,7 +27,7 @@ from flatout.records.blocks import Block, BlockResult
 from flatout.records.trial import BASELINE
 from flatout.records.verdict import VerdictName
 from flatout.units import percent
-from flatout.verdict.judge import MIN_EFFECT
+from flatout.verdict.arms import MIN_EFFECT
 from flatout.verdict.plain_cost import MAX_SPIKE_SHARE, SPIKE_FACTOR
 from flatout.verdict.student import t_quantile
 

@@ -58,7 +58,7 @@ _PRIORS = np.array([NOISE_RATIOS[ratio] for _, ratio, _ in _MODELS])
 # A run-to-run spread below this is never believed outright: it enters as one more observation of the spread.
 LEAST_SD = 0.01
 # No machine on which a tuning makes sense has a larger one (trials of which three in ten take twice as long: 0.32). So
-# an interval is never wider than this spread would make it, if it were known.
+# an interval is never wider than this spread would make it, if it were known, unless the trials have a larger one.
 MOST_SD = 0.35
 
 
@@ -70,7 +70,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     likelihoods: Floats  # relative to the best model's: at most 1
     probabilities: Floats  # of the models, after the trials: they sum to 1
     degrees_of_freedom: int
-    most_errors: Floats  # standard errors if the run-to-run spread is the largest that is possible; (models,)
+    most_errors: Floats  # standard errors for the largest sensible spread; infinite if the trials have a larger one
     slack: Floats  # how far the loads of other processes may have moved the estimates; (models,)
     shared: SharedError = NO_SHARED_ERROR
 
@@ -92,7 +92,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
         of_shared = t_quantile(level / 2, self.shared.degrees_of_freedom) * self.shared.sd
         of_runs = t_quantile(level / 2, self.degrees_of_freedom) * self.errors
-        at_most = normal_quantile(level / 2) * self.most_errors[:, None]
+        at_most = normal_quantile(level / 2) * self.most_errors
         half = np.hypot(np.minimum(of_runs, at_most), of_shared) + self.slack[:, None]
         is_plausible = self.likelihoods >= PLAUSIBLE
         low = np.where(is_plausible, self.means - half, np.inf).min(axis=0)
@@ -138,16 +138,17 @@ def fit_effect(
     projected = centred @ found.residual_forms  # (models, tunings, trials)
     squares = (projected * centred).sum(axis=2) + LEAST_SD**2
     freedom = found.degrees_of_freedom
+    sigmas = np.sqrt(squares / freedom)
     log_likelihoods = -0.5 * found.log_dets[:, None] - 0.5 * freedom * np.log(squares)
     likelihoods = np.exp(log_likelihoods - log_likelihoods.max(axis=0))
     weights = _PRIORS[:, None] * likelihoods
     return Effect(
         means=found.weights @ centred.T,
-        errors=np.sqrt(found.variances[:, None] * squares / freedom),
+        errors=np.sqrt(found.variances)[:, None] * sigmas,
         likelihoods=likelihoods,
         probabilities=weights / weights.sum(axis=0),
         degrees_of_freedom=freedom,
-        most_errors=MOST_SD * np.sqrt(found.variances_if_alike),
+        most_errors=np.where(sigmas <= MOST_SD, MOST_SD * np.sqrt(found.variances_if_alike)[:, None], np.inf),
         slack=np.abs(found.weights) @ np.array(shifts) if shifts else np.zeros(len(found.variances)),
         shared=shared,
     )

@@ -18,16 +18,14 @@ from flatout.errors import UsageError
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import NoiseFloor, Objective, TrialPlan
 from flatout.units import percent
+from flatout.verdict.arms import MIN_EFFECT
 from flatout.verdict.cost import TIMES, missing, regular_steps, spike_share, trial_costs
-from flatout.verdict.interim import DEFAULT_INTERIM, InterimAnalysis, InterimPlan
-from flatout.verdict.judge import MIN_EFFECT, TRUSTED_PAIRS
-from flatout.verdict.paired import FEWEST_FOR_DRIFT
-from flatout.verdict.student import noncentral_t_tail, normal_tail, t_quantile
+from flatout.verdict.prospect import WANTED_POWER, detectable_effect, trials_for
 
 MIN_TRIALS = 3
 MIN_STEPS = 20  # with fewer, a spike cannot be distinguished from a stall
 MAX_STEPS = 2000
-WANTED_POWER = 0.8
+NEARLY = 1.05  # trials that detect effects at most this many times as large are as good as longer ones
 
 
 def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s") -> NoiseFloor:
@@ -71,95 +69,57 @@ def noise_floor(trials: Sequence[TrialResult], *, objective: Objective = "step_s
 
 
 def plan_trials(
-    floor: NoiseFloor,
-    *,
-    effect: float,
-    interim: InterimPlan = DEFAULT_INTERIM,
-    min_effect: float = MIN_EFFECT,
-    max_steps: int = MAX_STEPS,
+    floor: NoiseFloor, *, effect: float, min_effect: float = MIN_EFFECT, max_steps: int = MAX_STEPS
 ) -> TrialPlan:
-    """Return the length of trial that detects a gain of `effect` (0.03: 3 %) in the least time, and the pairs needed.
+    """Return the length of trial that detects a gain of `effect` (0.03: 3 %) in the least time, and how many it takes.
 
-    If no length detects it with 80 % power, `num_pairs` is None and the reason says what can be detected.
+    If no length detects it with 80 % power, `num_trials` is None and the reason says what can be detected.
     """
     if effect <= min_effect:
         raise UsageError(f"the effect must be above {min_effect:g}, which is called equivalent, but got {effect:g}")
     start_s = floor.start_s or 0.0
     plans = []
     for num_steps in _lengths(max_steps):
-        pair_sd = floor.pair_sd(num_steps)
-        powers = [_power(analysis, pair_sd, effect, min_effect, floor) for analysis in interim.analyses]
-        expected = _expected_pairs(interim, powers)
-        seconds = 2 * expected * (start_s + num_steps * floor.step_s)
-        found = next((k.num_pairs for k, p in zip(interim.analyses, powers, strict=True) if p >= WANTED_POWER), None)
-        plans.append((found is None, seconds, num_steps, found, expected, max(powers)))
-    is_hopeless, seconds, num_steps, found, expected, power = min(plans)
-    if is_hopeless:
-        _, _, num_steps, _, _, power = max(plans, key=lambda plan: (plan[-1], -plan[2]))
-        least = visible_effect(floor, num_steps, interim=interim, min_effect=min_effect)
-        detectable = percent(least) if least is not None else "above 100 %"
-        reason = (
-            f"run-to-run standard deviation is {percent(floor.between_sd)}: a {percent(effect)} gain is undetectable;"
-            f" the smallest detectable ({percent(WANTED_POWER)} power) is {detectable}"
-        )
-        return TrialPlan(
-            effect=effect,
-            num_steps=num_steps,
-            num_pairs=None,
-            expected_pairs=None,
-            power=power,
-            expected_s=None,
-            reason=reason,
-        )
+        num_trials = trials_for(effect, floor.trial_sd(num_steps), min_effect=min_effect)
+        if num_trials is not None:
+            plans.append((num_trials * (start_s + num_steps * floor.step_s), num_steps, num_trials))
+    if not plans:
+        return _hopeless(floor, effect, min_effect, max_steps)
+    seconds, num_steps, num_trials = min(plans)
     return TrialPlan(
         effect=effect,
         num_steps=num_steps,
-        num_pairs=found,
-        expected_pairs=expected,
-        power=power,
+        num_trials=num_trials,
         expected_s=seconds if floor.start_s is not None else None,
-        reason=f"{num_steps} steps per trial detect a gain of {percent(effect)} in {found} pairs with at least "
+        reason=f"{num_steps} steps per trial detect a gain of {percent(effect)} in {num_trials} trials with at least "
         f"{percent(WANTED_POWER)} power",
     )
 
 
-def visible_effect(
-    floor: NoiseFloor, num_steps: int, *, interim: InterimPlan = DEFAULT_INTERIM, min_effect: float = MIN_EFFECT
-) -> float | None:
-    """Return the smallest gain that such trials detect with 80 % power at the last analysis; None if above 100 %."""
-    low, high = min_effect, 1.0
-    pair_sd = floor.pair_sd(num_steps)
-    if _power(interim.analyses[-1], pair_sd, high, min_effect, floor) < WANTED_POWER:
-        return None
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        if _power(interim.analyses[-1], pair_sd, middle, min_effect, floor) >= WANTED_POWER:
-            high = middle
-        else:
-            low = middle
-    return high
+def _hopeless(floor: NoiseFloor, effect: float, min_effect: float, max_steps: int) -> TrialPlan:
+    """Return the shortest trials that detect hardly less than the longest ones."""
+    least = visible_effect(floor, max_steps, min_effect=min_effect)
+    nearly = [
+        num_steps
+        for num_steps in _lengths(max_steps)
+        if visible_effect(floor, num_steps, min_effect=min_effect) <= NEARLY * least
+    ]
+    detectable = percent(least) if least <= 1 else "above 100 %"
+    return TrialPlan(
+        effect=effect,
+        num_steps=min(nearly, default=max_steps),
+        num_trials=None,
+        expected_s=None,
+        reason=f"run-to-run standard deviation is {percent(floor.between_sd)}: a {percent(effect)} gain is"
+        f" undetectable; the smallest detectable ({percent(WANTED_POWER)} power) is {detectable}",
+    )
 
 
-def _power(analysis: InterimAnalysis, pair_sd: float, effect: float, min_effect: float, floor: NoiseFloor) -> float:
-    """Return a lower bound on the chance of `better` here: noncentral t, minus that of too small an estimate."""
-    true, margin = math.log1p(effect), math.log1p(min_effect)
-    if pair_sd <= 0:
-        return 1.0
-    error = pair_sd / math.sqrt(analysis.num_pairs)
-    freedom = analysis.num_pairs - (1 if analysis.num_pairs < FEWEST_FOR_DRIFT else 2)
-    if analysis.num_pairs < TRUSTED_PAIRS:
-        freedom += floor.degrees_of_freedom
-    excludes = noncentral_t_tail(t_quantile(analysis.level / 2, freedom), freedom, true / error)
-    return max(excludes - normal_tail((true - margin) / error), 0.0)
-
-
-def _expected_pairs(interim: InterimPlan, powers: Sequence[float]) -> float:
-    """Return the mean number of pairs: those before an analysis are run if no earlier analysis decided."""
-    expected, before, undecided = 0.0, 0, 1.0
-    for analysis, power in zip(interim.analyses, powers, strict=True):
-        expected += (analysis.num_pairs - before) * undecided
-        before, undecided = analysis.num_pairs, min(undecided, 1 - power)
-    return expected
+def visible_effect(floor: NoiseFloor, num_steps: int, *, min_effect: float = MIN_EFFECT) -> float:
+    """Return the smallest gain that trials of this length detect with 80 % power by the last analysis."""
+    effect = detectable_effect(floor.trial_sd(num_steps), math.inf, min_effect=min_effect)
+    assert effect is not None
+    return effect
 
 
 def _lengths(max_steps: int) -> list[int]:

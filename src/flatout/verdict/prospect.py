@@ -20,7 +20,7 @@ from flatout.records.verdict import Objective, Prospect
 from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, used_trials, worth_more
 from flatout.verdict.arms import MIN_EFFECT, Question, analyses_of
 from flatout.verdict.arrangement import Arrangement, planned
-from flatout.verdict.effect import MOST_SD, Effect, Floats, design, fit_effect
+from flatout.verdict.effect import Effect, Floats, design, fit_effect
 from flatout.verdict.shared_error import NO_SHARED_ERROR, SharedError
 from flatout.verdict.student import normal_quantile, t_quantile
 
@@ -28,6 +28,8 @@ WANTED_POWER = 0.8
 NUM_SIMULATED = 500
 FLOOR_TRIALS = 3
 USUAL_LEVEL = 0.009  # of an early analysis
+LEAST_NOISE = 0.001  # less makes no difference to what can be detected
+_GRID_STEP = 2.0  # what is detectable is simulated at noises that are powers of it, and interpolated
 
 
 def what_next(
@@ -148,7 +150,7 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
             effect=effect,
             sd=sigmas * np.sqrt(reduction)[:, None],
             later_error=np.hypot(sigmas * np.sqrt(after.variances)[:, None], effect.shared.sd),
-            most_error=np.asarray(MOST_SD * np.sqrt(after.variances_if_alike))[:, None],
+            most_error=effect.most_errors * np.sqrt(after.variances_if_alike / before.variances_if_alike)[:, None],
             later_freedom=after.degrees_of_freedom,
         )
 
@@ -178,7 +180,7 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
 
 def detectable_effect(
     noise: float,
-    num_trials: int,
+    num_trials: float,
     *,
     num_baselines: int = FLOOR_TRIALS,
     num_screened: int = 1,
@@ -190,11 +192,17 @@ def detectable_effect(
     `noise` is the standard deviation of a trial's log cost. The trials are those of both arms: first `num_baselines` of
     the baseline, then the arms alternate. Returns None if there is no analysis within so few trials.
     """
-    thresholds = _thresholds(noise, num_baselines, num_screened, min_effect)
-    due = [effects for count, effects in thresholds if count <= num_trials]
-    if not due:
+    below = _GRID_STEP ** math.floor(math.log(max(noise, LEAST_NOISE), _GRID_STEP))
+    curves = [
+        _detectable(grid_noise, num_baselines, num_screened, min_effect, power)
+        for grid_noise in (below, below * _GRID_STEP)
+    ]
+    place = sum(count <= num_trials for count, _ in curves[0]) - 1
+    if place < 0:
         return None
-    return math.expm1(float(np.quantile(np.min(due, axis=0), power)))
+    low, high = (math.log(curve[place][1]) for curve in curves)
+    share = math.log(max(noise, LEAST_NOISE) / below, _GRID_STEP)
+    return math.expm1(math.exp(low + share * (high - low)))
 
 
 def trials_for(
@@ -209,7 +217,8 @@ def trials_for(
     """Return how many trials of both arms show a gain of `effect` (0.03: 3 %) with this power; None: no number does."""
     if effect <= min_effect:
         raise UsageError(f"the effect must be above {min_effect:g}, which is called equivalent, but got {effect:g}")
-    for num_trials, _ in _thresholds(noise, num_baselines, num_screened, min_effect):
+    for analysis in ANALYSES:
+        num_trials = _plan(num_baselines, num_screened).end_of_fresh(analysis.num_fresh)
         detectable = detectable_effect(
             noise,
             num_trials,
@@ -224,18 +233,19 @@ def trials_for(
 
 
 @lru_cache(maxsize=64)
-def _thresholds(noise: float, num_baselines: int, num_screened: int, min_effect: float) -> list[tuple[int, Floats]]:
-    """Return, for each analysis, its number of trials and the log effect from which each simulated tuning claims.
+def _detectable(
+    noise: float, num_baselines: int, num_screened: int, min_effect: float, power: float
+) -> list[tuple[int, float]]:
+    """Return, for each analysis, its number of trials and the log effect that is found by then with this power.
 
     An effect shifts the estimate and its interval, and changes nothing else: so one simulation without an effect serves
     for all effects.
     """
-    chosen = (num_baselines,) if num_screened > 1 else ()
-    order = "A" * num_baselines + "BA" * (ANALYSES[-1].num_fresh + len(chosen))
-    arrangement = planned(order, chosen=chosen)
-    logs = np.random.RandomState(20240611).normal(0.0, noise, (NUM_SIMULATED, len(order)))
+    arrangement = _plan(num_baselines, num_screened)
+    logs = np.random.RandomState(20240611).normal(0.0, noise, (NUM_SIMULATED, len(arrangement.positions)))
     margin = math.log1p(min_effect)
-    thresholds = []
+    found_from = np.full(NUM_SIMULATED, np.inf)
+    curve = []
     for analysis in ANALYSES:
         num_trials = arrangement.end_of_fresh(analysis.num_fresh)
         fitted = analyse(
@@ -246,5 +256,13 @@ def _thresholds(noise: float, num_baselines: int, num_screened: int, min_effect:
             min_effect=min_effect,
         )
         if fitted is not None:
-            thresholds.append((num_trials, np.maximum(-fitted.low, margin - fitted.effect.estimate)))
-    return thresholds
+            found_from = np.minimum(found_from, np.maximum(-fitted.low, margin - fitted.effect.estimate))
+            curve.append((num_trials, float(np.quantile(found_from, power))))
+    return curve
+
+
+@lru_cache(maxsize=16)
+def _plan(num_baselines: int, num_screened: int) -> Arrangement:
+    """Return the arrangement of a tuning whose arms alternate after the first baselines."""
+    chosen = (num_baselines,) if num_screened > 1 else ()
+    return planned("A" * num_baselines + "BA" * (ANALYSES[-1].num_fresh + len(chosen)), chosen=chosen)
