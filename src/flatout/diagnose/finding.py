@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.diagnose.context import DiagnosisContext
-from flatout.records.diagnosis import Finding
+from flatout.records.diagnosis import Finding, Part
 from flatout.units import percent, seconds
 
+MOST_RANKS_LISTED = 16  # of a larger job, the evidence has one number in place of one for each rank
 MIN_SHARE_OF_STEP = 0.02  # a cause that costs less than this share of the step does not become a finding
 
 
@@ -45,6 +46,12 @@ def finding(
             confidence=confidence,
         )
     ]
+
+
+def seconds_by_rank(context: DiagnosisContext, *parts: Part) -> dict[str, float]:
+    """Return each rank's seconds per step in the parts, for the evidence."""
+    seconds_of_ranks = context.own[:, list(parts)].sum(axis=1).tolist()
+    return {str(timeline.rank): spent_s for timeline, spent_s in zip(context.ranks, seconds_of_ranks, strict=True)}
 
 
 def cost_words(context: DiagnosisContext, cost_s: float) -> str:

@@ -27,8 +27,10 @@ When this is wrong
 
 from __future__ import annotations
 
+from typing import Any
+
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.finding import cost_words, finding, rank_words
+from flatout.diagnose.finding import MOST_RANKS_LISTED, cost_words, finding, rank_words, seconds_by_rank
 from flatout.diagnose.host_evidence import busy_cores, busy_disk
 from flatout.diagnose.loader_advice import keep_new_workers, pin_memory, prefetch_more
 from flatout.diagnose.logged_wait import logged_wait_s
@@ -56,34 +58,24 @@ def find(context: DiagnosisContext) -> list[Finding]:
         return []
     ranks = context.ranks_with_most(Part.DATA_LOADING) or tuple(t.rank for t in context.ranks)
     slowest = context.busiest_rank(Part.DATA_LOADING)
-    facts = context.facts(slowest)
-    single = "SingleProcess" in (facts.loader_name or "")
-    late = _last_rank(context)
+    facts, loader = context.facts(slowest), context.job_facts
+    has_no_workers = "SingleProcess" in (facts.loader_name or "")
     others = [t.rank for t in context.ranks if t.rank != slowest]
     # A rank that asks its own loader for batches reads its own part, even if no batch came late in the trace.
     is_one_for_all = bool(others) and not any(context.facts(rank).loader.count for rank in others)
-    where = f" on {rank_words(ranks, len(context.ranks))}" if len(context.ranks) > 1 else ""
-    title = f"the training waits for data{where}: {cost_words(context, cost)}"
-    if single:
-        title += "; the loader has no worker processes"
-    loader = context.job_facts
-    if loader.loader_waits:
-        share = percent(loader.loader_cpu_share or 0.0)
-        title += f"; making a batch is waiting rather than computing: {share} of its time is CPU time"
-    evidence = {
-        "idle_in_loader_s": {
-            str(t.rank): float(context.own[row, Part.DATA_LOADING]) for row, t in enumerate(context.ranks)
-        }
-        if len(context.ranks) <= 16
-        else float(context.own[:, Part.DATA_LOADING].mean()),
+    idle_s = seconds_by_rank(context, Part.DATA_LOADING)
+    mean_idle_s = float(context.own[:, Part.DATA_LOADING].mean())
+    evidence: dict[str, Any] = {
+        "idle_in_loader_s": idle_s if len(idle_s) <= MOST_RANKS_LISTED else mean_idle_s,
         "loader": facts.loader_name,
         "num_batches_per_step": context.per_step(facts.loader.count),
-        "has_workers": None if facts.loader_name is None else not single,
+        "has_workers": None if facts.loader_name is None else not has_no_workers,
         "loader_cpu_share": loader.loader_cpu_share,
         "is_iterable_dataset": loader.loader_is_iterable,
     }
     if logged_s is not None:
         evidence["wait_in_all_steps_s"] = logged_s
+    late = _last_rank(context)
     if late is not None:
         evidence["last_rank"] = late
         evidence["last_rank_late_by_s"] = context.lateness_causes(late)
@@ -91,13 +83,25 @@ def find(context: DiagnosisContext) -> list[Finding]:
         context,
         code=CODE,
         name=NAME,
-        title=title,
+        title=_title(context, ranks, cost, has_no_workers=has_no_workers),
         ranks=ranks,
         cost_s=cost,
         evidence=evidence,
-        changes=_changes(loader, single=single, has_gpu=context.has_gpu, is_one_for_all=is_one_for_all),
+        changes=_changes(loader, single=has_no_workers, has_gpu=context.has_gpu, is_one_for_all=is_one_for_all),
         safety="exact",
     )
+
+
+def _title(context: DiagnosisContext, ranks: tuple[int, ...], cost_s: float, *, has_no_workers: bool) -> str:
+    where = f" on {rank_words(ranks, len(context.ranks))}" if len(context.ranks) > 1 else ""
+    title = f"the training waits for data{where}: {cost_words(context, cost_s)}"
+    if has_no_workers:
+        title += "; the loader has no worker processes"
+    loader = context.job_facts
+    if loader.loader_waits:
+        share = percent(loader.loader_cpu_share or 0.0)
+        title += f"; making a batch is waiting rather than computing: {share} of its time is CPU time"
+    return title
 
 
 def _changes(loader: JobFacts, *, single: bool, has_gpu: bool, is_one_for_all: bool) -> tuple[str, ...]:

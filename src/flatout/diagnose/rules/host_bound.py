@@ -23,7 +23,14 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
-from flatout.diagnose.finding import cost_time, finding, rank_words, share_words
+from flatout.diagnose.finding import (
+    MOST_RANKS_LISTED,
+    cost_time,
+    finding,
+    rank_words,
+    seconds_by_rank,
+    share_words,
+)
 from flatout.diagnose.host_evidence import busy_cores
 from flatout.diagnose.recorder import BELOW_NOISE
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
@@ -44,7 +51,6 @@ ON_CPU = (
 )
 MIN_SYNCS_TOLD = 5
 MIN_WAIT_TOLD = 0.02  # of the step: a shorter wait of the other ranks is not in the title
-MOST_RANKS_LISTED = 16  # in the evidence
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -54,6 +60,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     ranks = context.ranks_with_most(*HOST_PARTS)
     slowest = context.busiest_rank(*HOST_PARTS)
     facts = context.facts(slowest)
+    idle_s = seconds_by_rank(context, *HOST_PARTS)
     waits_s = _waits_for(context, slowest)
     num_syncs = context.per_step(sum(call.count for call in facts.sync_calls.values()))
     title = _idle_words(context, ranks, cost)
@@ -70,7 +77,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         ranks=ranks,
         cost_s=cost,
         evidence={
-            "traced_idle_s": _idle_s(context, slowest),
+            "traced_idle_s": idle_s if len(idle_s) <= MOST_RANKS_LISTED else idle_s[str(slowest)],
             "slowest_rank": slowest,
             "others_wait_s": waits_s if len(waits_s) <= MOST_RANKS_LISTED else longest_wait_s,
             **context.recorder.evidence(),
@@ -107,11 +114,3 @@ def _idle_words(context: DiagnosisContext, ranks: tuple[int, ...], cost_s: float
     if context.recorder.idle_s > 0 and context.recorder.source != BELOW_NOISE:
         words += f", about {cost_time(context, cost_s)} ({share_words(context, cost_s)}) without the recorder"
     return words
-
-
-def _idle_s(context: DiagnosisContext, slowest: int) -> dict[str, float] | float:
-    """Return the idle seconds per step by rank; of many ranks, those of the slowest."""
-    by_rank = context.own[:, list(HOST_PARTS)].sum(axis=1).tolist()
-    if len(context.ranks) > MOST_RANKS_LISTED:
-        return float(by_rank[context.row[slowest]])
-    return {str(timeline.rank): idle_s for timeline, idle_s in zip(context.ranks, by_rank, strict=True)}

@@ -46,30 +46,16 @@ def find(context: DiagnosisContext) -> list[Finding]:
         return []
     cost = context.claim(Part.WAIT, wanted_s)
     worst = max(waits_s, key=lambda rank: waits_s[rank])
+    ranks = tuple(sorted(rank for rank, wait_s in waits_s.items() if wait_s >= MIN_IDLE_SHARE * waits_s[worst]))
     busy = _shares(context, worst, BUSY)
     idle = _shares(context, worst, (Part.WAIT,))
-    idlest = [device for device, share in idle.items() if share >= MIN_IDLE_SHARE * max(idle.values())]
-    in_turn = _works_in_turn(context, worst)
-    ranks = tuple(sorted(rank for rank, wait_s in waits_s.items() if wait_s >= MIN_IDLE_SHARE * waits_s[worst]))
-    named = f"GPU {idlest[0]}" if len(idlest) == 1 else f"GPUs {rank_ranges(idlest)}"
-    verb = "idles" if len(idlest) == 1 else "idle"
-    idle_share = float(np.mean([idle[device] for device in idlest]))
-    period = "step" if context.num_steps else "recording"
-    how = "in turn" if in_turn else "unevenly"
-    drive = "drives" if len(ranks) == 1 else "drive"
-    title = (
-        f"{rank_words(ranks, len(context.ranks))} {drive} {len(busy)} GPUs that work {how},"
-        f" {percent(float(np.mean(list(busy.values()))))} of the time on average: {named} {verb} for"
-        f" {percent(idle_share)} of the {period} while another one works"
-    )
+    works_in_turn = _works_in_turn(context, worst)
     num_unused = _num_unused(context, worst, len(busy))
-    if num_unused:
-        title += f"; {num_unused} more that it sees {'is' if num_unused == 1 else 'are'} not used"
     return finding(
         context,
         code=CODE,
         name=NAME,
-        title=title,
+        title=_title(context, ranks, busy, idle, works_in_turn=works_in_turn, num_unused=num_unused),
         ranks=ranks,
         cost_s=cost,
         evidence={
@@ -78,7 +64,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
             "num_unused_devices": num_unused,
             "busy_share": {f"GPU {device}": share for device, share in busy.items()},
             "idle_share": {f"GPU {device}": share for device, share in idle.items()},
-            "devices_work_in_turn": in_turn,
+            "devices_work_in_turn": works_in_turn,
         },
         changes=(
             "one process per GPU: torchrun with DistributedDataParallel",
@@ -87,6 +73,33 @@ def find(context: DiagnosisContext) -> list[Finding]:
         safety="exact",
         confidence="medium",
     )
+
+
+def _title(
+    context: DiagnosisContext,
+    ranks: tuple[int, ...],
+    busy: dict[int, float],
+    idle: dict[int, float],
+    *,
+    works_in_turn: bool,
+    num_unused: int,
+) -> str:
+    """Say how the GPUs of a rank work, and which of them idle most; the shares are those of its GPUs."""
+    idlest = [device for device, share in idle.items() if share >= MIN_IDLE_SHARE * max(idle.values())]
+    busy_share = float(np.mean(list(busy.values())))
+    idle_share = float(np.mean([idle[device] for device in idlest]))
+    drive = "drives" if len(ranks) == 1 else "drive"
+    how = "in turn" if works_in_turn else "unevenly"
+    gpus_idle = f"GPU {idlest[0]} idles" if len(idlest) == 1 else f"GPUs {rank_ranges(idlest)} idle"
+    period = "step" if context.num_steps else "recording"
+    title = (
+        f"{rank_words(ranks, len(context.ranks))} {drive} {len(busy)} GPUs that work {how},"
+        f" {percent(busy_share)} of the time on average: {gpus_idle} for {percent(idle_share)} of the {period} while"
+        " another one works"
+    )
+    if num_unused:
+        title += f"; {num_unused} more that it sees {'is' if num_unused == 1 else 'are'} not used"
+    return title
 
 
 def _shares(context: DiagnosisContext, rank: int, parts: tuple[Part, ...]) -> dict[int, float]:
