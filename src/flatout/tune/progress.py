@@ -8,6 +8,7 @@ estimated gains. `Progress` holds these together, and `StoppedError` carries it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from statistics import median
 
 import msgspec
@@ -231,8 +232,26 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self if note in self.notes else msgspec.structs.replace(self, notes=(*self.notes, note))
 
 
+class _Trials:
+    """Trials as the key of a cache: the same objects, which are never changed."""
+
+    def __init__(self, trials: Sequence[TrialResult]) -> None:
+        self.trials = tuple(trials)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Trials) and tuple(map(id, self.trials)) == tuple(map(id, other.trials))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self.trials)))
+
+
 def _floor(trials: Sequence[TrialResult], objective: Objective) -> NoiseFloor | None:
-    usable = [trial for trial in trials if missing(trial, objective) is None]
+    return _floor_of(_Trials(trials), objective)
+
+
+@lru_cache(maxsize=8)
+def _floor_of(key: _Trials, objective: Objective) -> NoiseFloor | None:
+    usable = [trial for trial in key.trials if missing(trial, objective) is None]
     return noise_floor(usable, objective=objective) if len(usable) >= MIN_TRIALS else None
 
 

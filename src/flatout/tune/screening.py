@@ -142,9 +142,10 @@ def _better_ones(
     """Return the sets that look better, best first, and record the outcome of the others."""
     better: list[Candidate] = []
     outcomes = progress.outcomes
+    estimates = _estimated_speedups(progress, sets)
     for change_set in sets:
         change = change_set.changes[-1]
-        estimate = estimated_speedup(progress, change_set)
+        estimate = estimates.get(change_set.name)
         if estimate is None:
             continue
         outcomes = _kept_for_history(outcomes, progress, this_round, change, estimate)
@@ -249,17 +250,23 @@ def estimated_speedup(progress: Progress, change_set: ChangeSet) -> float | None
 
     None if the objective is unknown of either: a complete trial may lack the energy of the GPUs.
     """
+    return _estimated_speedups(progress, [change_set]).get(change_set.name)
+
+
+def _estimated_speedups(progress: Progress, sets: Sequence[ChangeSet]) -> dict[str, float]:
+    """Return the estimates of several sets by name, without those that have none."""
     applied = progress.applied.changes
     trials = [
         msgspec.structs.replace(trial, arm=BASELINE if trial.arm == applied.name else trial.arm)
-        for trial in progress.evidence.named(applied, change_set)
+        for trial in progress.evidence.named(applied, *sets)
         if trial.arm != BASELINE or not applied.changes
     ]
     usable = {trial.arm for trial in trials if missing(trial, progress.objective) is None}
-    if not usable >= {BASELINE, change_set.name}:
-        return None
+    if BASELINE not in usable:
+        return {}
     estimates = {screened.arm: screened.speedup for screened in screen(trials, objective=progress.objective)}
-    return estimates[change_set.name]
+    names = {change_set.name for change_set in sets}
+    return {name: speedup for name, speedup in estimates.items() if name in names}
 
 
 def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Sequence[ChangeSet]) -> float | None:
@@ -273,19 +280,25 @@ def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Seq
         return None
     # Changes for a part of the step, such as compute, each take a share of it: their gains multiply.
     causes = change.knob.answers.keys() & set(change.predicted_from)
-    for change_set in sets:
-        rival = change_set.changes[-1]
-        if rival.knob.name == change.knob.name or causes.isdisjoint(rival.predicted_from):
-            continue
-        estimate = estimated_speedup(progress, change_set)
+    rivals = [
+        change_set
+        for change_set in sets
+        if change_set.changes[-1].knob.name != change.knob.name
+        and not causes.isdisjoint(change_set.changes[-1].predicted_from)
+    ]
+    if not rivals:
+        return None
+    estimates = _estimated_speedups(progress, rivals)
+    noise_factor = CLEAR_IF_UNKNOWN
+    if progress.trial_sd is not None:
+        noise_factor = math.exp(2 * math.sqrt(2) * progress.trial_sd)
+    for change_set in rivals:
+        rival, estimate = change_set.changes[-1], estimates.get(change_set.name)
         if estimate is None:
             continue
         is_either_or = rival.knob.name in change.knob.excludes or change.knob.name in rival.knob.excludes
         possible = promise.max_speedup if is_either_or else promise.expected_speedup
-        noise = progress.noise
-        shown = estimate / (
-            math.exp(2 * noise.pair_sd(progress.usual_steps)) if noise is not None else CLEAR_IF_UNKNOWN
-        )
+        shown = estimate / noise_factor
         if shown > max(possible, 1.0):
             return shown
     return None
