@@ -215,6 +215,16 @@ def _trial_folder(path: Path) -> None:
         read_facts(path)
 
 
+def _blocks(path: Path) -> None:
+    from flatout.profile import read_recording
+    from flatout.trial.blocks import read_blocks
+    from flatout.verdict.blocks import judge_blocks
+
+    blocks = read_blocks(read_recording(path))
+    for arm in {block.arm for block in blocks} - {"baseline"}:
+        judge_blocks(blocks, arm)
+
+
 def _trial_samples() -> list[Sample]:
     files = _folder(OWN / "trial").files
     return [Sample(files=files), Sample(files=dict(_folder(GOLDEN / "of_0_1").files) | dict(files))]
@@ -659,4 +669,5 @@ READERS: tuple[Reader, ...] = (
     Reader("tune, its folder", _tunings, _tuning_folder),
     Reader("tune, its history", _one("history.jsonl"), _history),
     Reader("tune, its trials", _trial_samples, _trial_folder),
+    Reader("tune, its blocks", lambda: [_folder(OWN / "blocks")], _blocks),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,16 +25,19 @@ _MARK = f'"event":"{StepFileEvent.BLOCK}"'.encode()
 _RESTART_MARK = f'"event":"{StepFileEvent.RESTART}"'.encode()
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]  # as in other lines of a step file
+
+
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
     """The event of a complete block."""
 
-    block: int
+    block: _Count
     arm: str
     is_switch: bool
-    first: int
-    first_measured: int
-    end: int
-    device_ns: tuple[int, ...] | None = None
+    first: _Count
+    first_measured: _Count
+    end: _Count
+    device_ns: tuple[_Count, ...] | None = None
     problem: str | None = None
 
     @property
@@ -93,7 +97,7 @@ def _block(lines: Sequence[_Line], ranks: Sequence[RankRecording]) -> Block | No
 def _rows(line: _Line, steps: Steps) -> NDArray[np.bool_] | None:
     """Return the rows of the measured steps; None if one of them is missing."""
     rows: NDArray[np.bool_] = (steps.number >= line.first_measured) & (steps.number < line.end)
-    return rows if int(rows.sum()) == line.end - line.first_measured > 0 else None
+    return rows if int(rows.sum()) == line.end - line.first_measured > 0 and line.first < line.first_measured else None
 
 
 def _times(line: _Line, host_s: Floats) -> Floats:

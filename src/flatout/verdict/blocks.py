@@ -126,7 +126,7 @@ def _units(blocks: Sequence[Block], arm: str) -> list[list[Block]]:
     for start in sorted({block.number // BLOCKS_PER_UNIT * BLOCKS_PER_UNIT for block in blocks}):
         unit = [by_number[number] for number in range(start, start + BLOCKS_PER_UNIT) if number in by_number]
         arms = [block.arm for block in unit]
-        if arms.count(arm) == 2 and arms.count(BASELINE) == 2:
+        if len(arms) == BLOCKS_PER_UNIT and arms.count(arm) == arms.count(BASELINE) == 2:
             units.append(unit)
     return units
 
