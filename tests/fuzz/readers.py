@@ -8,6 +8,7 @@ function.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import sys
@@ -391,6 +392,20 @@ def _seal(file: Path, sizes: Mapping[str, Any]) -> None:
         write_json(file, content)
 
 
+_TUNED = OWN / "tuned.toml"
+
+
+def _canary_note() -> bytes:
+    note = {"schema": "flatout/canary", "version": 1, "ledger": "missing.jsonl", "submitted_unix_s": 1.0}
+    return json.dumps(note | {"tuning": hashlib.sha256(_TUNED.read_bytes()).hexdigest()}).encode()
+
+
+def _canary(path: Path) -> None:
+    from flatout.submit.canary import canary_of
+
+    canary_of(path / "tuned.toml", path / "ledger.jsonl")
+
+
 _PLAN = ("plan", "--global-batch", "64", "--seq", "2048", "--top", "1")
 _LAYOUT = ("tp=2", "pp=1", "cp=1", "zero=1", "micro_batch=1", "recompute=none", "schedule=1f1b", "sp=on")
 _FIXED = tuple(word for layout in _LAYOUT for word in ("--fix", layout))
@@ -497,6 +512,11 @@ READERS: tuple[Reader, ...] = (
             "x.py",
         ),
         ("flatout submit --config", "flatout run --config"),
+    ),
+    Reader(
+        "submit --canary, its note",
+        lambda: [Sample(files={"tuned.toml": _TUNED.read_bytes(), "tuned.toml.canary.json": _canary_note()})],
+        _canary,
     ),
     Reader(
         "submit --plan",

@@ -31,6 +31,13 @@ def submit(
         Path | None,
         path_option(help="tuned.toml from `flatout tune`, with the changes to apply."),
     ] = None,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="Let the first job try the changes of --config; later ones get them if its ledger says they help.",
+        ),
+    ] = False,
     plan: Annotated[
         Path | None,
         path_option(help="Output of `flatout plan --json`; sets the number of nodes and GPUs."),
@@ -164,6 +171,7 @@ def submit(
         submission.SubmitOptions(
             command=tuple(command),
             config=config,
+            has_canary=canary,
             plan=plan,
             num_nodes=nodes,
             gpus_per_node=gpus,

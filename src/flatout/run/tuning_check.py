@@ -47,6 +47,7 @@ class TuningCheck:
         if reason is not None and ranks[0].num_steps:
             self._watch.is_done = True
             self._say(reason)
+            self._writer.write("tuning_check", outcome="not_compared", reason=reason)
             return
         observed = self._watch.look(ranks)
         if observed is not None:

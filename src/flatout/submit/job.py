@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.records.submission import Scheduler
 from flatout.records.tuning import Tuning
+from flatout.submit.canary import Canary
 from flatout.submit.options import PodOptions
 from flatout.submit.plan_file import Planned
 
@@ -32,6 +33,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     image: str | None = None
     queue: str | None = None  # Kueue's LocalQueue
     planned: Planned | None = None
+    canary: Canary | None = None
     pods: PodOptions = PodOptions()  # for Kubernetes
 
 

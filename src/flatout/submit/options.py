@@ -53,6 +53,7 @@ class SubmitOptions:
 
     command: tuple[str, ...]
     config: Path | None = None  # a tuned.toml
+    has_canary: bool = False  # one job tries the changes before the others
     plan: Path | None = None
     num_nodes: int | None = None
     gpus_per_node: int | None = None

@@ -10,6 +10,7 @@ from flatout.records.submission import SCHEDULERS, Submitted
 from flatout.report.command import command_line
 from flatout.report.files import write_new
 from flatout.submit import kubernetes, ray, slurm
+from flatout.submit.canary import note_canary
 from flatout.submit.find import FoundScheduler, found_schedulers
 from flatout.submit.job import JobRequest, Prepared
 from flatout.submit.ray_cluster import RAY_DASHBOARD, is_dashboard_of_another
@@ -59,13 +60,16 @@ def submit(prepared: Prepared, request: JobRequest) -> str | None:
     for path, text in prepared.files.items():
         write_new(path, text)
     try:
-        return prepared.submit()
+        job = prepared.submit()
     except BaseException:
         for path in prepared.files:
             path.unlink(missing_ok=True)
         if is_new:
             request.folder.rmdir()
         raise
+    if request.canary is not None:
+        note_canary(request.canary)
+    return job
 
 
 def submitted(
@@ -73,6 +77,7 @@ def submitted(
 ) -> Submitted:
     """Return a record of the submission that was made or would be made."""
     planned = request.planned
+    of_canary = (request.canary.note,) if request.canary is not None else ()
     return Submitted(
         scheduler=prepared.scheduler,
         job=job,
@@ -87,6 +92,6 @@ def submitted(
         files=() if dry_run else tuple(str(path) for path in prepared.files),
         output=str(prepared.output) if prepared.output is not None else None,
         exit_code_file=str(prepared.exit_code_file) if prepared.exit_code_file is not None else None,
-        notes=(*notes, *prepared.notes),
+        notes=(*of_canary, *notes, *prepared.notes),
         next=next_command,
     )

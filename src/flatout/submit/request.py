@@ -15,6 +15,7 @@ from flatout.emit import tuned_toml
 from flatout.errors import OutputError, UsageError
 from flatout.records.change import ChangeSet
 from flatout.records.tuning import Tuning
+from flatout.submit.canary import canary_of
 from flatout.submit.job import JobRequest
 from flatout.submit.options import SubmitOptions
 from flatout.submit.plan_file import read_planned
@@ -37,9 +38,11 @@ def job_request(options: SubmitOptions) -> JobRequest:
         planned = read_planned(options.plan, num_nodes, gpus_per_node)
         num_nodes, gpus_per_node = planned.num_nodes, planned.gpus_per_node
     keep = options.keep.run_arguments((num_nodes or 1) * (gpus_per_node or 0))
+    canary = canary_of(options.config, options.keep.ledger) if options.has_canary else None
+    config = options.config if canary is None or canary.has_changes else None
     now = time.strftime("%Y%m%d-%H%M%S")
     return JobRequest(
-        tuning=_tuning(options.command, options.config, num_nodes, keep),
+        tuning=_tuning(options.command, config, num_nodes, keep),
         name=_checked_name(options.name or f"flatout-{now}"),
         folder=_new_folder(options.out, now),
         working_folder=Path.cwd(),
@@ -55,6 +58,7 @@ def job_request(options: SubmitOptions) -> JobRequest:
         image=options.image,
         queue=_checked_queue(options.queue),
         planned=planned,
+        canary=canary,
         pods=options.pods,
     )
 
