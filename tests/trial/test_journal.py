@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from pathlib import Path
@@ -12,7 +13,7 @@ from flatout.change.catalogue import all_changes
 from flatout.change.combine import combine
 from flatout.errors import InputError, OutputError
 from flatout.records.change import JobFacts
-from flatout.records.trial import GradientNorms
+from flatout.records.trial import GradientNorms, StepSpell
 from flatout.trial.journal import Heading, Journal, Profile
 from flatout.tune.runner import trial_key
 
@@ -32,6 +33,22 @@ def test_trials_come_back_once_each_in_their_order(path: Path) -> None:
     again = Journal(path, HEADING)
     assert (again.num_before, again.num_damaged) == (3, 0)
     assert [again.recall(key) for key in ("a", "a", "a", "b", "c")] == [trial(0), trial(2), None, trial(1), None]
+
+
+def test_the_numbers_and_the_work_of_steps_come_back(path: Path) -> None:
+    spells = (StepSpell(15, "epoch_end", 0.0), StepSpell(15, "evaluation", 2.25))
+    result = trial(0, first_step=12, unmeasured_steps=(14,), spells=spells, steps_per_epoch=15)
+    Journal(path, HEADING).add("a", result)
+    assert Journal(path, HEADING).recall("a") == result
+
+
+def test_a_trial_of_an_earlier_version_has_steps_without_numbers(path: Path) -> None:
+    Journal(path, HEADING).add("a", trial(0, step_s=(0.1, 0.2)))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for name in ("first_step", "unmeasured_steps", "spells", "steps_per_epoch"):
+        del lines[1]["result"][name]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Journal(path, HEADING).recall("a") == trial(0, step_s=(0.1, 0.2))
 
 
 def test_what_is_added_in_a_resumed_tuning_is_there_the_next_time_beside_what_was(path: Path) -> None:

@@ -105,6 +105,13 @@ def test_a_period_that_contradicts_the_number_of_stalls_is_not_believed(period: 
     assert found.findings[0].cost_s_per_step == pytest.approx(1 / period if is_believed else 1 / 16)
 
 
+@pytest.mark.parametrize(("num_stalls", "is_believed"), [(4, True), (5, False)])
+def test_more_stalls_than_four_times_those_of_the_period_do_not_have_it(num_stalls: int, is_believed: bool) -> None:
+    steps = stall("periodic-stall", list(range(1, num_stalls + 1)), 20, 1.0, period_steps=20)
+    cost_s = in_the_long_run(diagnosis(steps, num_steps=20), None).findings[0].cost_s_per_step
+    assert cost_s == pytest.approx(1 / 20 if is_believed else num_stalls / 20)
+
+
 def test_a_plain_trace_has_no_long_run() -> None:
     plain = diagnosis(num_steps=20)
     plain = msgspec.structs.replace(plain, job=msgspec.structs.replace(plain.job, mean_step_s=None))

@@ -221,3 +221,36 @@ def test_an_old_journal_has_the_ends_of_epochs_by_place() -> None:
 def test_steps_that_the_recorder_disturbed_have_numbers_too() -> None:
     window = Window(trial(0, BASELINE, [0.1] * 4, first_step=10, unmeasured_steps=(11, 13)))
     assert window.number.tolist() == [10, 12, 14, 15]
+
+
+# ---- more thresholds ----
+
+
+@pytest.mark.parametrize(("long_s", "is_long"), [(0.1891, True), (0.1888, False)])
+def test_where_steps_differ_a_long_one_is_six_deviations_above_the_others(long_s: float, is_long: bool) -> None:
+    """Steps of 90 and 110 ms: the median absolute deviation is 10 ms, so six deviations are 89 ms."""
+    steps = [0.09, 0.11] * 20 + [long_s, 0.09]
+    assert bool(work_of([trial(0, BASELINE, steps)])) == is_long
+
+
+@pytest.mark.parametrize(("num_others", "is_found"), [(7, True), (8, False)])
+def test_a_schedule_explains_three_of_ten_long_steps(num_others: int, is_found: bool) -> None:
+    others = [151, 152, 154, 158, 167, 183, 216, 281][:num_others]
+    long_steps = flags(300, 20, 150, 280, *others)
+    schedule = separate_schedule([np.arange(300)], [long_steps], [np.ones(300, dtype=np.bool_)])
+    assert (schedule is not None and schedule.period.steps == 130) == is_found
+
+
+@pytest.mark.parametrize(("num_longer", "num_works"), [(3, 2), (2, 1)])
+def test_three_steps_that_the_work_in_them_does_not_explain_have_more_work(num_longer: int, num_works: int) -> None:
+    longer = range(10, 10 * (num_longer + 1))  # not the first in the window, which may cost more
+    extra_s = {place: 1.5 if place in longer else 0.8 for place in range(5, 100, 10)}
+    assert len(work_of([unnumbered(0, 100, extra_s)])) == num_works
+
+
+@pytest.mark.parametrize(("first", "has_rate"), [(2, True), (6, False)])
+def test_three_collections_in_the_windows_have_a_rate(first: int, has_rate: bool) -> None:
+    """They come at no regular gap, in the steps 5, 9 and 30; a window from step 6 on has two of them."""
+    window = numbered(0, first, 40, {9: 1.0, 30: 1.0}, spells=spells("collection", [5, 9, 30]))
+    (work,) = work_of([window])
+    assert (work.period[BASELINE] is not None) == has_rate

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flatout.verdict.periods import (
+    MIN_DUE_SHARE,
     Flags,
     Period,
     common_schedule,
@@ -80,7 +81,7 @@ def _works_of_one_size(
     still_open = dict(is_open)
     while len(works) < MAX_SCHEDULES and any(flags.any() for flags in is_long.values()):
         work = _scheduled_work(windows, is_long, still_open)
-        if work is None:
+        if work is None or any(_is_part_of(work, earlier, is_long) for earlier in works):
             break
         works.append(work)
         is_left = _longer_than_usual(windows, work)
@@ -91,6 +92,16 @@ def _works_of_one_size(
         works.append(rest)
         still_open = {index: flags & ~rest.is_due[index] for index, flags in still_open.items()}
     return works, still_open
+
+
+def _is_part_of(work: Work, earlier: Work, is_long: _ByTrial) -> bool:
+    """Whether a work is due only where an earlier one is, and most of these steps are not longer than that explains."""
+    num_due = num_both = num_long = 0
+    for index, is_due in work.is_due.items():
+        num_due += int(is_due.sum())
+        num_both += int((is_due & earlier.is_due[index]).sum())
+        num_long += int((is_due & is_long[index]).sum())
+    return num_both == num_due and num_long < MIN_DUE_SHARE * num_due
 
 
 def _longer_than_usual(windows: Sequence[Window], work: Work) -> dict[int, Flags]:
