@@ -315,3 +315,58 @@ def test_long_steps_differ_between_the_arms_if_chance_would_do_that_in_one_job_o
 
     result = judge_blocks(blocks(times, num_units=5), "x")
     assert result.num_spikes == (10 + share if num_spikes else 0)
+
+
+# Levels, on blocks whose differences are made by hand.
+
+
+def of_units(contrasts: Sequence[float]) -> list[Block]:
+    """Blocks of which each unit has this log of the baseline's cost over the candidate's."""
+
+    def times(number: int, arm: str) -> Sequence[float]:
+        return [0.1 * math.exp(contrasts[number // 4] if arm == "A" else 0.0)] * LENGTH
+
+    return blocks(times, num_units=len(contrasts))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(0.98, "equivalent"), (1.02, "undecided")])
+def test_arms_are_equivalent_if_both_one_sided_tests_at_five_percent_say_so(factor: float, verdict: str) -> None:
+    """The difference is 0 in the mean, and its one-sided bound is just within or beyond 1 %."""
+    signs = np.array([1.0, -1.0] * 3)
+    bound_of_unit_spread = float(stats.t.ppf(0.95, 5) * stats.sem(signs))
+    made = of_units((signs * math.log1p(0.01) * factor / bound_of_unit_spread).tolist())
+    assert judge_blocks(made, "x").verdict == verdict
+
+
+@pytest.mark.parametrize(("factor", "is_settled"), [(0.98, True), (1.02, False)])
+def test_blocks_are_too_short_if_halves_differ_as_chance_does_in_one_job_of_a_thousand(
+    factor: float, is_settled: bool
+) -> None:
+    """Both halves of the second half differ by 5 % in the mean of four blocks, with a spread at the limit."""
+    deviations = np.array([1.0, -1.0, 1.0, -1.0])
+    limit = float(stats.t.ppf(1 - 0.001 / 2, 3) * stats.sem(deviations))
+    relative = 0.05 + deviations * 0.05 / limit / factor  # to the median of the second half
+    changes = relative / (1 - relative / 2)
+    switched = []
+    for number, change in enumerate(changes):
+        # Each quarter of a block is longer than the next one by `change` of the usual step.
+        quarters = [1 + 3 * change, 1 + 2 * change, 1 + change, 1.0]
+        steps = tuple(0.1 * quarter for quarter in quarters for _ in range(LENGTH // 4))
+        switched.append(
+            Block(number=number, arm="x", is_switch=True, num_carry_over=2, step_s=steps, periodic_s=(0.0,) * LENGTH)
+        )
+    assert (found_carry_over(switched) is not None) == is_settled
+
+
+@pytest.mark.parametrize(("last", "num_spikes"), [(0.10, 5), (0.12, 0)])
+def test_the_level_at_which_long_steps_differ_is_one_percent(last: float, num_spikes: int) -> None:
+    """Only the baseline has them, one in each of five units; over the units, t is 4.56 or 4.68, and the limit 4.60."""
+
+    def times(number: int, arm: str) -> Sequence[float]:
+        unit, place = divmod(number, 4)
+        steps = [0.01] * LENGTH
+        if arm == "A" and place == (ABBA, BAAB)[unit % 2].index("A"):
+            steps[-1] += 0.1 * (last if unit == 4 else 1.0)
+        return steps
+
+    assert judge_blocks(blocks(times, num_units=5), "x").num_spikes == num_spikes
