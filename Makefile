@@ -1,4 +1,4 @@
-# make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (4 minutes)
+# make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (5 minutes)
 # make test    lint, types, tests and docs, as continuous integration runs them
 # make fuzz    damaged inputs for every reader, with new seeds (10 minutes; INPUTS=500 of each, SEED=7 to repeat a run)
 # make lint    ruff and mypy only          make docs    the docs site, into build/site
@@ -26,7 +26,7 @@ demo: $(VENV)/torch.stamp
 	@echo
 	@echo "Now the closed loop, on a job with two gloo ranks: $(DEMO_JOB)"
 	@rm -rf build/tuning
-	@OMP_NUM_THREADS=1 $(BIN)/flatout tune --budget 210s --warmup 3 --steps 12 --out build/tuning -- $(DEMO_JOB); \
+	@OMP_NUM_THREADS=1 $(BIN)/flatout tune --budget 270s --warmup 3 --steps 12 --out build/tuning -- $(DEMO_JOB); \
 		code=$$?; [ $$code -le 1 ] || exit $$code
 	@echo
 	@echo "Its report: build/tuning/report.html"

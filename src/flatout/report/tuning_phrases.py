@@ -27,6 +27,7 @@ UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"
 TOLD = 0.02  # share of a gain; a larger correction is reported
 LIKELY_GAIN = 0.9  # probability from which an undecided change is in the headline
+LIKELY_CLAIM = 0.5  # the same for the probability that more trials show a change that had one trial
 LONGEST_REASON = 200  # characters; the JSON has all of it
 
 # The values of `--objective`. Energy per step is absent because a user cannot choose it.
@@ -333,16 +334,28 @@ def likely_gain(result: TuneResult) -> TriedSet | None:
         if one.outcome in ("not confirmed", "not reached")
         and one.verdict is not None
         and one.verdict.verdict == "undecided"
-        and (one.verdict.probability_better or 0.0) >= LIKELY_GAIN
+        and _is_likely(one)
     ]
-    return max(likely, key=lambda one: (one.verdict and one.verdict.probability_better) or 0.0, default=None)
+    return max(likely, key=_speedup_so_far, default=None)
+
+
+def _is_likely(one: TriedSet) -> bool:
+    """Return whether an undecided set is probably better; of a single trial, only what more of them would show."""
+    verdict = one.verdict
+    if verdict is None or verdict.probability_better is None:
+        return one.more is not None and one.more.probability >= LIKELY_CLAIM
+    return verdict.probability_better >= LIKELY_GAIN
+
+
+def _speedup_so_far(one: TriedSet) -> float:
+    return (one.verdict.speedup if one.verdict is not None else None) or 1.0
 
 
 def undecided_words(one: TriedSet) -> str:
     """Say how likely an undecided set is better, and what more trials would show."""
     verdict = one.verdict
     assert verdict is not None
-    text = f"{one.name} is {measured_text(verdict)}"
+    text = f"{one.name} looks {measured_text(verdict)} as fast"
     if verdict.probability_better is not None:
         text += f", better with {probability(verdict.probability_better)} probability"
     return f"{text}; {more_sentence(one.more)}" if one.more is not None else text

@@ -123,7 +123,8 @@ class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_tried(self, tried: TriedSet) -> Outcomes:
         """Return these with the outcome of a set."""
-        pending = {name: entry for name, entry in self.pending.items() if name not in tried.changes}
+        done = set(tried.changes)
+        pending = {name: entry for name, entry in self.pending.items() if not done.issuperset(entry.changes)}
         return msgspec.structs.replace(self, tried=(*self.tried, tried), pending=pending)
 
     def with_pending(self, chosen: TriedSet) -> Outcomes:

@@ -70,6 +70,9 @@ def _screen_bundle(
     if estimate is None or estimate < clear_speedup(progress) or disappoints(estimate, members, this_round):
         setup.say("together they gain less than estimated: trying each alone")
         return progress, None
+    reason = f"{estimate:.2f}x in one trial, and no further trial was made"
+    chosen = tried_set(setup, this_round, members, "not reached", reason, screened=estimate)
+    progress = progress.with_outcomes(progress.outcomes.with_pending(chosen))
     untried = frozenset(change.name for change in members)
     return progress, Candidate(change_set=bundle, estimate=estimate, untried=untried)
 
