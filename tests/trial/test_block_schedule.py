@@ -134,7 +134,7 @@ def test_steps_after_a_switch_are_not_measured_by_the_kind_of_the_change(
         (Patch(name="dataloader", parameters={"persistent_workers": True}), "too rare for blocks"),
         (Patch(name="ddp", parameters={"static_graph": True}), "is fixed in the first step"),
         (Patch(name="garbage_collection", parameters={"how": "together", "every": 50}), "no fair share"),
-        (Patch(name="of_the_future"), "leaves traces in the job"),
+        (Patch(name="of_the_future"), "cannot be switched while the job runs"),
     ],
 )
 def test_what_stays_in_the_process_needs_a_fresh_start(patch: Patch, reason: str) -> None:

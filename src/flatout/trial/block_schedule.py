@@ -65,7 +65,7 @@ def _why_not(change: Change, facts: JobFacts) -> str | None:
         return None
     check = SWITCHABLE.get(change.patch.name)
     if check is None:
-        reason: str | None = WHY_NOT.get(change.patch.name, "leaves traces in the job that cannot be taken back")
+        reason: str | None = WHY_NOT.get(change.patch.name, "cannot be switched while the job runs")
     else:
         reason = check(change.patch.parameters, facts)
     return None if reason is None else f"{change.name} {reason}"
