@@ -120,6 +120,17 @@ def test_the_gate_of_a_comparison_is_of_its_relative_cost() -> None:
     assert outcomes == {"step_s": "passed", "peak_memory_bytes": "passed", "cost_relative_to_a": "failed"}
 
 
+def test_a_gate_is_reported_also_before_there_is_a_ratio() -> None:
+    facts = read_result(RESULTS / "comparison.json").facts
+    measures = [measure for measure in facts.measures if measure.name != "cost_relative_to_a"]
+    early = reported_result("train", "m", measures, verdict="undecided", gate="undecided")
+    assert [(each.name, each.outcome) for each in early.measures] == [
+        ("step_s", "undecided"),
+        ("peak_memory_bytes", "passed"),
+    ]
+    assert "::warning title=step_s%3A undecided::verdict: undecided" in FORMATS["github"](early)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_name_from_a_file_stays_a_name(name: str) -> None:
     text = FORMATS[name](reported(job=NASTY))

@@ -68,6 +68,7 @@ def reported_result(
     """Return the measures of one result. The verdict and the gate of a comparison are of its relative cost."""
     words = f"verdict: {verdict}" if verdict is not None else ""
     shown = [measure for measure in measures if not measure.is_part]
+    judged = _judged_name(shown)
     return Reported(
         title="Flatout: one result",
         summary=f"{counted(len(shown), 'measure')} of {job}" + (f"; {words}" if words else ""),
@@ -81,8 +82,8 @@ def reported_result(
                 value=measure.value,
                 low=measure.low,
                 high=measure.high,
-                outcome=_of_result(measure, gate),
-                message=words if _is_judged(measure) else "",
+                outcome=gate if gate is not None and measure.name == judged else "passed",
+                message=words if measure.name == judged else "",
             )
             for measure in shown
         ),
@@ -90,10 +91,8 @@ def reported_result(
     )
 
 
-def _is_judged(measure: Measure) -> bool:
-    """Return whether the verdict of the result is on this measure: the one that has its interval, a ratio."""
-    return not measure.unit and measure.name in ("cost_relative_to_a", "speedup")
-
-
-def _of_result(measure: Measure, gate: GateOutcome | None) -> GateOutcome:
-    return gate if gate is not None and _is_judged(measure) else "passed"
+def _judged_name(measures: Sequence[Measure]) -> str | None:
+    """Return the measure that the verdict and the gate are of: the ratio, or the first one before there is a ratio."""
+    names = [measure.name for measure in measures]
+    ratios = [name for name in ("cost_relative_to_a", "speedup") if name in names]
+    return next(iter([*ratios, *names]), None)
