@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from flatout.compare.parts import REST, cause_of, differences, work_parts
-from flatout.records.comparison import PartDifference
+from flatout.records.comparison import CallDifference, PartDifference
 from flatout.verdict.cost import TrialCost, WorkCost
 
 
@@ -83,3 +83,21 @@ def test_an_epochs_end_has_its_share_of_an_average_step() -> None:
     cost = TrialCost(log=0.0, num_steps=50, step_s=0.15, regular_s=0.1, work=(known, unknown))
     assert work_parts(cost) == pytest.approx({"regular_step": 0.1, "epoch_end, loader_start": 0.05})
     assert work_parts(TrialCost(log=0.0, num_steps=50, regular_s=0.1)) == {"regular_step": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "is_shown", "cause"),
+    [(40.0, False, "transfer"), (1.9, False, "compute"), (2.0, False, "transfer"), (40.0, True, "compute")],
+)
+def test_the_number_of_collectives_decides_where_the_profiles_show_nothing(
+    num_calls: float, is_shown: bool, cause: str
+) -> None:
+    """Forty small messages in place of one take cores from the computing next to them, which then looks slower."""
+    call = CallDifference(name="gloo:all_reduce", a_calls=1.0, b_calls=num_calls, a_s=0.05, b_s=0.5)
+    parts = [
+        part(REST, 0.06),
+        part("compute", 0.1, source="profiles", is_shown=is_shown),
+        part("transfer", 0.05, source="profiles", is_shown=False),
+    ]
+    assert cause_of(parts, [call]) == cause
+    assert cause_of(parts) == "compute"

@@ -78,6 +78,7 @@ def test_a_slower_b() -> None:
     assert "The gate fails: B is shown to be worse by more than 3.0 % (+17 % to +33 %)." in text
     assert "A main (aaaaaaaaaa): torchrun train.py 100 ms per step" in text
     assert "Most of the difference is data loading: +11.0 ms (+9.00 ms to +13.0 ms) per step." in text
+    assert "per step. Calls of aten::item per step: 1 in A, 401 in B." in text
     assert "aten::item 1 401 1.00 ms 9.00 ms" in text
     assert "torch 2.10.0 2.11.0" in text
     assert "B trains as A does." in text

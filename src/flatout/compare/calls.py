@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from flatout.compare.parts import COLLECTIVE_NAMES
 from flatout.diagnosis_pipeline import Diagnosed
 from flatout.read import read_trace
 from flatout.records.comparison import CallDifference
@@ -20,7 +21,6 @@ from flatout.records.events import EventTable, Kind
 MOST_NAMED = 6
 MIN_CALLS = 0.5  # per step: a smaller difference is an operator that only some steps call
 MIN_SHARE = 0.02  # of the longer traced step: a smaller difference in an operator's time is not listed
-_COMMUNICATION = ("nccl:", "gloo:", "mpi:", "xccl:", "hccl:")
 _MARK = "ProfilerStep#"
 
 
@@ -55,7 +55,7 @@ def calls_of(done: Diagnosed) -> Calls | None:
 
 def _add(table: EventTable, steps: Sequence[int], counts: dict[str, float], seconds: dict[str, float]) -> None:
     """Add the calls within the marks of these steps, each with its own time."""
-    is_communication = np.array([name.startswith(_COMMUNICATION) for name in table.names], dtype=np.bool_)
+    is_communication = np.array([name.startswith(COLLECTIVE_NAMES) for name in table.names], dtype=np.bool_)
     is_annotation = table.is_kind(Kind.USER_ANNOTATION)
     is_call = table.is_kind(Kind.CPU_OP) | (is_annotation & table.name_matches(is_communication))
     marks = {f"{_MARK}{number}" for number in steps}

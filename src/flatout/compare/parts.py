@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from flatout.records.comparison import PartDifference, PartSource
+from flatout.records.comparison import CallDifference, PartDifference, PartSource
 from flatout.records.recording import RankRecording, Recording
 from flatout.verdict.cost import TrialCost
 from flatout.verdict.student import t_quantile
@@ -33,6 +33,8 @@ _COLUMNS: Mapping[str, str] = {
 }
 # Parts that both sources have: the step log measures them in all trials, and without a profiler.
 MEASURED_BY_BOTH = frozenset({"data_loading", "checkpoint"})
+COMMUNICATION = frozenset({"transfer", "wait", "communication_unsplit"})
+COLLECTIVE_NAMES = ("nccl:", "gloo:", "mpi:", "xccl:", "hccl:")  # what the profiler calls them on the host
 
 Parts = Mapping[str, float]  # part -> seconds per step, mean over ranks
 
@@ -107,10 +109,11 @@ def _error(a_s: Sequence[float], b_s: Sequence[float]) -> tuple[float, int]:
     return math.sqrt(squares / freedom * (1 / len(a_s) + 1 / len(b_s))), freedom
 
 
-def cause_of(parts: Sequence[PartDifference]) -> str | None:
+def cause_of(parts: Sequence[PartDifference], calls: Sequence[CallDifference] = ()) -> str | None:
     """Return the part that explains most of the difference between the arms; None if no part is shown to differ.
 
-    If it is the rest of the recorded step, the profiles say which part of that.
+    If it is the rest of the recorded step, the profiles say which part of that. Where these are too few to show it, a
+    number of collectives that differs does: it is exact, and many small messages also slow the computing next to them.
     """
     recorded = [part for part in parts if part.source == "steps"]
     total_s = sum(part.change_s for part in recorded)
@@ -124,4 +127,12 @@ def cause_of(parts: Sequence[PartDifference]) -> str | None:
     within = [part for part in profiled if part.change_s * largest.change_s > 0]
     if not within:
         return REST
+    if not any(part.is_shown for part in within) and _has_other_collectives(calls):
+        within = [part for part in within if part.part in COMMUNICATION] or within
     return max(within, key=lambda part: (part.is_shown, abs(part.change_s))).part
+
+
+def _has_other_collectives(calls: Sequence[CallDifference]) -> bool:
+    """Whether a step of one arm has at least one more or one fewer collective of a kind."""
+    collectives = [call for call in calls if call.name.startswith(COLLECTIVE_NAMES)]
+    return any(abs(call.b_calls - call.a_calls) >= 1 for call in collectives)

@@ -38,6 +38,7 @@ def comparison(
         *(differences(kinds["A"], kinds["B"], "kinds") if has_work else ()),
         *differences(evidence.profiled["A"], evidence.profiled["B"], "profiles"),
     )
+    calls = call_differences(evidence.calls["A"], evidence.calls["B"])
     profiles = evidence.profile_folders
     measured_a, measured_b = (_measured(arm, of_arm[arm.name], costs, profiles.get(arm.name)) for arm in arms)
     return Comparison(
@@ -49,8 +50,8 @@ def comparison(
         gate=compared.judged.gate,
         power=compared.power,
         parts=parts,
-        cause=cause_of(parts),
-        calls=call_differences(evidence.calls["A"], evidence.calls["B"]),
+        cause=cause_of(parts, calls),
+        calls=calls,
         environment=_environment(runners, of_arm),
         training=training_check(of_arm["A"], of_arm["B"]),
         num_trials=len(evidence.trials),

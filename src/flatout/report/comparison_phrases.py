@@ -162,7 +162,15 @@ def cause_sentence(result: Comparison) -> str:
     if part is None:
         return "No part of the step is shown to differ."
     where = "per step" if part.source == "steps" else "per traced step"
-    return f"Most of the difference is {part_label(part.part)}: {change_text(part)} {where}."
+    return f"Most of the difference is {part_label(part.part)}: {change_text(part)} {where}.{_call_sentence(result)}"
+
+
+def _call_sentence(result: Comparison) -> str:
+    """Name the call that a step of B makes more or less often, if there is one; the one whose time changes most."""
+    call = next((call for call in result.calls if abs(call.b_calls - call.a_calls) >= 1), None)
+    if call is None:
+        return ""
+    return f" Calls of {call.name} per step: {call.a_calls:,.4g} in A, {call.b_calls:,.4g} in B."
 
 
 def change_text(part: PartDifference) -> str:
