@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -100,14 +99,15 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes] | No
 
 
 def test_a_tuning_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
-    """By Ctrl-C in the noise floor, by a scheduler while it screens, and killed among the pairs."""
+    """By Ctrl-C among the first trials, by a scheduler while it screens, and killed while it confirms."""
     tuning = Tuning(tmp_path)
-    assert tuning.interrupt(signal.SIGINT, lambda: len(tuning.lines("trial")) >= 2) == 130
+    assert tuning.interrupt(signal.SIGINT, lambda: len(tuning.lines("trial")) >= 2) == 1, "the verdict so far"
     assert "to resume" in tuning.text()
+    so_far = json.loads((tuning.out / "tuning.json").read_text())
+    assert so_far["ended_by"] == "interrupted" and so_far["num_trials"] >= 2
     assert tuning.interrupt(signal.SIGTERM, lambda: "screening" in tuning.text()) == 143
     kept = tuning.lines("trial")
-    half_a_pair = re.compile(r"confirming pause=0.01 .*\n.*  trial +\d+  baseline")
-    assert tuning.interrupt(signal.SIGKILL, lambda: half_a_pair.search(tuning.text()) is not None) == -signal.SIGKILL
+    assert tuning.interrupt(signal.SIGKILL, lambda: "confirming pause=0.01 " in tuning.text()) == -signal.SIGKILL
     num_before, num_runs = len(tuning.lines("trial")), tuning.num_runs()
     last = tuning.start()
     # Other tests beside this one may void so many pairs that no verdict is reached.
@@ -121,8 +121,6 @@ def test_a_tuning_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert len(trials) == result["num_trials"] <= NUM_TRIALS
     if last.returncode == 0:
         assert [change["name"] for change in result["changes"]] == ["pause=0.01"]
-        # The pair whose second half ran hours later, for all that is known, does not count.
-        assert "its two trials ran before and after an interruption" in result["void_reasons"]
     # What ran is what is in the journal, and one run cut short by each interruption.
     assert tuning.num_runs() == len(trials) + len(profiles) + 3
     assert tuning.num_runs() - num_runs == len(trials) - num_before + (len(profiles) - 1)
