@@ -65,6 +65,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 # (Part of the line, number) -> why no test can tell, or none should.
 EQUIVALENT: dict[tuple[str, str], str] = {
+    ("UNDECIDED, BETTER, WORSE, EQUIVALENT = ", "1"): "codes that only must differ",
+    ("UNDECIDED, BETTER, WORSE, EQUIVALENT = ", "2"): "codes that only must differ",
     ("MAX_LOOK_BACK = ", "512"): "a bound on the time of a search; further back there is no step in common",
     ("len(stages) < 2", "2"): "a pipeline has two stages or more",
     ("if len(losses) > 2", "2"): "the deviation of one or two differences says nothing either way",

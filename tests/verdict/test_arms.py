@@ -16,6 +16,8 @@ from tests.verdict.trials import trial
 from flatout.errors import UsageError
 from flatout.records.trial import Covariates, TrialResult
 from flatout.verdict.arms import judge_arms
+from flatout.verdict.arrangement import planned
+from flatout.verdict.effect import fit_effect
 
 MINGPT = "nccl-sockets=1x1+16"
 
@@ -36,6 +38,10 @@ def test_one_trial_of_the_candidate_is_never_enough() -> None:
     verdict = judge_arms(fabric, "dataloader-workers=15", chosen_by=frozenset({4}))
     assert (verdict.verdict, verdict.interval) == ("undecided", None)
     assert "1 trial of the candidate and 4 baselines are too few" in verdict.reason
+    assert verdict.probability_better is not None
+    assert 0.95 < verdict.probability_better < 1
+    of_three = judge_arms(fabric, "dataloader-workers=15", num_screened=3, chosen_by=frozenset({4}))
+    assert of_three.probability_better == pytest.approx(verdict.probability_better**3)
     assert judge_arms(arms("AAAAB", [0, 0.01, 0, 0.01, -2]), "candidate").verdict == "undecided"
     assert judge_arms(arms("AAAABB", [0, 0.01, 0, 0.01, -2, -2.01]), "candidate").verdict == "better"
 
@@ -151,6 +157,18 @@ def test_levels_of_different_sessions_are_not_compared() -> None:
     assert verdict.speedup == pytest.approx(math.exp(0.4), rel=0.02)
     apart = [msgspec.structs.replace(t, session=int(t.arm == "candidate")) for t in trials]
     assert judge_arms(apart, "candidate").verdict == "undecided"
+
+
+def test_the_best_case_is_exceeded_with_a_probability_of_a_tenth() -> None:
+    """By the fit, which `test_effect` holds to another way of computing it."""
+    trials = noisy_arms(12, "AAABAB", sd=0.1)
+    verdict = judge_arms(trials, "candidate")
+    effect = fit_effect(np.log([[one.step_s[0] for one in trials]]), planned("AAABAB"))
+    assert effect is not None
+    assert verdict.best_case == pytest.approx(math.exp(effect.interval(0.2)[1][0]))
+    assert verdict.error_rate == 0.05
+    assert verdict.min_effect == 0.01
+    assert verdict.num_pairs == 2
 
 
 @given(unit=st.floats(min_value=1e-6, max_value=1e6))

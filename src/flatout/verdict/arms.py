@@ -32,7 +32,7 @@ from flatout.verdict.analyses import (
 )
 from flatout.verdict.arrangement import Arrangement
 from flatout.verdict.cost import TrialCost, missing, trial_costs
-from flatout.verdict.effect import Floats, as_speedup, fit_effect
+from flatout.verdict.effect import Effect, Floats, as_speedup, fit_effect
 from flatout.verdict.invalid_trials import invalid_reasons, load_shifts
 from flatout.verdict.quoted import claim_of, quoted
 from flatout.verdict.shared_error import SharedError, shared_error
@@ -183,7 +183,7 @@ def judge_arms(
         order=last.arrangement.order,
         unmeasured_work=arms.unmeasured_work,
         next_analysis=following.num_fresh if following is not None and not is_final else None,
-        probability_better=_probability_better(last),
+        probability_better=_probability_better(last.effect, last.divisor),
         reason=_reason(last, min_effect),
     )
 
@@ -229,9 +229,11 @@ def _due(question: Question, trials: Sequence[TrialResult], is_last: bool) -> li
 
 
 def _not_analysed(question: Question, arms: Arms, is_last: bool) -> Verdict:
-    """Return the verdict on too few trials; their speedup is shown if there is one, and claims nothing."""
+    """Return the verdict on too few trials; speedup and probability are shown if there are any, and claim nothing."""
     arrangement = arms.arrangement
-    effect = fit_effect(arms.logs, arrangement) if arrangement.positions else None
+    effect = None
+    if arrangement.positions:
+        effect = fit_effect(arms.logs, arrangement, shared=arms.shared, shifts=arms.shifts)
     mean = as_speedup(float(effect.estimate[0])) if effect is not None else None
     following = next_analysis(arms.num_run)
     return Verdict(
@@ -251,7 +253,7 @@ def _not_analysed(question: Question, arms: Arms, is_last: bool) -> Verdict:
         order=arrangement.order,
         unmeasured_work=arms.unmeasured_work,
         next_analysis=following.num_fresh if following is not None and not is_last else None,
-        probability_better=None,
+        probability_better=_probability_better(effect, question.num_screened) if effect is not None else None,
         reason=_too_few(arrangement),
     )
 
@@ -274,10 +276,10 @@ def _too_few(arrangement: Arrangement) -> str:
     return f"{candidates} of the candidate and {baselines} are too few for a verdict"
 
 
-def _probability_better(last: Fitted) -> float:
+def _probability_better(effect: Effect, num_screened: int) -> float:
     """Return the probability that the candidate is faster; the best of several would look better by chance."""
-    doubt = 1 - float(last.effect.probability_above(0.0)[0])
-    return float((1 - doubt) ** last.divisor)
+    doubt = 1 - float(effect.probability_above(0.0)[0])
+    return float((1 - doubt) ** num_screened)
 
 
 def _speedup(question: Question, analyses: Sequence[Fitted], arms: Arms) -> float:
