@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tests.inside.blocks.runs import MOST_STEPS, run_blocks
 
+from flatout.inside.blocks.arms import ArmSwitcher
+from flatout.inside.blocks.block_run import BLOCKS
+from flatout.inside.blocks.schedule import Arm, read_schedule
+from flatout.inside.identity import Identity
+from flatout.inside.phases.consensus import TracePlan
+from flatout.inside.phases.phases import Phases
 from flatout.inside.protocol import STEP_COLUMNS
+from flatout.inside.recording.step_detector import StepSource
+from flatout.inside.recording.step_file import StepFile
+from flatout.inside.settings import RecorderSettings
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -95,6 +105,24 @@ def test_each_rank_is_bound_to_its_cores_in_its_blocks_only(tmp_path: Path) -> N
     run = run_blocks(tmp_path / "r", [("bind_cores", {"by": "exclusive"})], ranks=2)
     assert run.done.code == 0, run.done.errors
     assert (run.seen("cores", "baseline"), run.seen("cores", "x")) == ({allowed}, {allowed // 2})
+
+
+def test_a_rank_that_reads_the_plan_of_the_trace_late_still_switches_at_its_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps must be reported one by one, although there is no trace for it any more."""
+    schedule = {"arms": [], "order": [0], "min_steps": 3, "min_block_s": 0.0, "max_s": 9.0}
+    monkeypatch.setattr(BLOCKS, "schedule", read_schedule(json.dumps(schedule)))
+    monkeypatch.setattr(BLOCKS, "arms", [ArmSwitcher(Arm(name="baseline"))])
+    settings = RecorderSettings(recording=tmp_path, is_light=True, has_facts=False, has_blocks=True)
+    settings.state.mkdir()
+    identity = Identity(rank=1, world_size=2, local_rank=1, backend="gloo", num_nodes=1)
+    phases = Phases(settings, identity, StepFile(tmp_path, 1, {}))
+    plan = TracePlan(settled=3, flops_step=5, start=None, num_steps=3)
+    (settings.state / "plan-0").write_text(json.dumps(asdict(plan)) + "\n")
+    phases.advance(9, StepSource.OPTIMIZER, is_training=True)
+    assert phases.is_decided
+    assert phases.is_exact
 
 
 def test_a_schedule_that_cannot_be_read_leaves_the_job_as_it_was(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ class Phases:
             return True
         if self._plan is None:
             return self._settings.warmup is not None
+        if self._blocks is not None:
+            return True
         return not self.is_over or self._recovery > 0 or self._stall.is_exact
 
     @property
