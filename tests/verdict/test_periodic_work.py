@@ -112,6 +112,14 @@ def test_the_length_of_the_loader_is_the_period_of_an_epoch_that_no_trial_reache
     assert work.period[BASELINE] is not None and work.period[BASELINE].steps == 500
 
 
+@pytest.mark.parametrize(("loader", "period"), [(40, 40), (100, 100), (39, 40), (None, 40)])
+def test_the_loader_says_how_long_an_epoch_is_unless_its_end_came_later(loader: int | None, period: int) -> None:
+    """A job that resumes within an epoch of 100 steps sees its end after 40; an evaluation's loader may be shorter."""
+    trials = [numbered(i, 30, 20, {40: 2.0}, spells=spells("epoch_end", [40]), steps_per_epoch=loader) for i in (0, 1)]
+    (work,) = work_of(trials)
+    assert work.period[BASELINE] is not None and work.period[BASELINE].steps == period
+
+
 @pytest.mark.parametrize(("num_common", "num_works"), [(8, 1), (7, 2)])
 def test_kinds_in_eight_of_ten_same_steps_are_one_work(num_common: int, num_works: int) -> None:
     ends = [10 * place for place in range(1, 10)]

@@ -103,18 +103,23 @@ def _occurrences(window: Window, kinds: Sequence[SpellKind]) -> Numbers:
 def _period_by_steps(
     windows: Sequence[Window], occurrences: dict[int, Numbers], kinds: Sequence[SpellKind]
 ) -> Period | None:
-    """Return the period by the gaps; else by the first occurrence, counted from the start of the job."""
+    """Return the period by the gaps; else by the length of the loader, or by the first occurrence.
+
+    The first occurrence counts from the start of the job. A job that resumes within an epoch has its first end earlier.
+    """
     of_windows = [occurrences[window.index] for window in windows]
     gaps = gaps_within(of_windows)
     if gaps:
         return period_of_gaps(gaps, fewest=1)
     firsts = {int(numbers[0]) for numbers in of_windows if len(numbers)}
+    epochs = {window.steps_per_epoch for window in windows} - {None}
+    if "epoch_end" in kinds and len(epochs) == 1:
+        epoch_steps = epochs.pop() or 1
+        if epoch_steps >= max(firsts, default=0):  # else it is the length of another loader
+            return Period(steps=float(epoch_steps), is_exact=True)
     is_numbered = all(window.is_numbered for window in windows)
     if is_numbered and len(firsts) == 1 and not _FROM_THE_START.isdisjoint(kinds):
         return Period(steps=float(firsts.pop()), is_exact=True)
-    epochs = {window.steps_per_epoch for window in windows} - {None}
-    if "epoch_end" in kinds and len(epochs) == 1:
-        return Period(steps=float(epochs.pop() or 1), is_exact=True)
     return None
 
 
