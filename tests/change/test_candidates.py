@@ -352,3 +352,21 @@ def test_the_allocators_own_settings_are_kept() -> None:
 def test_no_bucket_is_larger_than_all_gradients_need() -> None:
     small = candidates(SLOW_NETWORK, facts(gradient_bytes=60 << 20))
     assert [c.value for c in small if c.knob.name == "ddp-bucket"] == ["100", "50"]
+
+
+@pytest.mark.parametrize(
+    ("load", "cpu_share", "expected"),
+    [
+        (3.2, 0.07, (4, 8, 2)),  # 1.25 times 3.2 is just 4
+        (3.21, 0.07, (5, 8, 4, 2)),
+        (100.0, 0.07, (8, 4, 2)),  # more than the cores can run
+        (0.1, 0.07, (1, 8, 4, 2)),
+        (None, 0.07, (8, 4, 2)),
+        (3.2, 0.9, (1,)),  # batches are computed: cores decide
+    ],
+)
+def test_a_loader_that_waits_is_first_offered_the_workers_that_keep_up_with_the_step(
+    load: float | None, cpu_share: float, expected: tuple[int, ...]
+) -> None:
+    job = facts(cores_allowed=2.0, ranks_per_host=2, loader_cpu_share=cpu_share, loader_load=load)
+    assert worker_counts(job) == expected

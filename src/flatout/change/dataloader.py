@@ -8,6 +8,7 @@ which batches are made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -99,6 +100,7 @@ NON_BLOCKING = Knob(
     ),
     source="torch.Tensor.to documentation",
 )
+KEEPS_UP = 1.25  # times the workers that are just enough, because batches take unequally long
 KNOBS = (WORKERS, PREFETCHED, PINNED, PERSISTENT, NON_BLOCKING)
 
 
@@ -117,10 +119,12 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 
 def worker_counts(facts: JobFacts) -> tuple[int, ...]:
-    """Return the numbers of workers per rank to try, largest first, at most those that the spare cores can run.
+    """Return the numbers of workers per rank to try, at most those that the spare cores can run.
 
-    A rank with one core still gets one worker: it can read while the training computes. A worker that waits needs only
-    its CPU share of a core. An iterable dataset gets one worker, as more would repeat its samples.
+    The first is the number that keeps up with the rest of the step, if the loader waits and its load is known; the
+    others follow, largest first. A rank with one core still gets one worker: it can read while the training computes. A
+    worker that waits needs only its CPU share of a core. An iterable dataset gets one worker, as more would repeat its
+    samples.
     """
     if facts.cores_per_rank is None:
         return ()
@@ -131,5 +135,12 @@ def worker_counts(facts: JobFacts) -> tuple[int, ...]:
     if facts.loader_waits:
         by_cpu_time = spare_cores / max(facts.loader_cpu_share or 0.0, 1 / WAITING_WORKERS_PER_CORE)
         most = min(int(by_cpu_time), MAX_WORKERS)
-    counts = dict.fromkeys((most, most // 2, most // 4, min(2, most)))
+    counts = dict.fromkeys((*_keeping_up(facts, most), most, most // 2, most // 4, min(2, most)))
     return tuple(count for count in counts if count >= 1 and count != facts.loader_workers)
+
+
+def _keeping_up(facts: JobFacts, most: int) -> tuple[int, ...]:
+    """Return the number of workers that make a batch in the time of the rest of a step; () if it is unknown."""
+    if not facts.loader_waits or facts.loader_load is None:
+        return ()
+    return (min(max(math.ceil(KEEPS_UP * facts.loader_load), 1), most),)

@@ -148,6 +148,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_has_persistent_workers: bool | None = None
     loader_batches: int | None = None  # of one epoch, per rank
     loader_is_iterable: bool | None = None  # an IterableDataset: by default, each worker yields all samples
+    loader_load: float | None = None  # seconds of waiting for batches without workers, per second of the rest of a step
     loader_cpu_share: float | None = None  # CPU share of the time in which batches are made; low: waiting
     loader_draws: bool | None = None  # making a batch draws random numbers from its process's generators
     loader_keeps_state: bool | None = None  # making a batch changes the data set, or the data set knows the epoch

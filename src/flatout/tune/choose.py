@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from flatout.change.arguments import knob_changes, parse_knob
-from flatout.change.candidates import candidates, regular_share
+from flatout.change.candidates import candidates, regular_share, share_in_trial
 from flatout.errors import UsageError
 from flatout.predict.predict import predict_all, situation_of
 from flatout.predict.situation import Situation
@@ -19,6 +19,8 @@ from flatout.tune.bundle import independent_changes
 from flatout.tune.progress import Progress, Promise, Round, Setup
 from flatout.tune.runner import Profiled
 from flatout.tune.tried import not_reached
+
+LOADING = "data-loading"
 
 
 class _Estimates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -34,6 +36,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
 
     Only a few values of each knob are among them.
     """
+    profiled = _with_loader_load(profiled)
     progress, own = _own_changes(setup, progress, profiled)
     is_for_memory = progress.objective == "peak_memory_bytes"
     applied = progress.applied.changes.changes
@@ -71,6 +74,16 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
         if change in chosen or change.argument is not None:  # the user named it, so the report mentions it
             outcomes = outcomes.with_pending(not_reached(setup, this_round, change, "it was not tried"))
     return progress.with_outcomes(outcomes), this_round
+
+
+def _with_loader_load(profiled: Profiled) -> Profiled:
+    """Return the profile with how long batches take relative to the rest of a step, if no worker makes them."""
+    diagnosis = profiled.done.diagnosis
+    share = sum(share_in_trial(diagnosis, finding) for finding in diagnosis.findings if finding.name == LOADING)
+    if profiled.facts.loader_workers != 0 or not 0 < share < 1:
+        return profiled
+    facts = msgspec.structs.replace(profiled.facts, loader_load=share / (1 - share))
+    return msgspec.structs.replace(profiled, facts=facts)
 
 
 def _without_impossible(progress: Progress, possible: Sequence[Change]) -> Progress:
