@@ -108,6 +108,20 @@ def test_the_parts_that_moved_are_named_largest_first() -> None:
     ]
 
 
+def test_a_part_that_moved_by_less_than_a_tenth_of_the_largest_shift_is_not_named() -> None:
+    for shift, names in ((0.0011, ["parts.data", "parts.wait"]), (0.0009, ["parts.data"])):
+        results = [
+            result(
+                number,
+                each.measures[0].value,
+                parts={"parts.wait": 0.01 + shift * (number >= 25), "parts.data": 0.01 * (number >= 25)},
+            )
+            for number, each in enumerate(stepped())
+        ]
+        (tracked,) = only(results).changes
+        assert [part.name for part in tracked.parts] == names
+
+
 def test_parts_are_checked_only_if_they_are_asked_for() -> None:
     results = [result(number, 0.1, parts={"parts.data": 0.01}) for number in range(10)]
     assert only(results).measure == "step_s"

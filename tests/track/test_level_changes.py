@@ -145,14 +145,30 @@ def test_a_machine_with_two_states_changes_if_both_states_do() -> None:
 
 
 def test_states_that_overlap_are_noise() -> None:
-    """Four robust standard deviations apart are two states; three are not."""
+    """Four robust standard deviations apart are two states, and less is not."""
     order = np.tile([0.0, 0.0, 0.0, 1.0, 1.0, 1.0], 20)
     noise = stats.norm.ppf((np.arange(60) + 0.5) / 60)
+    noise = np.clip(noise, -1.5, 1.5)  # so that the widest gap is between the states
+    sd = split_tests.robust_sd(noise)
     rng = np.random.default_rng(0)
     values = np.empty(120)
     values[order == 0], values[order == 1] = rng.permutation(noise), rng.permutation(noise)
-    assert patterns.two_states(values + 9.0 * order, 0.0) is not None
-    assert patterns.two_states(values + 3.0 * order, 0.0) is None
+    assert patterns.two_states(values + 4.05 * sd * order, 0.0) is not None
+    assert patterns.two_states(values + 3.95 * sd * order, 0.0) is None
+
+
+def test_an_outlier_is_four_standard_deviations_from_its_level() -> None:
+    rests = np.append(0.01 * np.random.default_rng(0).permutation(stats.norm.ppf((np.arange(60) + 0.5) / 60)), 1.0)
+    level, sd = float(np.median(rests)), split_tests.robust_sd(rests)
+    for distance, is_named in ((3.95, False), (4.05, True)):
+        values = np.append(rests[:-1], level + distance * sd)  # as far above the median as before, so both stay
+        assert (60 in found(100 * np.exp(values)).outliers) is is_named
+
+
+def test_each_state_needs_two_results_on_both_sides_of_a_change() -> None:
+    is_high = np.array([True, False] * 10 + [True] * 8 + [False] * 2)
+    assert level_changes._of_both_states([20], is_high) == [20]
+    assert level_changes._of_both_states([20], np.append(is_high[:-2], [True, False])) == []
 
 
 def test_a_rare_state_is_made_of_outliers() -> None:
