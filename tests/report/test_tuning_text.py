@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ import pytest
 from tests.report import tuning_builder as builder
 
 from flatout import units
+from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.tuning import Screened, TriedSet, TuneResult, TuningEnd
 from flatout.records.verdict import Verdict
 from flatout.report.terminal import TextStyle
@@ -457,3 +459,26 @@ def test_a_bound_below_what_an_undecided_change_measured_is_never_left_without_a
     for shown in (text_of(result), tuning_html(result, ["flatout", "tune"], OUT)):
         words = " ".join(re.sub(r"<[^>]+>", "", shown).split())
         assert (f"measured {how}: more than the 1.49x that its findings cost" in words) == is_said
+
+
+def test_the_parts_of_a_step_are_in_text_html_and_json() -> None:
+    end = WorkTime(kinds=("epoch_end", "evaluation"), extra_s=2.6, period_steps=15)
+    before = StepTime(step_s=0.176 + 2.6 / 15, regular_s=0.176, work=(end,))
+    shorter = msgspec.structs.replace(end, extra_s=2.2)
+    after = StepTime(step_s=0.063 + 2.2 / 15, regular_s=0.063, work=(shorter,))
+    result = msgspec.structs.replace(
+        builder.better(),
+        baseline_step=before,
+        tuned_step=after,
+        baseline_step_s=before.step_s,
+        tuned_step_s=after.step_s,
+    )
+    text = joined(text_of(result))
+    assert "349 ms -> 210 ms per step" in text
+    assert "Regular step: 176 ms -> 63.0 ms." in text
+    assert "Each epoch's boundary (evaluation), every 15 steps: 2.60 s -> 2.20 s more." in text
+    words = " ".join(html.unescape(re.sub(r"<[^>]+>", "", tuning_html(result, ["flatout", "tune"], OUT))).split())
+    assert "Each epoch's boundary (evaluation), every 15 steps: 2.60 s → 2.20 s more." in words
+    told = json.loads(tuning_json(result, ["flatout"]))
+    assert told["baseline_step"]["step_s"] == pytest.approx(told["baseline_step_s"])
+    assert told["tuned_step"]["work"][0]["extra_s"] == 2.2
