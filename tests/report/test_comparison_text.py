@@ -19,7 +19,7 @@ from flatout.records.comparison import (
     Power,
     TrainingCheck,
 )
-from flatout.report.comparison_phrases import headline, power_sentence, signed_percent
+from flatout.report.comparison_phrases import calls_text, headline, power_sentence, signed_percent
 from flatout.report.comparison_text import comparison_text, next_words
 from flatout.report.terminal import TextStyle
 
@@ -177,3 +177,10 @@ def test_kinds_of_steps_have_their_own_table() -> None:
     text = flat(comparison(parts=parts, cause="rest_of_step"))
     assert "kind of step A B change 95 % interval regular step 40.0 ms" in text
     assert "epoch end 40.0 ms 50.0 ms +10.0 ms" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1.0, "1"), (2.5, "2.5"), (99.4, "99.4"), (100.0, "100"), (10_001.0, "10,001")]
+)
+def test_a_number_of_calls(count: float, text: str) -> None:
+    assert calls_text(count) == text

@@ -165,12 +165,17 @@ def cause_sentence(result: Comparison) -> str:
     return f"Most of the difference is {part_label(part.part)}: {change_text(part)} {where}.{_call_sentence(result)}"
 
 
+def calls_text(count: float) -> str:
+    """Return a mean number of calls: whole where it is large."""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+
+
 def _call_sentence(result: Comparison) -> str:
     """Name the call that a step of B makes more or less often, if there is one; the one whose time changes most."""
     call = next((call for call in result.calls if abs(call.b_calls - call.a_calls) >= 1), None)
     if call is None:
         return ""
-    return f" Calls of {call.name} per step: {call.a_calls:,.4g} in A, {call.b_calls:,.4g} in B."
+    return f" Calls of {call.name} per step: {calls_text(call.a_calls)} in A, {calls_text(call.b_calls)} in B."
 
 
 def change_text(part: PartDifference) -> str:

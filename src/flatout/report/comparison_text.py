@@ -14,6 +14,7 @@ from flatout.records.comparison import Arm, Comparison, PartSource
 from flatout.report.command import quoted
 from flatout.report.comparison_phrases import (
     arm_text,
+    calls_text,
     cause_sentence,
     environment_lines,
     gate_sentence,
@@ -99,8 +100,8 @@ def _where(result: Comparison, style: TextStyle) -> list[str]:
         cells = [
             [
                 call.name,
-                f"{call.a_calls:,.4g}",
-                f"{call.b_calls:,.4g}",
+                calls_text(call.a_calls),
+                calls_text(call.b_calls),
                 units.seconds(call.a_s),
                 units.seconds(call.b_s),
             ]
