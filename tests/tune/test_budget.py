@@ -114,6 +114,18 @@ def test_a_bundle_that_disappoints_is_taken_apart_before_it_is_confirmed() -> No
     assert [change.name for change in result.tuning.changes.changes] == [SOCKETS]
 
 
+@pytest.mark.parametrize(("num_left_after", "is_alone"), [(6, True), (5, False)])
+def test_a_bundle_that_disappoints_is_confirmed_if_its_parts_would_take_too_many_trials(
+    num_left_after: int, is_alone: bool
+) -> None:
+    """Two changes alone, and four trials to confirm the better one, are six; two baselines and the bundle ran before."""
+    runner = SimulatedRunner({WORKERS: 1.0, SOCKETS: 1.25}, between_sd=0.002, step_sd=0.005)
+    result = tuned(runner, max_trials=3 + num_left_after, max_rounds=1)
+    assert runner.names()[:3] == ["baseline", "baseline", f"{SOCKETS} + {WORKERS}"]
+    assert (SOCKETS in runner.names()[:6]) == is_alone
+    assert is_better(result)
+
+
 def test_nothing_to_gain_ends_early() -> None:
     lengths = []
     for seed in range(5):

@@ -41,7 +41,7 @@ def test_a_tuning_of_two_ranks_leaves_its_files_in_its_folder_and_nothing_elsewh
     # It accumulates gradients, so its first loss is not known; the gate has the others, and nothing to complain of.
     assert not [note for note in result["notes"] if "loss" in note or "gradient" in note]
     kinds = [json.loads(line)["type"] for line in (out / "journal.jsonl").read_text().splitlines()]
-    assert kinds == ["heading", "trial", "trial", "trial", "profile", "trial"]
+    assert kinds == ["heading", "trial", "trial", "profile", "trial", "trial"]
     lines = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     for trial in (line["result"] for line in lines if line["type"] == "trial"):
         (norms,) = trial["gradients"]

@@ -11,7 +11,7 @@ from flatout.change.dataloader import WORKERS
 from flatout.records.change import Change, ChangeSet
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Screened
-from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES, num_reserved
+from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES, NUM_CONFIRMING, num_left, num_reserved
 from flatout.tune.bundle import disappoints, hides_a_member
 from flatout.tune.progress import Outcomes, Progress, Round, Setup
 from flatout.tune.trials import refusal, run_trial
@@ -67,7 +67,10 @@ def _screen_bundle(
         return progress, None
     progress = _with_baseline_of_this_session(setup, progress, this_round, result)
     estimate = estimated_speedup(progress, bundle)
-    if estimate is None or estimate < clear_speedup(progress) or disappoints(estimate, members, this_round):
+    # With too few trials left to try each alone and to confirm the best, the set is worth more than its parts.
+    is_short = num_left(setup) < len(members) + NUM_CONFIRMING
+    is_poor = not is_short and disappoints(estimate or 0.0, members, this_round)
+    if estimate is None or is_poor or estimate < clear_speedup(progress):
         setup.say("together they gain less than estimated: trying each alone")
         return progress, None
     reason = f"{estimate:.2f}x in one trial, and no further trial was made"
