@@ -118,7 +118,7 @@ def test_a_bundle_that_disappoints_is_taken_apart_before_it_is_confirmed() -> No
 def test_a_bundle_that_disappoints_is_confirmed_if_its_parts_would_take_too_many_trials(
     num_left_after: int, is_alone: bool
 ) -> None:
-    """Two changes alone, and four trials to confirm the better one, are six; two baselines and the bundle ran before."""
+    """Two changes alone, and four trials to confirm the better one, are six; three trials ran before."""
     runner = SimulatedRunner({WORKERS: 1.0, SOCKETS: 1.25}, between_sd=0.002, step_sd=0.005)
     result = tuned(runner, max_trials=3 + num_left_after, max_rounds=1)
     assert runner.names()[:3] == ["baseline", "baseline", f"{SOCKETS} + {WORKERS}"]
