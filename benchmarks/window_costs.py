@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from flatout.records.trial import BASELINE, SpellKind, StepSpell, TrialResult
 from flatout.verdict.cost import TrialCost, trial_costs
-from flatout.verdict.plain_cost import are_spikes_rare, trial_cost
 
 Floats = NDArray[np.float64]
 
@@ -36,6 +35,7 @@ PERIODS = (7, 15, 40, 100, 300)
 WINDOWS = (12, 20, 30, 60, 120, 200)
 WAYS = ("times only", "numbered", "hooks")
 NUM_BASELINES, NUM_CANDIDATES = 5, 3
+SPIKE_FACTOR, MAX_SPIKE_SHARE = 1.5, 0.05  # of the rule before
 WARM_UP = (11, 40)  # steps
 
 
@@ -126,9 +126,13 @@ def as_known(trials: Sequence[TrialResult], way: str) -> list[TrialResult]:
 
 
 def today(trials: Sequence[TrialResult]) -> list[float]:
-    costs = [trial_cost(trial, "step_s") for trial in trials]
-    drop = are_spikes_rare(costs[:NUM_BASELINES], costs[NUM_BASELINES:])
-    return [cost.log(drop_spikes=drop) for cost in costs]
+    """Return the costs by the rule before: means without steps above 1.5 medians, if these are rare in each arm."""
+    windows = [np.asarray(trial.step_s) for trial in trials]
+    is_spike = [steps > SPIKE_FACTOR * np.median(steps) for steps in windows]
+    arms = (slice(None, NUM_BASELINES), slice(NUM_BASELINES, None))
+    drops = all(np.concatenate(is_spike[arm]).mean() <= MAX_SPIKE_SHARE for arm in arms)
+    kept = [steps[~spikes] if drops else steps for steps, spikes in zip(windows, is_spike, strict=True)]
+    return [math.log(float(steps.mean())) for steps in kept]
 
 
 class Errors:

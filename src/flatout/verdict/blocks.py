@@ -28,11 +28,12 @@ from flatout.records.trial import BASELINE
 from flatout.records.verdict import VerdictName
 from flatout.units import percent
 from flatout.verdict.arms import MIN_EFFECT
-from flatout.verdict.plain_cost import MAX_SPIKE_SHARE, SPIKE_FACTOR
 from flatout.verdict.student import t_quantile
 
 Floats = NDArray[np.float64]
 
+SPIKE_FACTOR = 1.5  # a step longer than this many medians of its arm is a spike
+MAX_SPIKE_SHARE = 0.05  # if more steps are that long, in either arm, they are stalls of the job itself
 BLOCKS_PER_UNIT = 4
 MIN_UNITS = 4  # fewer cannot decide
 ERROR_RATE = 0.05  # of all candidates in one job together: that of the interval and that of the spikes
