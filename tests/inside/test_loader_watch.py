@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from flatout.inside.phases.facts import _loader_facts
-from flatout.inside.recording.loader_watch import NUM_WATCHED, WATCHES, LoaderWatch, hook_fetchers
+from flatout.inside.protocol import NUM_WATCHED_BATCHES
+from flatout.inside.recording.loader_watch import WATCHES, LoaderWatch, hook_fetchers
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -156,10 +157,10 @@ def test_an_iterable_data_set_is_known(watch: LoaderWatch) -> None:
 
 def test_after_some_batches_nothing_is_watched(watch: LoaderWatch) -> None:
     dataset = Samples(wait)
-    facts(dataset, num_batches=NUM_WATCHED + 2)
+    facts(dataset, num_batches=NUM_WATCHED_BATCHES + 2)
     report = watch.report_of(dataset)
     assert report is not None
-    assert report.num_batches == NUM_WATCHED
+    assert report.num_batches == NUM_WATCHED_BATCHES
 
 
 def test_a_data_set_with_the_id_of_one_that_is_gone_is_watched_anew(watch: LoaderWatch) -> None:

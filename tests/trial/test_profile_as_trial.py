@@ -55,7 +55,7 @@ def test_the_steps_between_the_warm_up_and_the_trace_are_the_trial() -> None:
     assert result.samples_per_step == 64.0
     assert result.start_s == pytest.approx(10 + 2.6)
     assert result.took_s == pytest.approx(20.0)
-    assert len(result.losses) == 9  # without those of disturbed steps
+    assert len(result.losses) == 12  # those of disturbed steps are the job's own too
 
 
 def test_what_the_trace_affects_is_unknown() -> None:
@@ -86,6 +86,22 @@ def test_a_loader_of_which_it_is_unknown_how_long_it_was_watched_is_no_trial() -
     assert taken(facts=facts(loader_workers=2, loader_watch_s=None)) is None
     samples = np.full(12, 8.0)
     assert taken(profiled(num_samples=samples)) is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "settled", "passes", "is_sound"),
+    [(0, 16, 1, True), (0, 15, 1, False), (0, 8, 2, True), (2, 32, 1, True), (2, 31, 1, False), (1, 16, 1, True)],
+)
+def test_a_loader_whose_first_batches_are_made_is_no_longer_watched(
+    workers: int, settled: int, passes: int, is_sound: bool
+) -> None:
+    """Sixteen batches of each process that makes them are watched, here for far too long."""
+    times = (0.1, *(0.1 for _ in range(settled - 1)), *TIMES, 0.7)
+    ranked = rank(0, times, settled=settled)
+    steps = msgspec.structs.replace(ranked.steps, num_loader_ends=np.zeros(len(times)))
+    ranked = msgspec.structs.replace(ranked, steps=steps, disturbed_from=settled + len(TIMES))
+    job = facts(loader_workers=workers, loader_watch_s=1.0, passes_per_step=passes)
+    assert (taken(ranked, facts=job) is not None) == is_sound
 
 
 @pytest.mark.parametrize(("step", "is_sound"), [(2, True), (3, False), (8, False), (9, True)])

@@ -214,6 +214,9 @@ class StepKind:
 NUM_STABLE_WARMUP_STEPS = 5
 
 
+NUM_WATCHED_BATCHES = 16  # batches per data set and process that a profile watches while they are made
+
+
 class FailureKind:
     """Kinds of failures, in files of kind FAILURE."""
 

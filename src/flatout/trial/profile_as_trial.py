@@ -5,8 +5,8 @@ that is run instead is never wrong. The conditions:
 
 - Every rank measured steps between its warm-up and the first step that the recorder slows down, and the job ended as
   the recorder asked. Only those steps count; until then a profile does the same work as a trial.
-- No loader started again within them, and what the recorder adds to a loader's first batches (it looks at how they are
-  made) is below a hundredth of a step, or there was no loader.
+- No loader started again within them, and the recorder no longer looked at how a loader makes its first batches, or
+  that takes less than a hundredth of a step, or there was no loader.
 - Their mean is known about as precisely as that of a trial.
 
 What the trace and the counting of operations affect is unknown in the result: peak memory and energy. Gradients and
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from flatout.inside.protocol import NUM_WATCHED_BATCHES
 from flatout.records.change import JobFacts
 from flatout.records.recording import RankRecording, Recording, Steps
 from flatout.records.trial import BASELINE, TrialResult
@@ -65,7 +66,7 @@ def profile_as_trial(
         steps_per_epoch=facts.steps_per_epoch,
         samples_per_step=recording.measured.samples_per_step,
         tokens_per_step=recording.measured.tokens_per_step,
-        losses=mean_losses(ranks),
+        losses=mean_losses(recording.ranks),  # also of disturbed steps: the trace slows a step, and alters no number
         loader_workers=facts.loader_workers,
         start_s=max(counted_s) - run.start_unix_s,
         start_costs=costs,
@@ -93,10 +94,15 @@ def _first_rows(steps: Steps, num_rows: int) -> Steps:
 
 
 def _watch_s(ranks: Sequence[RankRecording], facts: JobFacts) -> float:
-    """Return the time that watching the loaders adds to a step at most: infinite if it is unknown."""
+    """Return the time that watching the loaders adds to a step at most: infinite if it is unknown.
+
+    Each process that makes batches is watched for its first ones, and workers make them in turn.
+    """
     has_loader = any(not np.isnan(rank.steps.num_samples).all() for rank in ranks)
     if not has_loader and facts.loader_workers is None:
         return 0.0
-    if facts.loader_watch_s is None:
-        return math.inf
-    return facts.loader_watch_s * (facts.passes_per_step or 1)
+    num_passes = facts.passes_per_step or 1
+    num_before = min(rank.settled_step or 0 for rank in ranks) * num_passes
+    if facts.loader_workers is not None and num_before >= NUM_WATCHED_BATCHES * max(facts.loader_workers, 1):
+        return 0.0
+    return math.inf if facts.loader_watch_s is None else facts.loader_watch_s * num_passes

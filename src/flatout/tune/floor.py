@@ -8,6 +8,7 @@ from flatout.errors import InputError
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import Objective
 from flatout.report.outlook_phrases import first_outlook_sentence, outlook_sentence, trial_sentence
+from flatout.report.start_costs import start_hint, start_line
 from flatout.trial.gates import loss_note
 from flatout.trial.gradient_gate import gradient_note
 from flatout.tune.budget import NUM_FLOOR_TRIALS, num_floor_trials, time_is_up
@@ -34,6 +35,9 @@ def measure_baseline(setup: Setup) -> Progress:
         progress = _with_baseline(setup, progress)
     setup.say(outlook_sentence(outlook(setup, progress)))
     baselines = progress.evidence.baselines
+    for sentence in (start_line(baselines), start_hint(baselines)):
+        if sentence is not None:
+            setup.say(sentence)
     for note in (loss_note(baselines), gradient_note(baselines)):
         if note is not None:
             progress = progress.with_note(note)

@@ -24,10 +24,9 @@ import torch
 from torch.utils.data import _utils
 
 from flatout.inside.log import LOG
-from flatout.inside.protocol import partial_name
+from flatout.inside.protocol import NUM_WATCHED_BATCHES, partial_name
 
-NUM_WATCHED = 16  # batches per data set and process
-_WRITE_AT = (2, 4, 8, NUM_WATCHED)  # batches after which a worker writes its report
+_WRITE_AT = (2, 4, 8, NUM_WATCHED_BATCHES)  # batches after which a worker writes its report
 _MAX_DEPTH, _MAX_PARTS, _MAX_ELEMENTS = 3, 200, 8
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -104,7 +103,7 @@ class LoaderWatch:
         if report is None:
             report = LoaderReport(keeps_state=names_epoch(dataset))
             self._reports[id(dataset)] = _OfDataset(report, dataset)
-        return report if report.num_batches < NUM_WATCHED else None
+        return report if report.num_batches < NUM_WATCHED_BATCHES else None
 
     def _add(self, report: LoaderReport, dataset: Any, before: _State, spent: list[float]) -> None:
         after = _state(dataset)
