@@ -244,3 +244,26 @@ def test_a_session_in_which_trials_only_failed_counts_too(path: Path) -> None:
     failed = msgspec.structs.replace(trial(0), outcome="failed", step_s=())
     Journal(path, HEADING).add("a", failed)
     assert Journal(path, HEADING).session == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_same"),
+    [
+        ({"max_rounds": "6"}, {"max_rounds": "50"}, True),  # its default has changed
+        ({}, {"blocks": "False"}, True),  # an earlier version had no such option
+        ({}, {"blocks": "True"}, False),
+        ({"blocks": "True"}, {"blocks": "False"}, False),
+    ],
+)
+def test_a_journal_of_an_earlier_version_is_of_the_same_tuning_if_new_options_have_their_defaults(
+    path: Path, before: dict[str, str], now: dict[str, str], is_same: bool
+) -> None:
+    def with_options(options: dict[str, str]) -> Heading:
+        return msgspec.structs.replace(HEADING, options={**HEADING.options, **options})
+
+    Journal(path, with_options(before)).add("a", trial(0))
+    if is_same:
+        assert Journal(path, with_options(now)).recall("a") == trial(0)
+    else:
+        with pytest.raises(InputError, match="with other --blocks"):
+            Journal(path, with_options(now))

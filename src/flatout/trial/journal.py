@@ -50,6 +50,8 @@ _WORDS = {
     "sbatch_options": "--sbatch-options",
     "uses_history": "--no-history",
 }
+_MAY_DIFFER = {"max_rounds"}
+_ADDED = {"blocks": "False"}  # options that earlier versions lacked, and their defaults
 _HEADING_START = b'{"type":"heading"'
 _MAX_HEADING_BYTES = 1 << 20
 # Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as strings.
@@ -69,16 +71,26 @@ def _as_texts(numbers: Sequence[float]) -> list[float | str]:
     return [number if math.isfinite(number) else str(number) for number in numbers]
 
 
+def _is_same(before: Heading, now: Heading) -> bool:
+    """Whether two headings are of one tuning run: earlier versions had fewer options, and fewer rounds by default."""
+    return before.command == now.command and before.tool_version == now.tool_version and not _others(before, now)
+
+
+def _others(before: Heading, now: Heading) -> list[str]:
+    """Return the names of the options whose values differ; what an earlier version lacks had its default there."""
+    names = (before.options.keys() | now.options.keys()) - _MAY_DIFFER
+    return [
+        name for name in names if before.options.get(name, _ADDED.get(name)) != now.options.get(name, _ADDED.get(name))
+    ]
+
+
 def _difference(before: Heading, now: Heading) -> str:
     """Return how the two headings differ, without the values of options, which may be secrets."""
     if before.command != now.command:
         return f": its command is {shlex.join(before.command)}"
     if before.tool_version != now.tool_version:
         return f": it was made by flatout {before.tool_version}, and this is {now.tool_version}"
-    names = [
-        name for name in before.options.keys() | now.options.keys() if before.options.get(name) != now.options.get(name)
-    ]
-    others = sorted(_WORDS.get(name, f"--{name}") for name in names)
+    others = sorted(_WORDS.get(name, f"--{name}") for name in _others(before, now))
     return f", with other {', '.join(others)}"
 
 
@@ -121,11 +133,11 @@ class Journal:
         self.num_lines = len(lines)
         headings = [line for line in decoded if isinstance(line, Heading)]
         is_worthless = bool(headings) and not self.num_damaged and not any(map(_is_worth_keeping, decoded))
-        if may_replace and is_worthless and headings[0] != heading:
+        if may_replace and is_worthless and not _is_same(headings[0], heading):
             self.num_replaced = sum(isinstance(line, JournaledTrial) for line in decoded)
             path.unlink()
             text, decoded, headings, lines = b"", [], [], []
-        if headings and headings[0] != heading:
+        if headings and not _is_same(headings[0], heading):
             how = _difference(headings[0], heading)
             raise InputError(
                 f"{path} is the journal of another tuning run{how}",
