@@ -468,7 +468,9 @@ def why(one: TriedSet) -> str:
         reason += f" ({counted(verdict.num_void, what)} invalid: {'; '.join(verdict.void_reasons)})"
     if verdict.speedup is None:
         return f"{verdict.verdict}: {reason}"
-    trials = evidence_words(verdict).replace("fresh ", "")
+    trials = evidence_words(verdict)
+    if not verdict.num_candidates:
+        trials = f"on {counted(verdict.num_pairs, 'pair')}"
     if verdict.verdict == "undecided" and verdict.probability_better is not None:
         trials += f", better with {probability(verdict.probability_better)} probability"
     if one.more is not None:
