@@ -66,3 +66,16 @@ def test_the_number_of_trials_for_an_effect_is_the_first_that_shows_it() -> None
     assert trials_for(0.03, 0.2) is None
     with pytest.raises(UsageError, match=r"above 0\.01"):
         trials_for(0.01, 0.05)
+
+
+def test_a_plan_begins_with_three_baselines_and_one_candidate_and_asks_for_four_fifths() -> None:
+    explicit = detectable_effect(0.05, 9, num_baselines=3, num_screened=1, power=0.8)
+    assert detectable_effect(0.05, 9) == explicit
+    assert detectable_effect(0.05, 9, num_baselines=4) != explicit
+    assert detectable_effect(0.05, 9, num_screened=2) != explicit
+    assert detectable_effect(0.05, 9, power=0.6) != explicit
+    promising = noisy_arms(1, "AAAABAB", sd=0.03, effect=0.1)
+    chosen = frozenset({4})
+    alone = what_next(promising, "candidate", chosen_by=chosen)
+    assert alone == what_next(promising, "candidate", num_screened=1, chosen_by=chosen)
+    assert alone != what_next(promising, "candidate", num_screened=2, chosen_by=chosen)
