@@ -19,6 +19,7 @@ from flatout.tune.screening import clear_speedup, estimated_speedup
 from flatout.tune.trials import refusal, run_trial
 from flatout.tune.tried import not_reached
 
+AS_FAST = 1.05  # a smaller set that is slower than the bundle by more than this does not replace it
 ERROR_SHARE = 2  # of a bundle's round: the other half of its error rate is for the set that is left of it
 
 
@@ -65,6 +66,9 @@ def _keep_if_better(
         progress, comparison = run_until_judged(setup, progress, arms, place=this_round.place)
         if comparison.verdict.verdict != "better" or not comparison.gate.is_passed:
             return progress
+        bundle_speedup = claim.verdict.speedup if claim is not None else None
+        if (comparison.verdict.speedup or 1.0) * AS_FAST < (bundle_speedup or 1.0):
+            return progress  # what was left out may be of use, though no single trial shows it
         if len(applied.each) == 1:
             alone = msgspec.structs.replace(applied.each[0], verdict=comparison.verdict)
             applied = msgspec.structs.replace(applied, each=(alone,))
