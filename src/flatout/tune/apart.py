@@ -12,6 +12,7 @@ import msgspec
 
 from flatout.change.combine import combine, conflicts
 from flatout.records.change import Change, ChangeSet
+from flatout.records.verdict import Verdict
 from flatout.tune.arms import Arms, run_until_judged
 from flatout.tune.budget import NUM_CONFIRMING, num_left, num_reserved
 from flatout.tune.progress import NOTHING, Applied, Claim, Progress, Round, Setup
@@ -66,8 +67,7 @@ def _keep_if_better(
         progress, comparison = run_until_judged(setup, progress, arms, place=this_round.place)
         if comparison.verdict.verdict != "better" or not comparison.gate.is_passed:
             return progress
-        bundle_speedup = claim.verdict.speedup if claim is not None else None
-        if (comparison.verdict.speedup or 1.0) * AS_FAST < (bundle_speedup or 1.0):
+        if claim is not None and not is_as_fast(comparison.verdict, claim.verdict):
             return progress  # what was left out may be of use, though no single trial shows it
         if len(applied.each) == 1:
             alone = msgspec.structs.replace(applied.each[0], verdict=comparison.verdict)
@@ -79,6 +79,13 @@ def _keep_if_better(
         outcomes = outcomes.with_pending(not_reached(setup, this_round, change, reason))
     progress = progress.with_outcomes(outcomes)
     return msgspec.structs.replace(progress, applied=applied, claim=claim)
+
+
+def is_as_fast(smaller: Verdict, bundle: Verdict) -> bool:
+    """Whether a set that was left of a bundle is as fast as the bundle, within what two claims can tell."""
+    if smaller.speedup is None or bundle.speedup is None:
+        return True
+    return smaller.speedup * AS_FAST >= bundle.speedup
 
 
 def _without(progress: Progress, this_round: Round, left_out: Collection[Change]) -> ChangeSet | None:
