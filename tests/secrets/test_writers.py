@@ -24,6 +24,7 @@ WRITERS = {
     "inside/checks/gradients.py": "numbers",
     "inside/failure/stderr_tail.py": "the end of standard error, for the user alone; masked when it is read",
     "inside/overlay/enter.py": "why the kernel refused an overlay",
+    "inside/blocks/dropped.py": "numbers of units and of arms",
     "inside/phases/end_rank.py": "/dev/null",
     "inside/phases/trace_window.py": "torch's trace, cut in place",
     "inside/liveness/beat.py": "numbers, host and process",

@@ -68,7 +68,7 @@ def _keep_if_better(
         if comparison.verdict.verdict != "better" or not comparison.gate.is_passed:
             return progress
         if claim is not None and not is_as_fast(comparison.verdict, claim.verdict):
-            return progress  # what was left out may be of use, though no single trial shows it
+            return progress  # a dropped change may be of use, though no single trial shows it
         if len(applied.each) == 1:
             alone = msgspec.structs.replace(applied.each[0], verdict=comparison.verdict)
             applied = msgspec.structs.replace(applied, each=(alone,))
@@ -82,7 +82,7 @@ def _keep_if_better(
 
 
 def is_as_fast(smaller: Verdict, bundle: Verdict) -> bool:
-    """Whether a set that was left of a bundle is as fast as the bundle, within what two claims can tell."""
+    """Whether the smaller set is as fast as the bundle; two claims do not resolve a smaller difference."""
     if smaller.speedup is None or bundle.speedup is None:
         return True
     return smaller.speedup * AS_FAST >= bundle.speedup
