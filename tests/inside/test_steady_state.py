@@ -35,7 +35,7 @@ class File:
 
 
 class Phases:
-    is_over, is_exact, has_exported = True, False, False
+    is_over, is_exact, has_exported, is_decided = True, False, False, True
 
     def __init__(self) -> None:
         self.times: list[tuple[int, float]] = []
