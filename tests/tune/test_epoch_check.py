@@ -130,8 +130,12 @@ def long_enough(*, budget_s: float, spent_s: float = 0.0, steps_per_epoch: int |
         runner=SimpleNamespace(usual_s=25.0, spent_s=lambda: spent_s),
         options=SimpleNamespace(budget_s=budget_s),
     )
+    # After two trials there is no noise floor yet.
+    baselines = (SimpleNamespace(step_s=(0.25,) * 20), SimpleNamespace(step_s=(0.24,) * 20))
     progress: Any = SimpleNamespace(
-        first=SimpleNamespace(facts=facts(loader_batches=steps_per_epoch)), floor=SimpleNamespace(step_s=0.25)
+        first=SimpleNamespace(facts=facts(loader_batches=steps_per_epoch)),
+        evidence=SimpleNamespace(baselines=baselines),
+        floor=None,
     )
     return num_steps_over_boundary(setup, progress)
 

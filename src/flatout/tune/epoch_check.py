@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from statistics import fmean
 
 import msgspec
 
@@ -73,7 +74,7 @@ def num_steps_over_boundary(setup: Setup, progress: Progress) -> int | None:
         return None
     num_steps = steps_per_epoch + min(steps_per_epoch, MAX_STEPS_AFTER)
     usual_s = setup.runner.usual_s or 0.0
-    step_s = progress.floor.step_s if progress.floor is not None else 0.0
+    step_s = max(fmean(trial.step_s) for trial in progress.evidence.baselines)
     needed_s = 2 * (usual_s + num_steps * step_s)
     left_s = setup.options.budget_s - setup.runner.spent_s()
     is_affordable = needed_s <= min(left_s, MAX_BUDGET_SHARE * setup.options.budget_s)
