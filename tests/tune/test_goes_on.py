@@ -108,6 +108,9 @@ def test_of_a_journal_with_more_candidates_in_a_round_new_ones_are_held_against_
     assert told.screened == pytest.approx(2.0, rel=0.06)
 
 
+KNOB = "p/exact={0.03,0.031}:--pause={}"
+
+
 def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "out"
@@ -117,7 +120,7 @@ def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
         job = Path(__file__).with_name("resting.py")
         words = ["tune", "--out", str(out), "--steps", "5", "--warmup", "1", "--budget", "1h", *options]
         return subprocess.run(
-            [sys.executable, "-m", "flatout", *words, "--knob", "p/exact={0.03}:--pause={}", "--", sys.executable, job],
+            [sys.executable, "-m", "flatout", *words, "--knob", KNOB, "--", sys.executable, job],
             capture_output=True,
             text=True,
             check=False,
@@ -138,7 +141,10 @@ def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
     done = flatout_tune("--trials", "4")
     assert done.returncode == 1, done.stderr
     said = " ".join(done.stdout.replace("\\\n", " ").split())
-    assert f"flatout tune --out {out} --budget 120m --trials 8 --knob 'p/exact={{0.03}}:--pause={{}}' --steps 5" in said
+    assert (
+        f"flatout tune --out {out} --budget 120m --trials 8 --knob 'p/exact={{0.03,0.031}}:--pause={{}}' --steps 5"
+        in said
+    )
     report = json.loads((out / "tuning.json").read_text())
     assert (report["is_cut_short"], report["max_trials"], report["num_trials"]) == (True, 4, 4)
     kept = trials()
@@ -148,9 +154,11 @@ def test_a_real_tuning_goes_on(tmp_path: Path) -> None:
     assert again.returncode == 2 and "and decrease neither" in again.stderr
     assert trials() == kept
 
-    done = flatout_tune("--trials", "5")
-    assert done.returncode == 1, done.stderr
+    done = flatout_tune("--trials", "7")
+    assert done.returncode in (0, 1), done.stderr  # the three further trials may show the gain
     former, report = report, json.loads((out / "tuning.json").read_text())
-    assert (report["num_trials"], report["num_resumed"], report["max_trials"]) == (5, 4, 5)
+    # The second value has its trial now, whether or not more trials of the first could show anything.
+    assert (report["num_resumed"], report["max_trials"]) == (4, 7)
+    assert 4 < report["num_trials"] <= 7
     assert report["date"] == former["date"] and report["took_s"] > former["took_s"]
-    assert trials()[:4] == kept and len(trials()) == 5
+    assert trials()[:4] == kept and len(trials()) == report["num_trials"]

@@ -54,7 +54,7 @@ def main() -> None:
     torch.manual_seed(0)
     if "gc-off" in options:
         gc.disable()
-    kept = [[number] for number in range(500_000)] if "objects" in options else []
+    kept = [[number] for number in range(2_000_000)] if "objects" in options else []
     model: nn.Module = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     if dist.is_initialized():
         model = nn.parallel.DistributedDataParallel(model)
