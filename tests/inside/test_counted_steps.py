@@ -161,7 +161,7 @@ def test_a_candidate_is_not_abandoned_for_a_few_long_steps() -> None:
 
 
 def test_noise_alone_abandons_hardly_any_candidate() -> None:
-    """Of candidates that are nearly as slow as the limit, at most one in twenty is abandoned, for all its looks."""
+    """At most one in twenty candidates just below the limit is abandoned, although each is examined at many steps."""
     abandoned = [
         counted(rule(min_steps=200, max_steps=200, abandon_step_s=1.0 * math.exp(0.005)), noisy(1.0, 0.1, seed))[1]
         for seed in range(600)
