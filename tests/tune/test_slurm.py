@@ -52,13 +52,14 @@ def test_each_trial_is_a_job_on_the_same_two_nodes(slurm: SlurmLab, tmp_path: Pa
     )
     assert done.returncode in (0, 1), done.stderr
     found = results(tmp_path / "out")
-    assert [one["outcome"] for one in found] == ["completed"] * 4, done.stderr
-    assert len({one["covariates"]["job"] for one in found} - {None}) == 4  # type: ignore[index]
+    num_trials = len(found)  # baselines and a candidate; a candidate that can no longer win has no second trial
+    assert 3 <= num_trials <= 4 and {one["outcome"] for one in found} == {"completed"}, done.stderr
+    assert len({one["covariates"]["job"] for one in found} - {None}) == num_trials  # type: ignore[index]
     assert {one["covariates"]["nodes"] for one in found} == {"n[1-2]"}  # type: ignore[index]
     assert json.loads((tmp_path / "out" / "tuning.json").read_text())["machine"]["num_ranks"] == "2"
     jobs = slurm.run("scontrol", "show", "job", "--oneliner").splitlines()
     ours = [job for job in jobs if f"JobName={job_name(tmp_path / 'out')} " in job]  # other tests have jobs, too
-    assert len(ours) == 4 + 1 and all("JobState=COMPLETED" in job and "NodeList=n[1-2]" in job for job in ours)
+    assert len(ours) == num_trials + 1 and all("JobState=COMPLETED" in job and "NodeList=n[1-2]" in job for job in ours)
 
 
 def test_a_tuning_within_one_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
@@ -67,7 +68,8 @@ def test_a_tuning_within_one_allocation(slurm: SlurmLab, tmp_path: Path) -> None
     command = shlex.join([*tune, "--", "srun", slurm.python, *JOB])
     options = ["-N2", "--ntasks-per-node=1"]
     slurm.run("salloc", *options, "sh", "-c", f"{command} || [ $? = 1 ]", env=environment(), timeout_s=280)
-    assert [one["outcome"] for one in results(tmp_path / "out")] == ["completed"] * 4
+    outcomes = [one["outcome"] for one in results(tmp_path / "out")]
+    assert 3 <= len(outcomes) <= 4 and set(outcomes) == {"completed"}
     assert json.loads((tmp_path / "out" / "tuning.json").read_text())["machine"]["num_hosts"] == "2"
 
 
