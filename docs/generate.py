@@ -76,6 +76,7 @@ from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 from flatout.records.machine import Xid
+from flatout.records.placement import ExchangeTime, LinkLoad, PlacedJob, Placement
 from flatout.records.plan import (
     ExcludedLayouts,
     GroupRegret,
@@ -266,6 +267,11 @@ def plan_json() -> str:
     return _contract(
         "flatout/plan", (Plan, PlannedLayout, Layout, ExcludedLayouts, GoalAnswer, Goal, GoalOption, GoalEstimate)
     )
+
+
+def placement_json() -> str:
+    """The contract `flatout/placement`."""
+    return _contract("flatout/placement", (PlacedJob, Layout, Placement, ExchangeTime, LinkLoad))
 
 
 def plan_evaluation_json() -> str:
@@ -555,6 +561,8 @@ def _json_type(info: msgspec.inspect.Type) -> str:
             return f"array of {len(items)} {_plural(_json_type(items[0]))}"
         case msgspec.inspect.LiteralType(values=values):
             return " or ".join(f"`{value}`" for value in values)
+        case msgspec.inspect.EnumType(cls=cls):
+            return " or ".join(f"`{member.value}`" for member in cls)
         case msgspec.inspect.DictType(value_type=value):
             return "object" if isinstance(value, msgspec.inspect.AnyType) else f"object of {_plural(_json_type(value))}"
         case msgspec.inspect.StructType(cls=cls):
@@ -769,6 +777,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         known_failures_table,
         tuning_json,
         plan_json,
+        placement_json,
         plan_evaluation_json,
         cost_json,
         buy_or_rent_json,

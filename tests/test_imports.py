@@ -34,6 +34,7 @@ STAGES = {
         "attribute",
         "diagnose",
         "doctor",
+        "placement",
         "plan",
         "profile",
         "trial",

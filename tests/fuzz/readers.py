@@ -597,6 +597,15 @@ READERS: tuple[Reader, ...] = (
         ),
     ),
     Reader(
+        "plan place --switches",
+        lambda: [_file(OWN / "plan" / "topology.conf")],
+        _command(
+            *("plan", "place", "--model", "llama3-8b", "--cluster", "h100x32", "--nodes", "n[1-4]", *_FIXED),
+            *("--global-batch", "64", "--seq", "2048", "--switches", "{}"),
+        ),
+        ("flatout plan place --switches",),
+    ),
+    Reader(
         "plan evaluate",
         lambda: [_file(OWN / "plan" / "runs.csv")],
         _command("plan", "evaluate", "{}", "--shipped"),

@@ -50,7 +50,12 @@ WRITTEN = {
     *("flatout diagnose --html", "flatout diagnose --perfetto", "flatout profile --out", "flatout doctor --data"),
     *("flatout doctor --capture", "flatout doctor --html", "flatout bench --path", "flatout bench --out"),
     *("flatout tune --out", "flatout run --recording", "flatout submit --out", "flatout plan --html"),
-    *("flatout plan --out", "flatout plan evaluate --fit", "flatout schedule replay --html"),
+    *(
+        "flatout plan --out",
+        "flatout plan evaluate --fit",
+        "flatout plan place --out",
+        "flatout schedule replay --html",
+    ),
     *("flatout schedule kubernetes --out", "flatout compare --out"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
     *("flatout track show --html", "flatout track check --html"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flatout.cli import plan_place
 from flatout.cli.help import Command, Group
 from flatout.cli.next_command import repeated
 from flatout.cli.output import print_json, text_style, typed_command
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
 
 _WRITES = ("--html", "--emit", "--out", "--calibrate")  # options with a value that are omitted from the next command
 _EVALUATE = "flatout plan evaluate RUNS.csv"
+_PLACE = "flatout plan place --model llama3-70b --cluster h100x64"
 
 
 class _PlanGroup(Group):
-    """A group that plans if no command is given; `evaluate` is its only command."""
+    """A group that plans if no command is given."""
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         from flatout.errors import UsageError
 
         if args[0] not in self.commands:
-            raise UsageError(f"the only command is `evaluate`, but got `{args[0]}`", hint=_EVALUATE)
+            raise UsageError(f"the commands are `evaluate` and `place`, but got `{args[0]}`", hint=_EVALUATE)
         return super().resolve_command(ctx, args)  # type: ignore[arg-type, unused-ignore]
 
 
@@ -237,14 +239,20 @@ def evaluate(
     print(evaluation_text(result, style=text_style()))
 
 
+plan_place.register(app)
+
+
 def _check_no_options(ctx: typer.Context) -> None:
-    """Raise UsageError for options of `flatout plan` before `evaluate`, which would have no effect."""
+    """Raise UsageError for options of `flatout plan` before another command, where they would have no effect."""
     from flatout.errors import UsageError
 
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"`{parameter.opts[0]}` precedes `evaluate`, whose options must follow it", hint=_EVALUATE)
+            raise UsageError(
+                f"`{parameter.opts[0]}` precedes `{ctx.invoked_subcommand}`, whose options must follow it",
+                hint=_EVALUATE if ctx.invoked_subcommand == "evaluate" else _PLACE,
+            )
 
 
 def _next_command(result: Plan, *, has_emitted: bool) -> list[str]:

@@ -181,6 +181,7 @@ def _from_toml(path: Path) -> WithShares:
         oversubscription=typed.oversubscription,
         pod_gpus=typed.pod_nodes * base.gpus_per_node,
         is_rail_optimized=typed.rail_optimized,
+        fabric="rail" if typed.rail_optimized else "fat-tree",
         network=typed.network,
         origin="measured" if measured else "typed",
         **typed.changes(),

@@ -99,7 +99,7 @@ def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> 
     Activations depend on the micro-batches that the stage holds in its schedule; the first stage has the embedding, and
     the last stage has the logits.
     """
-    inputs = _inputs_of(context, layout)
+    inputs = inputs_of(context, layout)
     constants = context.memory.constants
     of_rank = {name: _scalar(part) for name, part in memory(inputs, constants).parts.items()}
     counts = layers_of_stages(context.spec.workload.num_layers, layout.pp)
@@ -137,7 +137,7 @@ def _scalar(column: Any) -> float:
     return float(np.ravel(column)[0])
 
 
-def _inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
+def inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
     """Return the cost model's inputs for this layout alone."""
     values = {name: float(getattr(layout, name)) for name in layout.__struct_fields__ if name not in _BY_INDEX}
     values |= {name: float(names.index(getattr(layout, name))) for name, names in _BY_INDEX.items()}

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from flatout.plan_pipeline.files import PlanFiles, planned_files
 from flatout.plan_pipeline.goal import GoalRequest, planned, requested_goal, with_goal
+from flatout.plan_pipeline.placement import PlaceRequest, placed, write_files
 from flatout.plan_pipeline.request import PlanRequest, requested_training, search_context
 
 __all__ = [
     "GoalRequest",
+    "PlaceRequest",
     "PlanFiles",
     "PlanRequest",
+    "placed",
     "planned",
     "planned_files",
     "requested_goal",
     "requested_training",
     "search_context",
     "with_goal",
+    "write_files",
 ]

@@ -10,6 +10,7 @@ from flatout.catalog.targets import targets
 from flatout.errors import UsageError
 from flatout.plan.adapters import trained_parameters
 from flatout.plan.clusters import cluster as read_cluster
+from flatout.plan.fabrics import CLUSTERS_OWN, FabricRequest, with_fabric
 from flatout.plan.fits import SAFE
 from flatout.plan.inputs import PRECISIONS
 from flatout.plan.layouts import TrainingSpec
@@ -40,6 +41,7 @@ class PlanRequest:
     risk: float = SAFE  # probability of running out of memory below which layouts are offered
     target: str = ANY
     training: Training = FULL_TRAINING
+    fabric: FabricRequest = CLUSTERS_OWN
 
 
 def requested_training(
@@ -72,7 +74,8 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
     Raises UsageError for an unknown model, cluster or precision, and InputError for a file that cannot be used.
     """
     _check_target(request.target)
-    cluster, matmul_share = read_cluster(request.cluster)
+    named_cluster, matmul_share = read_cluster(request.cluster)
+    cluster = with_fabric(named_cluster, request.fabric)
     _check_precision(request.precision, cluster)
     if (file := executed_file(request.model)) is not None:
         note(

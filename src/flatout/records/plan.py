@@ -78,6 +78,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     oversubscription: float = 1.0  # of the network's core: 2 means that distant nodes reach half the rate
     pod_gpus: int = 0  # GPUs that reach each other without the core; 0: only those of one node
     is_rail_optimized: bool = False  # GPUs at the same position in their nodes share a switch
+    fabric: str = "fat-tree"  # or rail (if `is_rail_optimized`), ring, torus
+    torus: tuple[int, ...] = ()  # nodes in each dimension of a ring or torus
     network: str = "infiniband"  # or roce, ethernet
     host_link_bytes_per_s: float = 25e9  # per GPU, to its host's memory
     host_memory_bytes_per_s: float = 50e9  # of the host, per GPU
