@@ -9,7 +9,14 @@ from flatout.records.prediction import NoPrediction
 def _nothing_is_predicted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is simulated has no trace to replay."""
     if (
-        request.path.name in ("test_loop.py", "test_goes_on.py", "test_epoch_check.py", "test_block_screening.py")
+        request.path.name
+        in (
+            "test_loop.py",
+            "test_goes_on.py",
+            "test_epoch_check.py",
+            "test_block_screening.py",
+            "test_trial_findings.py",
+        )
         and "real" not in request.node.name
     ):
         monkeypatch.setattr("flatout.tune.choose.predict_all", lambda *_, **__: {})

@@ -89,6 +89,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     unmeasured_steps: tuple[int, ...] = ()  # numbers of later steps that `step_s` lacks: the recorder worked in them
     # Of all steps after the first, so also of the warm-up, by step; kinds that most steps have are absent.
     spells: tuple[StepSpell, ...] | None = None  # None: unknown, as in an older journal
+    # Mean wait of a measured step for its batch, on the rank that waits longest, without the start of a loader.
+    loader_wait_s: float | None = None  # None: unknown, as in an older journal
     steps_per_epoch: int | None = None  # from the length of the loader; None: unknown
     samples_per_step: float | None = None  # of all ranks
     tokens_per_step: float | None = None

@@ -42,6 +42,12 @@ def period_words(period_steps: float) -> str:
     return f"every {steps} steps"
 
 
+def work_phrase(work: WorkTime) -> str:
+    """Say what work of some steps takes: `each epoch's boundary, every 32 steps: 954 ms more`."""
+    often = period_words(work.period_steps)
+    return f"each {work_name(work.kinds)}, {often}: {units.seconds(work.extra_s)} more"
+
+
 def step_words(step: StepTime) -> str:
     """Say in a few words what a step takes: `336 ms per step: 176 ms, and 2.40 s more every 15 steps`."""
     work = _material(step)

@@ -23,6 +23,7 @@ from flatout.report.parts import SAFETY_MEANINGS
 from flatout.report.phrases import counted
 from flatout.report.ratio_axis import RatioAxis, ratio_axis
 from flatout.report.template import rendered
+from flatout.report.tuning_bounds import bound_name
 from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_next import next_reason, next_words
 from flatout.report.tuning_phrases import (
@@ -107,7 +108,7 @@ def page_content(result: TuneResult, command: Sequence[str], folder: Path | str)
         "outcomes": _outcomes(left),
         "bounds": [
             {
-                "finding": bound.finding,
+                "finding": bound_name(bound),
                 "speedup": ratio(bound.speedup),
                 "bar": _percent(1 - 1 / bound.speedup) if bound.speedup > 1 else "0.00",
                 "share": units.percent(1 - 1 / bound.speedup) if bound.speedup > 1 else "0 %",

@@ -15,6 +15,7 @@ from flatout.records.verdict import Verdict
 from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
+from flatout.report.tuning_bounds import bound_name
 from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_next import next_reason, next_words
 from flatout.report.tuning_phrases import (
@@ -129,7 +130,7 @@ def _bounds(result: TuneResult, style: TextStyle) -> list[str]:
     lines = [_title("Maximum speedup from fixing each finding", style)]
     if not result.bounds:
         return lines + style.wrapped("Unknown: the baseline has no finding that gives a bound.")
-    cells = [[bound.finding, ratio(bound.speedup)] for bound in result.bounds]
+    cells = [[bound_name(bound), ratio(bound.speedup)] for bound in result.bounds]
     lines += text_table(("finding", "speedup of a step, at most"), cells, style=style, flexible=(0,))
     for sentence in above_bound_sentences(result):
         lines += style.wrapped(sentence)

@@ -25,7 +25,7 @@ from flatout.inside.protocol import NUM_WATCHED_BATCHES
 from flatout.records.change import JobFacts
 from flatout.records.recording import RankRecording, Recording, Steps
 from flatout.records.trial import BASELINE, TrialResult
-from flatout.trial.result import covariates, epoch_ends, mean_losses, mean_steps
+from flatout.trial.result import covariates, epoch_ends, loader_wait_s, mean_losses, mean_steps
 from flatout.trial.start_costs import counted_from_s, start_costs
 from flatout.trial.step_kinds import step_numbers, step_spells
 
@@ -63,6 +63,7 @@ def profile_as_trial(
         first_step=numbers.first,
         unmeasured_steps=numbers.unmeasured,
         spells=step_spells(ranks),
+        loader_wait_s=loader_wait_s(ranks),
         steps_per_epoch=facts.steps_per_epoch,
         samples_per_step=recording.measured.samples_per_step,
         tokens_per_step=recording.measured.tokens_per_step,

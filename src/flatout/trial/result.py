@@ -95,6 +95,7 @@ def trial_result(run: TrialRun) -> TrialResult:
         first_step=numbers.first,
         unmeasured_steps=numbers.unmeasured,
         spells=step_spells(ranks),
+        loader_wait_s=loader_wait_s(ranks),
         steps_per_epoch=run.steps_per_epoch,
         samples_per_step=measured.samples_per_step if measured else None,
         tokens_per_step=measured.tokens_per_step if measured else None,
@@ -176,6 +177,23 @@ def epoch_ends(ranks: Sequence[RankRecording]) -> tuple[int, ...] | None:
         columns.append(_by_number(rank, ends))
     numbers = common_steps(ranks)
     return tuple(place for place, number in enumerate(numbers) if any(column[number] > 0 for column in columns))
+
+
+def loader_wait_s(ranks: Sequence[RankRecording]) -> float | None:
+    """Return the mean wait of a measured step for its batch, on the rank that waits longest in it; None if unknown.
+
+    The start of a loader, with the wait for its first batch, is not part of it: few steps have one.
+    """
+    columns = []
+    for rank in ranks:
+        start_s = rank.steps.loader_start_s
+        if start_s is None:
+            return None
+        columns.append(_by_number(rank, np.maximum(rank.steps.loader_s - start_s, 0.0)))
+    numbers = common_steps(ranks)
+    if not numbers:
+        return None
+    return float(np.mean([max(column[number] for column in columns) for number in numbers]))
 
 
 def _by_number(rank: RankRecording, column: NDArray[np.float64]) -> dict[int, float]:

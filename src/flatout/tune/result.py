@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from flatout.change.candidates import share_in_trial
+from flatout.change.candidates import MAX_SAVED_SHARE, share_in_trial
 from flatout.records.change import JobFacts
+from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.step_time import StepTime
 from flatout.records.tuning import Bound, TuneResult, Tuning, TuningEnd
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.open_ends import with_open_ends
 from flatout.tune.outlook import outlook
-from flatout.tune.progress import Progress, Setup
+from flatout.tune.progress import NOTHING, Progress, Setup
 from flatout.tune.runner import Profiled
+from flatout.tune.trial_findings import is_seen_only_by_trials, with_evidence
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
 
@@ -46,7 +48,7 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
         allowed_safety=setup.options.allowed_safety,
         tried=tried,
         screened=progress.outcomes.screened,
-        bounds=bounds(first) if first is not None else (),
+        bounds=bounds(with_evidence(first, progress.evidence, NOTHING)) if first is not None else (),
         floor=progress.floor,
         num_steps=progress.usual_steps,
         baseline_step_s=baseline_step.step_s if baseline_step is not None else None,
@@ -78,10 +80,12 @@ def _machine(first: Profiled | None, facts: JobFacts) -> dict[str, str]:
 
 def bounds(profiled: Profiled) -> tuple[Bound, ...]:
     """Return the speedup from fixing each finding completely."""
-    return tuple(
-        Bound(finding=finding.name, speedup=1 / (1 - min(share_in_trial(profiled.done.diagnosis, finding), 0.99)))
-        for finding in profiled.done.diagnosis.findings
-    )
+    return tuple(_bound(profiled.done.diagnosis, finding) for finding in profiled.done.diagnosis.findings)
+
+
+def _bound(diagnosis: Diagnosis, finding: Finding) -> Bound:
+    share = min(share_in_trial(diagnosis, finding), MAX_SAVED_SHARE)
+    return Bound(finding=finding.name, speedup=1 / (1 - share), is_of_trials_only=is_seen_only_by_trials(finding))
 
 
 def is_better(result: TuneResult) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from flatout.diagnose.explain import explanation
 from flatout.errors import FlatoutError, InvalidTrialError
 from flatout.records.tuning import TuningEnd
+from flatout.report.tuning_bounds import finding_sentence
 from flatout.tune.budget import used_up
 from flatout.tune.choose import choose
 from flatout.tune.progress import Progress, Round, Setup, StoppedError
 from flatout.tune.runner import Profiled
+from flatout.tune.trial_findings import is_seen_only_by_trials, with_evidence
 
 FEWEST_OF_ROUND = 4  # trials without which a further round shows nothing: a candidate, and two more with one baseline
 
@@ -19,10 +22,20 @@ def plan_round(setup: Setup, progress: Progress, number: int) -> tuple[Progress,
     if number > 1:
         _check_time(setup, progress)
     progress, profiled = _profile(setup, progress)
+    profiled = with_evidence(profiled, progress.evidence, progress.applied.changes)
+    if number == 1:
+        _say_findings(setup, profiled)
     progress, this_round = choose(setup, progress, number, profiled)
     if not this_round.candidates:
         raise StoppedError(progress, TuningEnd(ended_by="no_candidates"))
     return progress, this_round
+
+
+def _say_findings(setup: Setup, profiled: Profiled) -> None:
+    for finding in profiled.done.diagnosis.findings:
+        is_of_trials_only = is_seen_only_by_trials(finding)
+        what = finding.title if is_of_trials_only else explanation(finding.name).summary
+        setup.say(finding_sentence(finding, what.removesuffix("."), is_of_trials_only=is_of_trials_only))
 
 
 def without_tried(progress: Progress, this_round: Round) -> Progress:
@@ -65,9 +78,5 @@ def _profile(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
             raise
         note = f"the job with the applied changes could not be profiled again: {error}"
         raise StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled")) from error
-    if progress.first is None:
-        for finding in profiled.done.diagnosis.findings:
-            in_long_run = f"{finding.share_of_step:.0%} of a step in the long run"
-            setup.say(f"finding: {finding.name}, {in_long_run}; in the profile: {finding.title}")
     profiles = {**progress.profiles, applied.name: profiled}
     return msgspec.structs.replace(progress, profiles=profiles), profiled
