@@ -33,7 +33,7 @@ from flatout.secrets import masked_text
 # The commands by heading, in the order of `flatout --help`. The command `x` is the function `x` of `x.py`, or the `app`
 # of `x.py` if that has several commands.
 HEADINGS: dict[str, tuple[str, ...]] = {
-    "Measure": ("diagnose", "diff", "compare", "explain", "profile", "doctor", "bench"),
+    "Measure": ("diagnose", "diff", "compare", "explain", "profile", "data", "doctor", "bench"),
     "Fix": ("tune", "plan"),
     "Keep running": ("run", "ledger"),
     "Over time": ("track",),

@@ -32,6 +32,7 @@ from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.failure.failure_hooks import note_failures
 from flatout.inside.identity import is_loader_worker
 from flatout.inside.liveness.heartbeat import start_heartbeat
+from flatout.inside.loader_stages.batch_watch import hook_stages
 from flatout.inside.log import LOG, guarded
 from flatout.inside.overlay.redirect import redirect
 from flatout.inside.patches.apply import apply_patches
@@ -153,6 +154,8 @@ def install() -> list[Callable[[], None]]:
         hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints]
         if settings.watches_loaders:
             undos.append(guarded(hook_fetchers)(settings.state))
+        if settings.times_loader_stages:
+            undos.append(guarded(hook_stages)(settings.recording))
         if settings.has_gradients:
             hooks.append(_hook_gradients)
         undos += [guarded(hook)() for hook in (*hooks, hook_process_groups)]

@@ -17,6 +17,7 @@ class Variable:
     STEPS = "FLATOUT_STEPS"  # number of steps to trace, DEFAULT_NUM_STEPS if unset
     WARMUP = "FLATOUT_WARMUP"  # number of steps before the trace; unset: until step times are stable
     LIGHT = "FLATOUT_LIGHT"  # 1: no trace
+    LOADER_STAGES = "FLATOUT_LOADER_STAGES"  # 1: time the stages of making a batch
     FACTS = "FLATOUT_FACTS"  # 1: write the facts of the job even without a trace
     FLOPS = "FLATOUT_FLOPS"  # 0: do not count floating-point operations
     GRADIENTS = "FLATOUT_GRADIENTS"  # 1: measure the norms of the first steps' gradients
@@ -104,6 +105,7 @@ class File:
     FAILURE = FileName("failure-", ".json")  # by process, also in a folder for heartbeats
     PATCHES = FileName("patches-", ".jsonl")  # by process
     DIVERTED = FileName("diverted-", ".jsonl")  # by process
+    STAGES = FileName("stages-", ".json")  # by process that makes or receives batches: the time of each stage
     LOG = FileName("inside-", ".log")  # by host: errors of `inside/`
     ATTEMPTS = "attempts"  # folder: a separate recording for each time that the ranks were restarted, from 1
     STATE = ".state"  # folder: how processes communicate while the job runs; removed afterwards
@@ -215,6 +217,23 @@ NUM_STABLE_WARMUP_STEPS = 5
 
 
 NUM_WATCHED_BATCHES = 16  # batches per data set and process that a profile watches while they are made
+
+
+class LoaderStage:
+    """The stages of making a batch, in files of kind STAGES."""
+
+    OPEN = "open"  # opening files
+    READ = "read"  # reading from files, below Python's buffer
+    DECOMPRESS = "decompress"
+    DECODE = "decode"  # making values of a file's bytes: images, sound, tables, pickles
+    TRANSFORM = "transform "  # and the name of a transform
+    CODE = "code"  # everything else in the data set's own code
+    COLLATE = "collate"  # putting samples together
+
+
+LOADER_REPORT_INTERVAL_S = 1.0  # how often a process renews its file of kind STAGES
+MAX_LOADER_BATCHES = 4096  # batches per process whose times are written
+MAX_LOADER_PLACES = 20  # places in the script's code per process that are written
 
 
 class FailureKind:

@@ -45,6 +45,7 @@ class RecorderSettings:
     stop_after_s: int | None = None
     stop_rule: StopRule | None = None
     has_blocks: bool = False
+    times_loader_stages: bool = False
     attempt: int = 0
 
     @property
@@ -101,6 +102,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> RecorderSettin
         stop_after_s=_whole_number(environment.get(Variable.STOP_AFTER_S)),
         stop_rule=_stop_rule(environment.get(Variable.STOP_RULE)),
         has_blocks=bool(environment.get(Variable.BLOCKS)),
+        times_loader_stages=environment.get(Variable.LOADER_STAGES) == "1",
         attempt=_whole_number(environment.get(RESTARTS)) or 0,
     )
 

@@ -1,0 +1,87 @@
+"""`flatout data profile`: run a command and time each stage of making its batches; `show`: read it again."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flatout.cli.help import Command, Group
+from flatout.cli.output import print_json, text_style
+from flatout.cli.paths import path_argument
+
+if TYPE_CHECKING:
+    from flatout.records.loading import LoadingProfile
+
+app = typer.Typer(
+    cls=Group,
+    help="Look at the data in front of the GPU: what each sample costs, stage by stage.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SCHEMA = "flatout/data-profile"
+
+
+@app.command(cls=Command)
+def profile(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND...", help="Training command, after `--`.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the recording. [default: flatout-out/TIME]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON after the job's output.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing recording.")] = False,
+) -> None:
+    """Run a training command, unchanged, and time each stage of making its batches.
+
+    The stages are those of torch's DataLoader, in its workers or in the training process: opening and reading files,
+    decompressing, decoding, each transform, the data set's own code, collating and sending. Exits with the command's
+    own code.
+
+    Example: flatout data profile -- python train.py --epochs 1
+    """
+    from flatout.launch import end_like
+    from flatout.loading_pipeline import profile_loading
+
+    recorded = profile_loading(command, out=out, force=force)
+    if recorded.profile is not None:
+        _report(recorded.profile, command, json=json)
+    raise typer.Exit(end_like(recorded.ended))
+
+
+@app.command(cls=Command)
+def show(
+    folder: Annotated[Path, path_argument(metavar="DIR", help="Folder that `flatout data profile` has recorded.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Show a recording of `flatout data profile` again.
+
+    Example: flatout data show flatout-out/2026-11-30T10-00-00
+    """
+    from flatout.loading_pipeline import read_loading
+    from flatout.report.loading_text import loading_text
+
+    profile = read_loading(folder)
+    if json:
+        print_json(SCHEMA, profile)
+    else:
+        print(loading_text(profile, text_style()))
+
+
+def _report(profile: LoadingProfile, command: list[str], *, json: bool) -> None:
+    """Print the result: JSON to standard output, text to standard error, separate from the job's output."""
+    from flatout.report.loading_text import loading_text
+    from flatout.report.terminal import style_of
+    from flatout.secrets import masked_command
+
+    sys.stdout.flush()
+    if json:
+        print_json(SCHEMA, profile, pretty=False)
+        return
+    print(loading_text(profile, style_of(sys.stderr)), file=sys.stderr)
+    print(f"next: flatout tune -- {shlex.join(masked_command(command))}", file=sys.stderr)

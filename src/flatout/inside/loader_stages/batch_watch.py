@@ -1,0 +1,329 @@
+"""Time the stages of each batch that this process makes, and write them to a file of the recording.
+
+In: each call of a fetcher, in a loader's worker or in the training process itself. Out: `stages-<host>-<pid>.json`,
+renewed once a second and when the process ends: the seconds of all batches, and by stage those of the timed ones (see
+`budget`). What the batches contain is not changed: random numbers, order and values stay the same.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from functools import wraps
+from multiprocessing import queues
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.utils.data import _utils
+
+from flatout.inside.exit_handlers import EXIT_HANDLERS
+from flatout.inside.identity import find_identity
+from flatout.inside.loader_stages.budget import Budget, cost_per_stage_s
+from flatout.inside.loader_stages.hooked import Hooks
+from flatout.inside.loader_stages.stacks import StackSampler
+from flatout.inside.loader_stages.stopwatch import STOPWATCH, StageTime, timed
+from flatout.inside.log import LOG, guarded
+from flatout.inside.protocol import (
+    LOADER_REPORT_INTERVAL_S,
+    MAX_LOADER_BATCHES,
+    MAX_LOADER_PLACES,
+    File,
+    LoaderStage,
+    partial_name,
+    process_name,
+)
+
+_now = time.perf_counter
+
+
+class _OtherThread:
+    """Calls of a function on any thread, e.g. of the one that sends batches; nested calls count once."""
+
+    def __init__(self) -> None:
+        self.time = StageTime()
+        self._thread = 0
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._thread == get_ident():
+            return function(*args, **kwargs)
+        before, self._thread = self._thread, get_ident()
+        began, cpu_began = _now(), time.thread_time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.time.wall_s += _now() - began
+            self.time.cpu_s += time.thread_time() - cpu_began
+            self.time.num_calls += 1
+            self._thread = before
+
+
+class BatchWatch:
+    """The batches of this process. A forked child begins with none."""
+
+    def __init__(self, folder: Path, hooks: Hooks) -> None:
+        self._folder = folder
+        self._hooks = hooks
+        self.sent, self.received, self.pinned = _OtherThread(), _OtherThread(), _OtherThread()
+        self._is_child = False
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid = os.getpid()
+        self._dataset: str | None = None
+        self._is_iterable = False
+        self._budget: Budget | None = None
+        self._sampler: StackSampler | None = None
+        self._batch_s: list[float] = []
+        self._num_batches = self._num_samples = self._num_timed = 0
+        self._timed_s = self._queued_s = self._wall_s = 0.0
+        self._read_bytes = self._device_bytes = self._num_reads = 0
+        self._process_began: tuple[float, float] | None = None  # time, and CPU time of the process
+        self._process_last = (0.0, 0.0)
+        self._first_began: float | None = None
+        self._last_ended = self._written_at = 0.0
+        for thread in (self.sent, self.received, self.pinned):
+            thread.time = StageTime()
+        STOPWATCH.reset()
+
+    def fetch(self, original: Callable[[Any, Any], Any], fetcher: Any, index: Any) -> Any:
+        """Return the batch that the fetcher makes."""
+        is_timed = False
+        try:
+            is_timed = bool(self._begin(fetcher))
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("loader stages")
+        if LOG.is_silenced:
+            return original(fetcher, index)
+        began = _now()
+        try:
+            if not is_timed:
+                return original(fetcher, index)
+            STOPWATCH.begin(LoaderStage.CODE)
+            try:
+                return original(fetcher, index)
+            finally:
+                STOPWATCH.finish()
+        finally:
+            self._end(index, began, is_timed=is_timed)
+
+    def _begin(self, fetcher: Any) -> bool:
+        """Prepare for a batch; return whether it is timed."""
+        if self._pid != os.getpid():
+            self._is_child = True
+            self._begin_process()
+        now = _now()
+        self._mark_process()
+        if self._first_began is None:
+            self._first_began = now
+            self._dataset = type(fetcher.dataset).__name__
+            self._is_iterable = isinstance(fetcher, _utils.fetch._IterableDatasetFetcher)
+            self._budget = Budget(cost_per_stage_s())
+            if self._is_child:
+                EXIT_HANDLERS.at_exit(self.finish)
+        assert self._budget is not None
+        if not self._budget.allows(now - self._first_began):
+            return False
+        self._hooks.look()
+        if self._sampler is None:
+            self._sampler = StackSampler(get_ident())
+            self._sampler.start()
+        self._before = _counters()
+        self._entries_before = STOPWATCH.num_entries
+        self._prepared_s = _now() - now
+        return True
+
+    def _mark_process(self) -> None:
+        """Note the CPU time of the process: a training process computes between two batches, on several threads."""
+        self._process_last = _now(), time.process_time()
+        if self._process_began is None:
+            self._process_began = self._process_last
+
+    def receive(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what another process has sent."""
+        self._mark_process()
+        return self.received.call(original, *args, **kwargs)
+
+    @guarded
+    def _end(self, index: Any, began: float, *, is_timed: bool) -> None:
+        ended = _now()
+        self._num_batches += 1
+        self._num_samples += len(index) if isinstance(index, (list, tuple)) else 1
+        self._wall_s += ended - began
+        self._last_ended = ended
+        if len(self._batch_s) < MAX_LOADER_BATCHES:
+            self._batch_s.append(round(ended - began, 7))
+        if is_timed:
+            self._count_timed(began, ended)
+        if ended - self._written_at >= LOADER_REPORT_INTERVAL_S:
+            self._write()
+
+    def _count_timed(self, began: float, ended: float) -> None:
+        queued_s, read_bytes, device_bytes, num_reads = (
+            after - before for after, before in zip(_counters(), self._before, strict=True)
+        )
+        self._num_timed += 1
+        self._timed_s += ended - began
+        self._queued_s += queued_s
+        self._read_bytes += int(read_bytes)
+        self._device_bytes += int(device_bytes)
+        self._num_reads += int(num_reads)
+        assert self._budget is not None
+        num_stages = STOPWATCH.num_entries - self._entries_before
+        self._budget.add(num_stages, self._prepared_s + _now() - ended)
+
+    @guarded
+    def finish(self) -> None:
+        if self._pid != os.getpid():
+            return
+        if self._num_batches or self.received.time.num_calls or self.pinned.time.num_calls:
+            if self._sampler is not None:
+                self._sampler.stop()
+            self._write()
+
+    def _write(self) -> None:
+        worker = torch.utils.data.get_worker_info()
+        parent = multiprocessing.parent_process()
+        counts = self._sampler.counts if self._sampler is not None else None
+        places = dict(counts.most_common(MAX_LOADER_PLACES)) if counts is not None else {}
+        process_began = self._process_began or self._process_last
+        report = {
+            "rank": find_identity().rank,
+            "worker": worker.id if worker is not None else None,
+            "num_workers": worker.num_workers if worker is not None else 0,
+            "pid": self._pid,
+            "parent_pid": parent.pid if worker is not None and parent is not None else None,
+            "cores_allowed": len(os.sched_getaffinity(0)),
+            "dataset": self._dataset,
+            "is_iterable": self._is_iterable,
+            "process_elapsed_s": self._process_last[0] - process_began[0],
+            "process_cpu_s": self._process_last[1] - process_began[1],
+            "num_batches": self._num_batches,
+            "num_samples": self._num_samples,
+            "wall_s": self._wall_s,
+            "elapsed_s": self._last_ended - (self._first_began or self._last_ended),
+            "batch_s": self._batch_s,
+            "num_timed": self._num_timed,
+            "timed_s": self._timed_s,
+            "queued_s": self._queued_s,
+            "read_bytes": self._read_bytes,
+            "device_bytes": self._device_bytes,
+            "num_reads": self._num_reads,
+            "watch_s": self._budget.spent_s if self._budget is not None else 0.0,
+            "stages": {stage: _as_dict(spent) for stage, spent in list(STOPWATCH.times.items())},
+            "sent": _as_dict(self.sent.time),
+            "received": _as_dict(self.received.time),
+            "pinned": _as_dict(self.pinned.time),
+            "places": places,
+            "num_places": sum(counts.values()) if counts is not None else 0,
+        }
+        path = self._folder / File.STAGES.of(process_name(os.uname().nodename, self._pid))
+        partial = path.with_name(partial_name(path.name))
+        partial.write_text(json.dumps(report), encoding="utf-8")
+        partial.replace(path)
+        self._written_at = _now()
+
+
+def _as_dict(spent: StageTime) -> dict[str, float]:
+    return {"num_calls": spent.num_calls, "wall_s": spent.wall_s, "cpu_s": spent.cpu_s}
+
+
+def _counters() -> tuple[float, int, int, int]:
+    """Return what the kernel counts for this thread: seconds in the queue for a core, bytes read, bytes read from a
+    device, and calls that read. What it does not count is 0.
+    """
+    queued_s, numbers = 0.0, {}
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            queued_s = int(file.read().split()[1]) / 1e9
+        with open("/proc/thread-self/io", encoding="ascii") as file:
+            numbers = dict(line.split(": ") for line in file.read().splitlines())
+    except (OSError, ValueError, IndexError):
+        pass
+    read_bytes, device_bytes, num_reads = (int(numbers.get(name, 0)) for name in ("rchar", "read_bytes", "syscr"))
+    return queued_s, read_bytes, device_bytes, num_reads
+
+
+def hook_stages(folder: Path) -> Callable[[], None]:
+    """Time each batch that a fetcher makes; return a function that removes the hooks."""
+    hooks = Hooks()
+    hooks.open_files()
+    watch = BatchWatch(folder, hooks)
+    EXIT_HANDLERS.at_exit(watch.finish)
+    undos = [_hook_fetchers(watch), _hook_collate(), _hook_transport(watch), hooks.undo]
+
+    def undo() -> None:
+        watch.finish()
+        for each in reversed(undos):
+            each()
+
+    return undo
+
+
+def _hook_fetchers(watch: BatchWatch) -> Callable[[], None]:
+    kinds = (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher)
+    originals = [kind.fetch for kind in kinds]
+
+    def watched(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        @wraps(original)
+        def fetch(self: Any, possibly_batched_index: Any) -> Any:
+            return watch.fetch(original, self, possibly_batched_index)
+
+        return fetch
+
+    for kind, original in zip(kinds, originals, strict=True):
+        kind.fetch = watched(original)
+
+    def undo() -> None:
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.fetch = original
+
+    return undo
+
+
+def _hook_collate() -> Callable[[], None]:
+    """Make the function that puts samples together a stage, where a fetcher takes it."""
+    kind = _utils.fetch._BaseDatasetFetcher
+    original = kind.__init__
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.collate_fn = timed(LoaderStage.COLLATE, self.collate_fn)
+
+    kind.__init__ = init
+
+    def undo() -> None:
+        kind.__init__ = original
+
+    return undo
+
+
+def _hook_transport(watch: BatchWatch) -> Callable[[], None]:
+    """Time how workers send batches, how the training process receives them, and how it pins them."""
+    pickler, pinning = queues._ForkingPickler, _utils.pin_memory  # type: ignore[attr-defined]
+    original_dumps, original_loads, original_pin = pickler.dumps, pickler.loads, pinning.pin_memory
+
+    @wraps(original_dumps)
+    def dumps(*args: Any, **kwargs: Any) -> Any:
+        return watch.sent.call(original_dumps, *args, **kwargs)
+
+    @wraps(original_loads)
+    def loads(*args: Any, **kwargs: Any) -> Any:
+        return watch.receive(original_loads, *args, **kwargs)
+
+    @wraps(original_pin)
+    def pin_memory(*args: Any, **kwargs: Any) -> Any:
+        return watch.pinned.call(original_pin, *args, **kwargs)
+
+    pickler.dumps, pickler.loads, pinning.pin_memory = dumps, staticmethod(loads), pin_memory
+
+    def undo() -> None:
+        del pickler.dumps
+        pickler.dumps, pickler.loads, pinning.pin_memory = original_dumps, staticmethod(original_loads), original_pin
+
+    return undo

@@ -1,0 +1,131 @@
+"""Why the training waits for its batches: the stage that takes most, or the cores, or single slow batches.
+
+In: the loader of the slowest rank. Out: causes, the first of which explains most of the wait. Below `MIN_WAIT` of the
+step nothing is reported, since the batches arrive in time.
+"""
+
+from __future__ import annotations
+
+from flatout.inside.protocol import LoaderStage
+from flatout.loading.speed import best_workers, sample_alone_s
+from flatout.records.loading import FoundCause, LoaderFinding, RankLoading, StageTime
+
+MIN_WAIT = 0.05  # of the step
+MIN_QUEUED = 0.3  # of the time in which samples are made: the workers wait for each other's cores
+MIN_SPREAD = 0.5  # standard deviation of the batches' times over their mean
+MAX_BUSY = 0.9  # of the workers' time: workers with time to spare are late only with single batches
+MIN_WAITING = 0.5  # of a stage's time, for which it waits rather than computes
+MIN_STAGE = 0.25  # of the time to make a sample: below it no stage explains the wait
+MIN_GAIN = 1.05  # of another number of workers, as predicted
+# Beside making samples, in other threads: what must take this share of the step to be the cause.
+MIN_THREAD = 0.5
+
+_BY_STAGE = {
+    LoaderStage.DECODE: LoaderFinding.DECODE,
+    LoaderStage.DECOMPRESS: LoaderFinding.DECOMPRESS,
+    LoaderStage.COLLATE: LoaderFinding.COLLATE,
+    LoaderStage.CODE: LoaderFinding.CODE,
+    LoaderStage.OPEN: LoaderFinding.OPENING,
+    LoaderStage.READ: LoaderFinding.STORAGE,
+}
+
+
+def find_causes(loading: RankLoading) -> tuple[FoundCause, ...]:
+    """Return the causes of the rank's wait, the most important first; () if it does not wait."""
+    share = wait_share(loading)
+    if share is None or share < MIN_WAIT:
+        return ()
+    causes = [*_cores(loading), *_single_batches(loading), *_transport(loading), *_stage(loading)]
+    if not causes:
+        causes = [(LoaderFinding.UNKNOWN, None)]
+    best = best_workers(loading.speeds)
+    present = next((speed for speed in loading.speeds if speed.num_workers == loading.num_workers), None)
+    gain = workers = None
+    if best is not None and present is not None:
+        predicted_gain = best.training_samples_per_s / present.training_samples_per_s
+        if predicted_gain >= MIN_GAIN:
+            workers, gain = best.num_workers, predicted_gain
+    return tuple(
+        FoundCause(
+            name=name,
+            share_of_step=share,
+            stage=stage.name if stage is not None else None,
+            share_of_sample=stage.share if stage is not None else None,
+            workers=workers,
+            gain=gain,
+        )
+        for name, stage in causes
+    )
+
+
+def wait_share(loading: RankLoading) -> float | None:
+    """Return the share of the mean step that waits for the batch; None if no step was measured."""
+    if not loading.step_s or loading.loader_wait_s is None:
+        return None
+    return loading.loader_wait_s / loading.step_s
+
+
+_Cause = tuple[LoaderFinding, StageTime | None]
+
+
+def _cores(loading: RankLoading) -> list[_Cause]:
+    made_s = sum(stage.wall_s for stage in loading.stages)
+    queued_s = sum(stage.queued_s for stage in loading.stages)
+    if queued_s < MIN_QUEUED * made_s:
+        return []
+    is_crowded = loading.num_workers * loading.ranks_on_host > loading.cores_allowed
+    return [(LoaderFinding.OVERSUBSCRIBED if is_crowded else LoaderFinding.BUSY_CORES, None)]
+
+
+def _single_batches(loading: RankLoading) -> list[_Cause]:
+    """Workers that have time to spare deliver enough on the whole: it is the slow batches that are waited for."""
+    has_time_to_spare = loading.busy_share is not None and loading.busy_share <= MAX_BUSY
+    if has_time_to_spare and loading.batch_spread is not None and loading.batch_spread >= MIN_SPREAD:
+        return [(LoaderFinding.UNEVEN_BATCHES, None)]
+    return []
+
+
+def _transport(loading: RankLoading) -> list[_Cause]:
+    """Sending runs beside the making of samples, pinning beside the training: each can be the slowest of them."""
+    causes: list[_Cause] = []
+    if loading.num_workers and (loading.sending_s or 0.0) > max(sample_alone_s(loading), loading.receiving_s or 0.0):
+        causes.append((LoaderFinding.SENDING, None))
+    samples = loading.samples_per_step
+    if samples and loading.step_s and (loading.receiving_s or 0.0) * samples >= MIN_THREAD * loading.step_s:
+        causes.append((LoaderFinding.SENDING, None))
+    if samples and loading.step_s and (loading.pinning_s or 0.0) * samples >= MIN_THREAD * loading.step_s:
+        causes.append((LoaderFinding.PINNING, None))
+    return causes[:1]
+
+
+def _stage(loading: RankLoading) -> list[_Cause]:
+    """Return the cause that the stage with most work stands for: all transforms together, or one other stage.
+
+    The time in the queue for a core is no work: it is long where the cores are busy, in whichever stage.
+    """
+    total_s = sum(_work_s(stage) for stage in loading.stages)
+    if total_s <= 0:
+        return []
+    transforms = [stage for stage in loading.stages if stage.name.startswith(LoaderStage.TRANSFORM)]
+    others = [stage for stage in loading.stages if stage not in transforms]
+    largest = max(others, key=_work_s)
+    transforms_s = sum(_work_s(stage) for stage in transforms)
+    if transforms_s >= max(_work_s(largest), MIN_STAGE * total_s):
+        return [(LoaderFinding.TRANSFORM, max(transforms, key=_work_s))]
+    if _work_s(largest) < MIN_STAGE * total_s:
+        return []
+    return [(_cause_of(largest), largest)]
+
+
+def _work_s(stage: StageTime) -> float:
+    return stage.cpu_s + stage.waiting_s
+
+
+def _cause_of(stage: StageTime) -> LoaderFinding:
+    """Return the cause that a stage stands for; a decoder that mostly waits is waiting for its file."""
+    is_waiting = stage.waiting_s >= MIN_WAITING * _work_s(stage)
+    if is_waiting and stage.name in (LoaderStage.DECODE, LoaderStage.DECOMPRESS):
+        return LoaderFinding.STORAGE
+    if is_waiting and stage.name == LoaderStage.CODE:
+        return LoaderFinding.CODE_WAITS
+    return _BY_STAGE.get(stage.name, LoaderFinding.UNKNOWN)

@@ -1,0 +1,79 @@
+"""Read the reports of the processes that made or received a job's batches.
+
+In: the folder of a recording. Out: one `LoaderReport` per process. A damaged report is left out, and a problem says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from flatout.input_files import decode_json, read_bytes
+from flatout.inside.protocol import MAX_LOADER_BATCHES, MAX_LOADER_PLACES, File
+
+_MAX_S = 1e9
+_MAX_BYTES = 1 << 24
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_S)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Name = Annotated[str, msgspec.Meta(max_length=1000)]
+MAX_STAGES = 1000
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of one stage in one process."""
+
+    num_calls: _Count = 0
+    wall_s: _Seconds = 0.0
+    cpu_s: _Seconds = 0.0
+
+
+class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: a loader's worker, or a training process."""
+
+    rank: _Index
+    worker: _Index | None  # None: the training process itself
+    num_workers: _Index
+    pid: _Index
+    parent_pid: _Index | None = None
+    cores_allowed: _Index = 0
+    dataset: _Name | None = None
+    is_iterable: bool = False
+    process_elapsed_s: _Seconds = 0.0  # between the first and the last batch that it made or received
+    process_cpu_s: _Seconds = 0.0  # of all its threads, in that time
+    num_batches: _Count
+    num_samples: _Count
+    wall_s: _Seconds  # making all batches
+    elapsed_s: _Seconds  # from the beginning of the first batch to the end of the last
+    batch_s: Annotated[tuple[_Seconds, ...], msgspec.Meta(max_length=MAX_LOADER_BATCHES)] = ()
+    num_timed: _Count
+    timed_s: _Seconds  # making the batches whose stages were timed
+    queued_s: _Seconds  # of these
+    read_bytes: _Count
+    device_bytes: _Count
+    num_reads: _Count
+    watch_s: _Seconds
+    stages: Annotated[dict[_Name, Spent], msgspec.Meta(max_length=MAX_STAGES)]
+    sent: Spent
+    received: Spent
+    pinned: Spent
+    places: Annotated[dict[_Name, _Count], msgspec.Meta(max_length=MAX_LOADER_PLACES)] = {}
+    num_places: _Count = 0
+
+
+def read_reports(folder: Path) -> tuple[list[tuple[str, LoaderReport]], list[str]]:
+    """Return the reports with their hosts, in the order of their names, and one problem for each that is damaged."""
+    reports, problems = [], []
+    for path in sorted(folder.glob(File.STAGES.glob)):
+        hostname = (File.STAGES.part(path.name) or "").rpartition("-")[0]
+        try:
+            report = decode_json(read_bytes(path, max_bytes=_MAX_BYTES), type=LoaderReport)
+        except OSError as error:
+            problems.append(f"{path.name} cannot be read: {(error.strerror or str(error)).lower()}")
+        except msgspec.DecodeError as error:
+            problems.append(f"{path.name} is damaged: {error}")
+        else:
+            reports.append((hostname, report))
+    return reports, problems

@@ -1,0 +1,103 @@
+"""Predict what another number of workers delivers on one rank, from the stages of its samples.
+
+In: a rank's loader. Out: the samples per second of the loader alone, and of the training with it. A sample takes its
+CPU time and its waiting, but not its time in the queue for a core, which is a result of the number of workers:
+
+    loader   = min(workers / sample, cores / CPU time of a sample, 1 / receiving)
+    training = max(computing + receiving, batch / loader, CPU time of a step / cores)
+
+Without workers a sample is made between two steps, and the times add up. Prefetching does not raise the rate: it hides
+batches that take longer than others. Sources: DS-Analyzer (VLDB 2021) and Plumber (MLSys 2022).
+"""
+
+from __future__ import annotations
+
+from flatout.records.loading import LoaderSpeed, RankLoading
+
+MAX_WORKERS = 64
+_STEP = 1.05  # a larger number of workers must be this much faster to be worth its memory
+
+
+def sample_cpu_s(loading: RankLoading) -> float:
+    """Return the CPU time of a sample in a worker, with that of sending it."""
+    return sum(stage.cpu_s for stage in loading.stages) + (loading.sending_s or 0.0)
+
+
+def sample_alone_s(loading: RankLoading) -> float:
+    """Return the time to make a sample on a free core."""
+    return sum(stage.cpu_s + stage.waiting_s for stage in loading.stages)
+
+
+def loader_speeds(loading: RankLoading) -> tuple[LoaderSpeed, ...]:
+    """Return the predictions for no workers, and for 1, 2, 4, ... and the present number; () if no step is known."""
+    counts = {0, loading.num_workers}
+    count = 1
+    while count <= MAX_WORKERS and not _is_saturated(loading, count // 2):
+        counts.add(count)
+        count *= 2
+    speeds = [predicted_speed(loading, count) for count in sorted(counts)]
+    return tuple(speed for speed in speeds if speed is not None)
+
+
+def best_workers(speeds: tuple[LoaderSpeed, ...]) -> LoaderSpeed | None:
+    """Return the fewest workers whose training is at most 5 % slower than the fastest."""
+    if not speeds:
+        return None
+    fastest = max(speed.training_samples_per_s for speed in speeds)
+    return next(speed for speed in speeds if speed.training_samples_per_s * _STEP >= fastest)
+
+
+def predicted_speed(loading: RankLoading, num_workers: int) -> LoaderSpeed | None:
+    """Return the prediction for a number of workers; None if the training's own step is not known."""
+    if loading.step_s is None or loading.loader_wait_s is None or not loading.samples_per_step:
+        return None
+    computing_s = loading.step_s - loading.loader_wait_s
+    samples = loading.samples_per_step
+    alone_s = sample_alone_s(loading)
+    if num_workers == 0:
+        training = samples / (computing_s + samples * alone_s)
+        return LoaderSpeed(
+            num_workers=0, samples_per_s=1 / alone_s, training_samples_per_s=training, limit="main process"
+        )
+    limits = _limits(loading, num_workers)
+    limit = min(limits, key=lambda name: limits[name])
+    receiving_s = samples * (loading.receiving_s or 0.0)
+    step_s = max(computing_s + receiving_s, samples / limits[limit], _cpu_of_step_s(loading) / _cores(loading))
+    return LoaderSpeed(
+        num_workers=num_workers,
+        samples_per_s=limits[limit],
+        training_samples_per_s=samples / step_s,
+        limit=limit,
+    )
+
+
+def _limits(loading: RankLoading, num_workers: int) -> dict[str, float]:
+    """Return the samples per second that each resource of the loader allows."""
+    limits = {"workers": num_workers / sample_alone_s(loading)}
+    cpu_s = sample_cpu_s(loading)
+    if cpu_s > 0:
+        limits["cores"] = _cores(loading) / cpu_s
+    main_s = max(loading.receiving_s or 0.0, loading.pinning_s or 0.0)
+    if main_s > 0:
+        limits["main process"] = 1 / main_s
+    return limits
+
+
+def _is_saturated(loading: RankLoading, num_workers: int) -> bool:
+    """Whether more workers than this number deliver nothing more."""
+    if num_workers == 0:
+        return False
+    limits = _limits(loading, num_workers)
+    return min(limits, key=lambda name: limits[name]) != "workers"
+
+
+def _cores(loading: RankLoading) -> float:
+    """Return the cores of a rank, if the ranks of a host share those that they may use."""
+    return max(loading.cores_allowed / loading.ranks_on_host, 1.0)
+
+
+def _cpu_of_step_s(loading: RankLoading) -> float:
+    """Return the CPU time of a step: that of the training process, and that of the samples."""
+    assert loading.samples_per_step is not None and loading.step_s is not None
+    training_s = (loading.training_cores or 0.0) * loading.step_s
+    return training_s + loading.samples_per_step * sample_cpu_s(loading)

@@ -1,0 +1,187 @@
+"""The stages of a rank's samples, from the reports of the processes that made and received its batches.
+
+In: the reports of one rank, and its steps. Out: `RankLoading`. Times are means over all processes of the rank, by
+sample. The kernel's queue for a core is known per batch: it is charged to the stages in proportion to their CPU time,
+since a thread waits for a core when it wants to compute. What then remains of a stage is waiting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from flatout.loading.read_reports import LoaderReport, Spent
+from flatout.records.loading import CodePlace, RankLoading, StageTime
+from flatout.records.recording import RankRecording
+
+MAX_PLACES = 5
+_MIN_BATCHES_OF_SPREAD = 8
+_NEGLIGIBLE_S = 1e-9
+
+
+def rank_loading(
+    rank: int, hostname: str, reports: Sequence[LoaderReport], recorded: RankRecording | None, *, ranks_on_host: int
+) -> RankLoading | None:
+    """Return the loader of a rank; None if none of its processes has timed a batch."""
+    makers = _makers(reports)
+    num_samples_timed = sum(_samples_timed(report) for report in makers)
+    if num_samples_timed <= 0:
+        return None
+    stages = _stages(makers, num_samples_timed)
+    num_batches = sum(report.num_batches for report in makers)
+    num_samples = sum(report.num_samples for report in makers)
+    workers = [report for report in makers if report.worker is not None]
+    receivers = [report for report in reports if report.worker is None]
+    step_s, wait_s, samples_per_step = _steps(recorded)
+    elapsed_s = sum(report.elapsed_s for report in makers)
+    return RankLoading(
+        rank=rank,
+        hostname=hostname,
+        dataset=next((report.dataset for report in makers if report.dataset), None),
+        is_iterable=any(report.is_iterable for report in makers),
+        num_workers=max(report.num_workers for report in makers),
+        cores_allowed=min(report.cores_allowed for report in makers),
+        ranks_on_host=ranks_on_host,
+        batch_size=num_samples / num_batches,
+        num_batches=num_batches,
+        num_timed=sum(report.num_timed for report in makers),
+        sample_s=sum(report.wall_s for report in makers) / num_samples,
+        batch_spread=_spread(makers),
+        busy_share=sum(report.wall_s for report in workers) / elapsed_s if workers and elapsed_s > 0 else None,
+        stages=stages,
+        places=_places(makers),
+        read_bytes=sum(report.read_bytes for report in makers) / num_samples_timed,
+        device_bytes=sum(report.device_bytes for report in makers) / num_samples_timed,
+        sending_s=_other_thread([report.sent for report in workers], num_samples),
+        receiving_s=_other_thread([report.received for report in receivers], num_samples) if workers else None,
+        pinning_s=_other_thread([report.pinned for report in receivers], num_samples),
+        training_cores=_training_cores(receivers),
+        watch_share=sum(report.watch_s for report in makers) / max(elapsed_s, 1e-9),
+        step_s=step_s,
+        loader_wait_s=wait_s,
+        samples_per_step=samples_per_step,
+    )
+
+
+def _makers(reports: Sequence[LoaderReport]) -> list[LoaderReport]:
+    """Return the reports of the loader that made most samples: a job can have others, e.g. for its evaluation."""
+    samples_by_loader: Counter[tuple[str | None, int]] = Counter()
+    for report in reports:
+        samples_by_loader[_loader(report)] += report.num_samples
+    if not samples_by_loader:
+        return []
+    largest, _ = samples_by_loader.most_common(1)[0]
+    return [report for report in reports if report.num_batches > 0 and _loader(report) == largest]
+
+
+def _loader(report: LoaderReport) -> tuple[str | None, int]:
+    return report.dataset, report.num_workers
+
+
+def _samples_timed(report: LoaderReport) -> float:
+    if not report.num_batches:
+        return 0.0
+    return report.num_samples * report.num_timed / report.num_batches
+
+
+def _stages(makers: Sequence[LoaderReport], num_samples: float) -> tuple[StageTime, ...]:
+    names = {name for report in makers for name in report.stages}
+    spent = {name: _sum([report.stages[name] for report in makers if name in report.stages]) for name in names}
+    wall_s = sum(stage.wall_s for stage in spent.values())
+    idle_s = {name: max(stage.wall_s - stage.cpu_s, 0.0) for name, stage in spent.items()}
+    queued_s = _queued_by_stage(sum(report.queued_s for report in makers), spent, idle_s)
+    stages = [
+        StageTime(
+            name=name,
+            wall_s=stage.wall_s / num_samples,
+            cpu_s=min(stage.cpu_s, stage.wall_s) / num_samples,
+            queued_s=queued_s[name] / num_samples,
+            waiting_s=(idle_s[name] - queued_s[name]) / num_samples,
+            num_calls=stage.num_calls / num_samples,
+            share=stage.wall_s / wall_s if wall_s > 0 else 0.0,
+        )
+        for name, stage in spent.items()
+    ]
+    return tuple(sorted(stages, key=lambda stage: -stage.wall_s))
+
+
+def _queued_by_stage(queued_s: float, spent: dict[str, Spent], idle_s: dict[str, float]) -> dict[str, float]:
+    """Divide the time in the queue for a core among the stages, by their CPU time; none has more than its idle time."""
+    by_stage = dict.fromkeys(spent, 0.0)
+    weights = {name: stage.cpu_s for name, stage in spent.items() if stage.cpu_s > 0}
+    left_s = min(queued_s, sum(idle_s[name] for name in weights))
+    while left_s > _NEGLIGIBLE_S and weights:
+        total = sum(weights.values())
+        shares = {name: left_s * weight / total for name, weight in weights.items()}
+        for name, share_s in shares.items():
+            added_s = min(share_s, idle_s[name] - by_stage[name])
+            by_stage[name] += added_s
+            left_s -= added_s
+        weights = {name: weight for name, weight in weights.items() if idle_s[name] - by_stage[name] > _NEGLIGIBLE_S}
+    return by_stage
+
+
+def _sum(spent: Sequence[Spent]) -> Spent:
+    return Spent(
+        num_calls=sum(each.num_calls for each in spent),
+        wall_s=sum(each.wall_s for each in spent),
+        cpu_s=sum(each.cpu_s for each in spent),
+    )
+
+
+def _other_thread(spent: Sequence[Spent], num_samples: int) -> float | None:
+    """Return the seconds per sample of a stage outside the thread that makes batches; None if it never ran."""
+    total = _sum(spent)
+    return total.wall_s / num_samples if total.num_calls and num_samples else None
+
+
+def _training_cores(receivers: Sequence[LoaderReport]) -> float | None:
+    """Return the cores that the training process keeps busy with anything but making batches."""
+    elapsed_s = sum(report.process_elapsed_s for report in receivers)
+    if elapsed_s <= 0:
+        return None
+    cpu_s = sum(report.process_cpu_s for report in receivers)
+    making_s = sum(_making_cpu_s(report) for report in receivers)
+    return max(cpu_s - making_s, 0.0) / elapsed_s
+
+
+def _making_cpu_s(report: LoaderReport) -> float:
+    """Return the CPU time of all batches that a process made, from that of the timed ones."""
+    if not report.num_timed:
+        return 0.0
+    cpu_s = sum(stage.cpu_s for stage in report.stages.values())
+    return cpu_s * report.num_batches / report.num_timed
+
+
+def _spread(makers: Sequence[LoaderReport]) -> float | None:
+    """Return how much the times of a process's batches differ, without its first one, which opens files."""
+    times = [np.array(report.batch_s[1:]) for report in makers]
+    batch_s = np.concatenate([of_process for of_process in times if len(of_process)] or [np.array([])])
+    if len(batch_s) < _MIN_BATCHES_OF_SPREAD or batch_s.mean() <= 0:
+        return None
+    return float(batch_s.std() / batch_s.mean())
+
+
+def _places(makers: Sequence[LoaderReport]) -> tuple[CodePlace, ...]:
+    counts: Counter[str] = Counter()
+    for report in makers:
+        counts.update(report.places)
+    num_samples = sum(report.num_places for report in makers)
+    return tuple(
+        CodePlace(place=place, share=count / num_samples) for place, count in counts.most_common(MAX_PLACES) if count
+    )
+
+
+def _steps(recorded: RankRecording | None) -> tuple[float | None, float | None, float | None]:
+    """Return the mean step after the warm-up, its wait for the batch, and its samples."""
+    if recorded is None or recorded.settled_step is None:
+        return None, None, None
+    steps = recorded.steps
+    counts = steps.is_ordinary & (steps.number >= recorded.settled_step)
+    if not counts.any():
+        return None, None, None
+    num_samples = steps.num_samples[counts]
+    samples = float(np.nanmean(num_samples)) if not np.isnan(num_samples).all() else None
+    return float(steps.duration_s[counts].mean()), float(steps.loader_s[counts].mean()), samples

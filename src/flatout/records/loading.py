@@ -1,0 +1,110 @@
+"""How a job makes its batches: the stages of a sample in the processes that make them, and what they can deliver.
+
+Times of stages are seconds per sample, in one process. A number that is not known is None.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class LoaderFinding(StrEnum):
+    """Why the training waits for its batches."""
+
+    DECODE = "decode-bound"
+    TRANSFORM = "transform-bound"
+    CODE = "dataset-code-bound"
+    CODE_WAITS = "dataset-code-waits"
+    DECOMPRESS = "decompress-bound"
+    STORAGE = "storage-latency"
+    OPENING = "metadata-latency"
+    COLLATE = "collate-bound"
+    SENDING = "pickle-bound"
+    PINNING = "pin-bound"
+    OVERSUBSCRIBED = "worker-oversubscription"
+    BUSY_CORES = "busy-cores"
+    UNEVEN_BATCHES = "slow-sample-blocks"
+    UNKNOWN = "unknown"
+
+
+class StageTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage: its seconds per sample, exclusive of the stages within it."""
+
+    name: str
+    wall_s: float
+    cpu_s: float
+    queued_s: float  # ready to run, but all cores were busy
+    waiting_s: float  # neither computing nor queued: waiting for storage, a network, a lock or a sleep
+    num_calls: float  # per sample
+    share: float  # of the time in which samples are made
+
+
+class CodePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the script's own code, and its share of the stage `code`."""
+
+    place: str  # function (file:line)
+    share: float
+
+
+class LoaderSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a number of workers is predicted to deliver on one rank."""
+
+    num_workers: int
+    samples_per_s: float  # by the loader alone
+    training_samples_per_s: float  # by the training with this loader
+    limit: str  # what limits the loader: `workers`, `cores`, or `main process`
+
+
+class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
+    """The loader of one rank."""
+
+    rank: int
+    hostname: str
+    dataset: str | None
+    is_iterable: bool
+    num_workers: int
+    cores_allowed: int
+    ranks_on_host: int
+    batch_size: float  # samples per batch
+    num_batches: int  # made by the processes that were watched
+    num_timed: int  # of these, batches whose stages were timed
+    sample_s: float  # to make one sample, in one process
+    batch_spread: float | None  # standard deviation of the batches' times, as a share of their mean
+    busy_share: float | None  # share of the workers' time in which they make batches; None without workers
+    stages: tuple[StageTime, ...]  # the largest first; they sum to the time in which samples are made
+    places: tuple[CodePlace, ...]
+    read_bytes: float | None  # per sample, from files
+    device_bytes: float | None  # of these, not from the page cache
+    sending_s: float | None  # per sample, in a second thread of each worker; None without workers
+    receiving_s: float | None  # per sample, in the training process; None without workers
+    pinning_s: float | None  # per sample, in a second thread of the training process; None: not pinned
+    training_cores: float | None  # cores that the training process keeps busy, without making batches
+    watch_share: float  # share of the time that the watch itself took
+    step_s: float | None  # mean over the steps after the warm-up
+    loader_wait_s: float | None  # of these, waiting for the batch
+    samples_per_step: float | None
+    speeds: tuple[LoaderSpeed, ...] = ()
+
+
+class FoundCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the training waits, and what to do."""
+
+    name: LoaderFinding
+    share_of_step: float  # the wait for batches
+    stage: str | None = None  # the stage that takes most
+    share_of_sample: float | None = None  # its share of the time to make a sample
+    workers: int | None = None  # the number of workers that is predicted to be fastest
+    gain: float | None = None  # by that number: training time before / after
+
+
+class LoadingProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The loaders of a recorded job, and what is found in them."""
+
+    recording: str
+    ranks: tuple[RankLoading, ...]
+    slowest_rank: int | None  # the one that waits longest for its batches
+    is_waiting: bool | None  # whether the training waits for its batches; None: no step was measured
+    causes: tuple[FoundCause, ...] = ()
+    problems: tuple[str, ...] = ()
