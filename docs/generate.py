@@ -75,6 +75,7 @@ from flatout.records.events import Quality
 from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
+from flatout.records.loading import CodePlace, FoundCause, LoaderSpeed, LoadingProfile, RankLoading, SampleStage
 from flatout.records.machine import Xid
 from flatout.records.placement import ExchangeTime, LinkLoad, PlacedJob, Placement
 from flatout.records.plan import (
@@ -221,6 +222,12 @@ def comparison_json() -> str:
         *(EnvironmentDifference, TrainingCheck, Separation),
     )
     return _contract("flatout/comparison", records)
+
+
+def data_profile_json() -> str:
+    """The contract `flatout/data-profile`."""
+    records = (LoadingProfile, RankLoading, SampleStage, CodePlace, LoaderSpeed, FoundCause)
+    return _contract("flatout/data-profile", records)
 
 
 def conditions() -> str:
@@ -771,6 +778,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         json,
         diff_json,
         comparison_json,
+        data_profile_json,
         conditions,
         explanation_json,
         failure_explanation_json,

@@ -421,6 +421,12 @@ READERS: tuple[Reader, ...] = (
         lambda path: run("diagnose", str(path), "--ceilings", str(path / "ceilings.json")),
         ("flatout diagnose --ceilings",),
     ),
+    Reader(
+        "data show",
+        lambda: [_folder(OWN / "loading")],
+        lambda path: [run("data", "show", str(path), *options) for options in ((), ("--json",))],
+        ("flatout data show folder",),
+    ),
     Reader("bench, saved", _one("ceilings.json"), _saved_ceilings),
     Reader("diff", _one("diagnosis.json"), _command("diff", "{}", "{}"), ("flatout diff before", "flatout diff after")),
     Reader("compare", _one("diagnosis.json"), _command("compare", "{}", "{}")),

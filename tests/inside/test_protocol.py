@@ -112,6 +112,7 @@ def test_the_variables_are_those_that_users_and_jobs_know() -> None:
         "FLATOUT_WARMUP",
         "FLATOUT_LIGHT",
         "FLATOUT_FACTS",
+        "FLATOUT_LOADER_STAGES",
         "FLATOUT_FLOPS",
         "FLATOUT_GRADIENTS",
         "FLATOUT_DATA_CHECK",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flatout.inside.protocol import LoaderStage
 from flatout.loading.speed import best_workers, sample_alone_s
-from flatout.records.loading import FoundCause, LoaderFinding, RankLoading, StageTime
+from flatout.records.loading import FoundCause, LoaderFinding, RankLoading, SampleStage
 
 MIN_WAIT = 0.05  # of the step
 MIN_QUEUED = 0.3  # of the time in which samples are made: the workers wait for each other's cores
@@ -17,7 +17,7 @@ MAX_BUSY = 0.9  # of the workers' time: workers with time to spare are late only
 MIN_WAITING = 0.5  # of a stage's time, for which it waits rather than computes
 MIN_STAGE = 0.25  # of the time to make a sample: below it no stage explains the wait
 MIN_GAIN = 1.05  # of another number of workers, as predicted
-# Beside making samples, in other threads: what must take this share of the step to be the cause.
+# Receiving and pinning run in other threads: each is the cause if it takes this share of the step.
 MIN_THREAD = 0.5
 
 _BY_STAGE = {
@@ -65,7 +65,7 @@ def wait_share(loading: RankLoading) -> float | None:
     return loading.loader_wait_s / loading.step_s
 
 
-_Cause = tuple[LoaderFinding, StageTime | None]
+_Cause = tuple[LoaderFinding, SampleStage | None]
 
 
 def _cores(loading: RankLoading) -> list[_Cause]:
@@ -86,7 +86,7 @@ def _single_batches(loading: RankLoading) -> list[_Cause]:
 
 
 def _transport(loading: RankLoading) -> list[_Cause]:
-    """Sending runs beside the making of samples, pinning beside the training: each can be the slowest of them."""
+    """Sending runs while samples are made, pinning while the training computes: each can be the slowest."""
     causes: list[_Cause] = []
     if loading.num_workers and (loading.sending_s or 0.0) > max(sample_alone_s(loading), loading.receiving_s or 0.0):
         causes.append((LoaderFinding.SENDING, None))
@@ -101,27 +101,27 @@ def _transport(loading: RankLoading) -> list[_Cause]:
 def _stage(loading: RankLoading) -> list[_Cause]:
     """Return the cause that the stage with most work stands for: all transforms together, or one other stage.
 
-    The time in the queue for a core is no work: it is long where the cores are busy, in whichever stage.
+    The time in the queue for a core does not count as work: it is long where the cores are busy, in whichever stage.
     """
     total_s = sum(_work_s(stage) for stage in loading.stages)
     if total_s <= 0:
         return []
     transforms = [stage for stage in loading.stages if stage.name.startswith(LoaderStage.TRANSFORM)]
     others = [stage for stage in loading.stages if stage not in transforms]
-    largest = max(others, key=_work_s)
     transforms_s = sum(_work_s(stage) for stage in transforms)
-    if transforms_s >= max(_work_s(largest), MIN_STAGE * total_s):
+    if transforms_s >= max([MIN_STAGE * total_s, *map(_work_s, others)]):
         return [(LoaderFinding.TRANSFORM, max(transforms, key=_work_s))]
+    largest = max(others, key=_work_s)
     if _work_s(largest) < MIN_STAGE * total_s:
         return []
     return [(_cause_of(largest), largest)]
 
 
-def _work_s(stage: StageTime) -> float:
+def _work_s(stage: SampleStage) -> float:
     return stage.cpu_s + stage.waiting_s
 
 
-def _cause_of(stage: StageTime) -> LoaderFinding:
+def _cause_of(stage: SampleStage) -> LoaderFinding:
     """Return the cause that a stage stands for; a decoder that mostly waits is waiting for its file."""
     is_waiting = stage.waiting_s >= MIN_WAITING * _work_s(stage)
     if is_waiting and stage.name in (LoaderStage.DECODE, LoaderStage.DECOMPRESS):

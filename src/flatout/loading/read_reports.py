@@ -1,6 +1,6 @@
 """Read the reports of the processes that made or received a job's batches.
 
-In: the folder of a recording. Out: one `LoaderReport` per process. A damaged report is left out, and a problem says so.
+In: the folder of a recording. Out: one `LoaderReport` per process. A damaged report is skipped, and a problem says so.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def best_workers(speeds: tuple[LoaderSpeed, ...]) -> LoaderSpeed | None:
 
 
 def predicted_speed(loading: RankLoading, num_workers: int) -> LoaderSpeed | None:
-    """Return the prediction for a number of workers; None if the training's own step is not known."""
+    """Return the prediction for a number of workers; None if no step of the training was measured."""
     if loading.step_s is None or loading.loader_wait_s is None or not loading.samples_per_step:
         return None
     computing_s = loading.step_s - loading.loader_wait_s

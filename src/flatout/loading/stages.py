@@ -13,10 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from flatout.loading.read_reports import LoaderReport, Spent
-from flatout.records.loading import CodePlace, RankLoading, StageTime
+from flatout.records.loading import CodePlace, RankLoading, SampleStage
 from flatout.records.recording import RankRecording
 
 MAX_PLACES = 5
+NUM_FIRST_STEPS = 10  # that do not count where step times never became stable
+MIN_STEPS = 10
 _MIN_BATCHES_OF_SPREAD = 8
 _NEGLIGIBLE_S = 1e-9
 
@@ -86,14 +88,14 @@ def _samples_timed(report: LoaderReport) -> float:
     return report.num_samples * report.num_timed / report.num_batches
 
 
-def _stages(makers: Sequence[LoaderReport], num_samples: float) -> tuple[StageTime, ...]:
+def _stages(makers: Sequence[LoaderReport], num_samples: float) -> tuple[SampleStage, ...]:
     names = {name for report in makers for name in report.stages}
     spent = {name: _sum([report.stages[name] for report in makers if name in report.stages]) for name in names}
     wall_s = sum(stage.wall_s for stage in spent.values())
     idle_s = {name: max(stage.wall_s - stage.cpu_s, 0.0) for name, stage in spent.items()}
     queued_s = _queued_by_stage(sum(report.queued_s for report in makers), spent, idle_s)
     stages = [
-        StageTime(
+        SampleStage(
             name=name,
             wall_s=stage.wall_s / num_samples,
             cpu_s=min(stage.cpu_s, stage.wall_s) / num_samples,
@@ -176,11 +178,12 @@ def _places(makers: Sequence[LoaderReport]) -> tuple[CodePlace, ...]:
 
 def _steps(recorded: RankRecording | None) -> tuple[float | None, float | None, float | None]:
     """Return the mean step after the warm-up, its wait for the batch, and its samples."""
-    if recorded is None or recorded.settled_step is None:
+    if recorded is None:
         return None, None, None
     steps = recorded.steps
-    counts = steps.is_ordinary & (steps.number >= recorded.settled_step)
-    if not counts.any():
+    first = NUM_FIRST_STEPS if recorded.settled_step is None else recorded.settled_step
+    counts = steps.is_ordinary & (steps.number >= first)
+    if counts.sum() < MIN_STEPS:
         return None, None, None
     num_samples = steps.num_samples[counts]
     samples = float(np.nanmean(num_samples)) if not np.isnan(num_samples).all() else None

@@ -1,6 +1,6 @@
 """How a job makes its batches: the stages of a sample in the processes that make them, and what they can deliver.
 
-Times of stages are seconds per sample, in one process. A number that is not known is None.
+Times of stages are seconds per sample, in one process. An unknown number is None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LoaderFinding(StrEnum):
     UNKNOWN = "unknown"
 
 
-class StageTime(msgspec.Struct, frozen=True, kw_only=True):
+class SampleStage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage: its seconds per sample, exclusive of the stages within it."""
 
     name: str
@@ -73,7 +73,7 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     sample_s: float  # to make one sample, in one process
     batch_spread: float | None  # standard deviation of the batches' times, as a share of their mean
     busy_share: float | None  # share of the workers' time in which they make batches; None without workers
-    stages: tuple[StageTime, ...]  # the largest first; they sum to the time in which samples are made
+    stages: tuple[SampleStage, ...]  # the largest first; they sum to the time in which samples are made
     places: tuple[CodePlace, ...]
     read_bytes: float | None  # per sample, from files
     device_bytes: float | None  # of these, not from the page cache

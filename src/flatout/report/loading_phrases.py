@@ -37,7 +37,7 @@ _WAY_OUT = {
     LoaderFinding.SENDING: "send fewer objects and bytes per batch: tensors instead of lists and strings",
     LoaderFinding.PINNING: "pin fewer or larger tensors per batch, or none if batches are small",
     LoaderFinding.OVERSUBSCRIBED: "use as many workers as there are cores for them",
-    LoaderFinding.BUSY_CORES: "free the cores, or give the job cores of its own",
+    LoaderFinding.BUSY_CORES: "free the cores, or give the job cores that nothing else uses",
     LoaderFinding.UNEVEN_BATCHES: "raise prefetch_factor, or set in_order=False where the order does not matter",
     LoaderFinding.UNKNOWN: "record with `flatout profile` to see what the training process does meanwhile",
 }

@@ -5,7 +5,7 @@ In: a `LoadingProfile` and a style. Out: the text.
 
 from __future__ import annotations
 
-from flatout.records.loading import LoadingProfile, RankLoading, StageTime
+from flatout.records.loading import LoadingProfile, RankLoading, SampleStage
 from flatout.report.loading_phrases import cause_sentence, sample_sentence, way_out, workers_sentence
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
@@ -68,7 +68,7 @@ def _stages(loading: RankLoading, style: TextStyle) -> list[str]:
     ]
     known = [f"{name}: {seconds(value_s)}" for name, value_s in aside if value_s is not None]
     if known:
-        lines += style.wrapped(f"Beside them, per sample: {'; '.join(known)}.")
+        lines += style.wrapped(f"At the same time, per sample: {'; '.join(known)}.")
     if loading.read_bytes:
         lines += style.wrapped(f"{_bytes(loading)}.")
     if loading.busy_share is not None:
@@ -77,7 +77,7 @@ def _stages(loading: RankLoading, style: TextStyle) -> list[str]:
     return [*lines, *style.wrapped(f"{timed}, which took {percent(loading.watch_share)} of the time.")]
 
 
-def _row(stage: StageTime, style: TextStyle) -> tuple[str, ...]:
+def _row(stage: SampleStage, style: TextStyle) -> tuple[str, ...]:
     return (
         stage.name,
         seconds(stage.wall_s),

@@ -37,6 +37,7 @@ from flatout.inside.protocol import (
     partial_name,
     process_name,
 )
+from flatout.secrets import write_private
 
 _now = time.perf_counter
 
@@ -223,7 +224,7 @@ class BatchWatch:
         }
         path = self._folder / File.STAGES.of(process_name(os.uname().nodename, self._pid))
         partial = path.with_name(partial_name(path.name))
-        partial.write_text(json.dumps(report), encoding="utf-8")
+        write_private(partial, json.dumps(report).encode())
         partial.replace(path)
         self._written_at = _now()
 

@@ -1,4 +1,4 @@
-"""Files whose reads are a stage of their own, down to the system call.
+"""Files whose reads are timed as a separate stage, down to the system call.
 
 In: a call of `open`. Out: the same kind of file object as Python's own `open` returns, if the file is opened for
 reading by its path, while a batch is timed; anything else is left to Python's `open`. What is read, and in which

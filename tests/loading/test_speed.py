@@ -1,0 +1,115 @@
+"""The model of a loader, against speeds worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flatout.loading.speed import best_workers, loader_speeds, predicted_speed
+from flatout.records.loading import LoaderSpeed, RankLoading, SampleStage
+
+
+def a_stage(name: str, *, cpu_s: float = 0.0, waiting_s: float = 0.0, queued_s: float = 0.0) -> SampleStage:
+    wall_s = cpu_s + waiting_s + queued_s
+    return SampleStage(
+        name=name, wall_s=wall_s, cpu_s=cpu_s, queued_s=queued_s, waiting_s=waiting_s, num_calls=1, share=1.0
+    )
+
+
+def a_loader(*stages: SampleStage, **changed: Any) -> RankLoading:
+    """A rank that computes 10 ms a step, on 8 samples, and waits 32 ms for them; without workers, on 8 cores."""
+    content: dict[str, Any] = {
+        "rank": 0,
+        "hostname": "node1",
+        "dataset": "Images",
+        "is_iterable": False,
+        "num_workers": 0,
+        "cores_allowed": 8,
+        "ranks_on_host": 1,
+        "batch_size": 8,
+        "num_batches": 100,
+        "num_timed": 100,
+        "sample_s": 0.004,
+        "batch_spread": 0.0,
+        "busy_share": None,
+        "stages": stages or (a_stage("decode", cpu_s=0.004),),
+        "places": (),
+        "read_bytes": None,
+        "device_bytes": None,
+        "sending_s": None,
+        "receiving_s": None,
+        "pinning_s": None,
+        "training_cores": 0.0,
+        "watch_share": 0.0,
+        "step_s": 0.042,
+        "loader_wait_s": 0.032,
+        "samples_per_step": 8,
+    }
+    return RankLoading(**content | changed)
+
+
+def speed(loading: RankLoading, num_workers: int) -> LoaderSpeed:
+    predicted = predicted_speed(loading, num_workers)
+    assert predicted is not None
+    return predicted
+
+
+def test_without_workers_times_add_up() -> None:
+    none = speed(a_loader(), 0)
+    assert none.samples_per_s == pytest.approx(250)
+    assert none.training_samples_per_s == pytest.approx(8 / 0.042)
+
+
+@pytest.mark.parametrize(("num_workers", "step_s"), [(1, 0.032), (2, 0.016), (4, 0.010), (8, 0.010)])
+def test_workers_make_samples_while_the_training_computes(num_workers: int, step_s: float) -> None:
+    assert speed(a_loader(), num_workers).training_samples_per_s == pytest.approx(8 / step_s)
+
+
+def test_workers_that_compute_need_cores() -> None:
+    on_two = a_loader(cores_allowed=2)
+    assert speed(on_two, 4).samples_per_s == pytest.approx(500)
+    assert speed(on_two, 4).limit == "cores" and speed(on_two, 1).limit == "workers"
+
+
+def test_workers_that_wait_need_none() -> None:
+    waiting = a_loader(a_stage("read", waiting_s=0.004), cores_allowed=2)
+    assert speed(waiting, 8).samples_per_s == pytest.approx(2000)
+
+
+def test_ranks_of_a_host_share_its_cores() -> None:
+    assert speed(a_loader(ranks_on_host=4), 8).samples_per_s == pytest.approx(500)
+
+
+def test_time_in_the_queue_for_a_core_is_no_part_of_a_sample() -> None:
+    crowded = a_loader(a_stage("decode", cpu_s=0.004, queued_s=0.1))
+    assert speed(crowded, 1).samples_per_s == pytest.approx(250)
+
+
+def test_the_training_process_receives_every_batch() -> None:
+    received = a_loader(receiving_s=0.002)
+    assert speed(received, 8).samples_per_s == pytest.approx(500)
+    assert speed(received, 8).limit == "main process"
+    assert speed(received, 8).training_samples_per_s == pytest.approx(8 / 0.026)
+
+
+def test_the_training_needs_cores_too() -> None:
+    busy = a_loader(cores_allowed=2, training_cores=1.0)
+    # A step needs 42 ms of CPU time for the training and 32 ms for its samples, on two cores.
+    assert speed(busy, 4).training_samples_per_s == pytest.approx(8 / 0.037)
+
+
+def test_the_fewest_workers_within_five_percent_are_best() -> None:
+    best = best_workers(loader_speeds(a_loader()))
+    assert best is not None and best.num_workers == 4  # 3.2 would do
+
+
+def test_numbers_of_workers_end_where_more_bring_nothing() -> None:
+    counts = [speed.num_workers for speed in loader_speeds(a_loader(num_workers=3, cores_allowed=2))]
+    assert counts == [0, 1, 2, 3, 4]
+
+
+def test_without_measured_steps_nothing_is_predicted() -> None:
+    assert loader_speeds(a_loader(step_s=None)) == ()
+    assert loader_speeds(a_loader(samples_per_step=None)) == ()
+    assert best_workers(()) is None
