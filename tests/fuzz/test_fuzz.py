@@ -47,7 +47,8 @@ NOT_OF_A_USER = {
 }
 # Paths on the command line that are written, or whose content is not read.
 WRITTEN = {
-    *("flatout diagnose --html", "flatout diagnose --perfetto", "flatout profile --out", "flatout data profile --out", "flatout doctor --data"),
+    *("flatout diagnose --html", "flatout diagnose --perfetto", "flatout profile --out", "flatout doctor --data"),
+    "flatout data profile --out",
     *("flatout doctor --capture", "flatout doctor --html", "flatout bench --path", "flatout bench --out"),
     *("flatout tune --out", "flatout run --recording", "flatout submit --out", "flatout plan --html"),
     *(
