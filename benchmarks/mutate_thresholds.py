@@ -8,8 +8,9 @@ added and taken away. Out: a line for each mutant, with the test that failed, or
 be collected; the exit code is 1 if any survived that is not in `EQUIVALENT`, where the reason is.
 
 Third-party packages are imported once; each mutant then is a forked process that imports Flatout with the changed
-source and runs the tests in itself, until the first one fails. Tests that start processes would not see the mutant:
-none of these rooms has any. The sources on the disk are never changed.
+source and runs the tests in itself, until the first one fails: first the tests named after the source, then the quick
+ones. Tests that start processes would not see the mutant: none of these rooms has any. The sources on the disk are
+never changed.
 """
 
 from __future__ import annotations
@@ -34,27 +35,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "flatout"
-# Room -> patterns of its sources, and its tests, those that take long last.
+DURATIONS = ROOT / "tests" / "durations.json"
+# Room -> patterns of its sources, and its tests.
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "verdict": (
-        ("verdict/*.py",),
-        tuple(
-            f"tests/verdict/test_{name}.py"
-            for name in (
-                "analyses",
-                "effect",
-                "invalid_trials",
-                "shared_error",
-                "arms",
-                "cost",
-                "screening",
-                "prospect",
-                "quoted",
-                "noise",
-                "scenarios",
-            )
-        ),
-    ),
+    "verdict": (("verdict/*.py",), ("tests/verdict",)),
     "trial": (("trial/*.py",), ("tests/trial",)),
     "blame": (("attribute/blame.py",), ("tests/attribute/test_blame.py", "tests/attribute/test_job.py")),
     "hang": (("keep/hang_judge.py", "keep/hang_timeout.py"), ("tests/keep/test_hang.py",)),
@@ -88,6 +72,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("_TAIL_BYTES = ", "200_000"): "a bound on memory: how much of a log's end is read",
     ("MOST_PAUSED = ", "0.5"): "more than half of the steps cannot lie above their median",
     ("NUM_SPREADS, NUM_EFFECTS = ", "200"): "the precision of a simulation, at the cost of its time",
+    ("NUM_SIMULATED = ", "500"): "the precision of a simulation, at the cost of its time",
+    ("NUM_SIMULATED = ", "2000"): "the precision of a simulation, at the cost of its time",
+    ("NUM_SPREADS, NUM_EFFECTS = ", "12"): "more spreads: the precision of a sum, at the cost of its time",
+    ("_PRIOR_STEPS = ", "1e-3"): "a small number: it only tells works apart that always come together",
     ("CERTAIN = ", "40.0"): "a shortcut: above it the simulation gives the plain mean, too",
 }
 WARM = ("numpy", "scipy.special", "msgspec", "psutil", "hypothesis", "xdist")
@@ -96,8 +84,8 @@ OPTIONS = ("-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", "ignore::pytest.Py
 FACTOR = 3
 SMALL_INTEGER = 10  # below it, one more and one less
 DECIDING_CALLS = {"max", "min", "maximum", "minimum", "clip"}
-TIMES_SLOWER = 5  # a mutant that takes as many times as long as the tests is killed by that
-STARTING_S = 20.0
+MOST_MORE_S = 60.0  # a mutant whose tests take this much longer than without it is killed by that
+MEMORY_BYTES = 8 << 30  # so that a mutant without an end fails before the machine's memory is full
 COLLECTING = "collecting"
 
 
@@ -222,6 +210,22 @@ class _Finder(importlib.abc.MetaPathFinder):
         )
 
 
+class _LikelyFirst:
+    """A plugin of pytest that runs the tests named after the mutant's source first, and then the quick ones."""
+
+    def __init__(self, mutant: Mutant | None) -> None:
+        self._name = "" if mutant is None else f"test_{mutant.path.stem}.py"
+        self._durations: dict[str, float] = json.loads(DURATIONS.read_text())
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=self._place)
+
+    def _place(self, item: pytest.Item) -> tuple[bool, float, str]:
+        file = item.nodeid.split("::")[0]
+        return Path(file).name != self._name, self._durations.get(file, 0.0), file
+
+
 class _FirstFailure:
     """A plugin of pytest that writes which test failed first."""
 
@@ -248,12 +252,13 @@ def run(mutant: Mutant | None, tests: tuple[str, ...], limit_s: int) -> Outcome:
         os.close(reading)
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         with tempfile.TemporaryFile() as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
             if mutant is not None:
                 sys.meta_path.insert(0, _Finder(mutant))
-            code = pytest.main([*OPTIONS, *tests], plugins=[_FirstFailure(writing)])
+            code = pytest.main([*OPTIONS, *tests], plugins=[_LikelyFirst(mutant), _FirstFailure(writing)])
             os._exit(int(code))
     os.close(writing)
     _, wait_status, used = os.wait4(child, 0)
@@ -308,7 +313,7 @@ def run_room(room: str, only: str, killed: dict[tuple[object, ...], dict[str, ob
         if key_of(entry) in killed:
             entries.append(killed[key_of(entry)])
             continue
-        outcome = run(mutant, tests, round(STARTING_S + TIMES_SLOWER * whole.seconds))
+        outcome = run(mutant, tests, round(MOST_MORE_S + whole.seconds))
         if outcome.problem:
             num_not_tried += 1
             print(f"{mutant.name:50} {outcome.seconds:5.1f} s  NOT TRIED: {outcome.problem}", flush=True)

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import product
 
+from tests.syntax import nodes
+
 IMPORTING_CALLS = {"import_module", "__import__"}
 UNKNOWN = "*"
 RELATIVE = ""
@@ -28,15 +30,14 @@ def imported_modules(module: str, source: str) -> tuple[tuple[int, str], ...]:
 
     A relative import has the name `RELATIVE`; a function that imports by name and is renamed or handed on, `UNKNOWN`.
     """
-    tree = ast.parse(source)
-    imports = [*_statements(tree)]
+    imports = [*_statements(source)]
     if any(name in source for name in IMPORTING_CALLS):
-        imports += _calls(module, tree)
+        imports += _calls(module, ast.parse(source))
     return tuple(imports)
 
 
-def _statements(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _statements(source: str) -> Iterator[tuple[int, str]]:
+    for node in nodes(source):
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name) for alias in names)

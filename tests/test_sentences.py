@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
+from tests.syntax import nodes
 from tests.test_imports import modules
 
 SENTENCES = {
@@ -30,7 +31,7 @@ NOTES_OF_OTHERS = "plan.runs"  # reads the notes of public benchmarks
 
 def parsed_sentences(source: str) -> Iterator[str]:
     """The expressions in `source` that take a sentence apart or look for words in one."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.Call(func=ast.Attribute(attr="split"), args=[]):
                 continue  # only white space

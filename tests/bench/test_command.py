@@ -37,10 +37,10 @@ def files_of_a_user(folder: Path) -> Path:
 
 
 def test_everything_that_a_cpu_has_is_measured_and_saved(tmp_path: Path) -> None:
-    """As on a machine with 1 GiB of free memory; `test_warming.py` has the rounds of a user."""
+    """As on a machine with 256 MiB of free memory; `test_warming.py` has the rounds of a user."""
     data, out = files_of_a_user(tmp_path), tmp_path / "out.json"
     before = {path: path.stat().st_mtime_ns for path in [data, *data.iterdir()]}
-    inject = small(num_rounds=4, free_bytes=1 << 30)
+    inject = small(num_rounds=4, free_bytes=1 << 28)
     done = bench("--ranks", "2", "--time", "10s", "--path", data, "--out", out, "--json", inject=inject)
     assert done.returncode == 0, done.stderr
     found = content(done)

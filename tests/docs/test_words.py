@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.syntax import nodes
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/flatout"
@@ -44,7 +45,7 @@ class Prose(NamedTuple):
 def python_prose(path: Path) -> Iterator[Prose]:
     """Yield the docstrings, sentences and comments of a module. A string without a space is a key or a name."""
     name, source = str(path.relative_to(ROOT)), path.read_text()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
             yield Prose(name, node.lineno, "".join(map(str, parts)))
@@ -114,7 +115,7 @@ def bare_of_docstrings() -> list[str]:
         source = path.read_text()
         if not PERHAPS_BARE_OF.search(source):
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes(source):
             if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             if BARE_OF.match(ast.get_docstring(node) or ""):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.syntax import nodes
 
 import flatout
 from flatout.inside import protocol
@@ -43,7 +44,7 @@ OTHERS = {("checkpoint/store.py", r"\brank\S*\.(steps|json)")}
 def strings(source: str) -> Iterator[str]:
     """Each string in `source` that is not a docstring; `*` stands for what an f-string puts in."""
     skipped: set[int] = set()  # walked through from the outside in: a module before its docstring
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case (
                 ast.Module(body=[ast.Expr(value=docstring), *_])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from flatout.plan.models.supported import RENAMED
 
@@ -52,10 +56,18 @@ def parameters_in_transformers(config: dict[str, Any]) -> int:
     parsed = CONFIG_MAPPING[RENAMED.get(config["model_type"], config["model_type"])](**values)
     named = (config.get("architectures") or [""])[0]
     model_class = getattr(transformers, named, None) or _usual_class(modeling_auto, type(parsed))
-    with torch.device("meta"):
+    with torch.device("meta"), _without_initial_values(torch.nn.init):
         model = model_class(parsed)
     model.tie_weights()
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def _without_initial_values(init: ModuleType) -> Iterator[None]:
+    """Draw no initial values: on the meta device that takes as long as all else, and they are not counted."""
+    names = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
+    with patch.multiple(init, **dict.fromkeys(names, lambda tensor, *_, **__: tensor)):
+        yield
 
 
 def _usual_class(modeling_auto: Any, config_class: type) -> Any:

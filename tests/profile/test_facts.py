@@ -39,7 +39,9 @@ def test_the_launcher_is_known_by_its_word_before_the_script(command: str, expec
 
 def test_facts_of_a_recorded_job(tmp_path: Path) -> None:
     out = tmp_path / "recording"
-    done = run([*profiling(out, "--warmup", "12", "--steps", "1"), *torchrun("--steps", "140", "--passes", "2")])
+    done = run(
+        [*profiling(out, "--warmup", "12", "--steps", "1"), *torchrun("--steps", 80, "--passes", 2, "--pause", 0.01)]
+    )
     assert done.returncode == 0, done.stderr
     facts = read_facts(out)
     assert isinstance(facts, JobFacts)

@@ -20,14 +20,15 @@ from flatout.records.recording import Recording
 pytestmark = pytest.mark.usefixtures("warm")
 
 WARMUP = ("--warmup", "12")
-NUM_STEPS = 140  # the window of two ranks begins at most 100 steps after the warm-up, and has three steps
+NUM_STEPS = 80
+STEPS = ("--steps", NUM_STEPS, "--pause", 0.01)  # two ranks trace three steps, 0.3 s or 30 such steps after a plan
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, str]:
     """Two ranks under torchrun, each with a DataLoader worker."""
     out = tmp_path_factory.mktemp("two") / "recording"
-    recording, done = recorded(out, torchrun("--steps", NUM_STEPS, "--workers", 1), *WARMUP)
+    recording, done = recorded(out, torchrun(*STEPS, "--workers", 1), *WARMUP)
     return recording, done.stderr
 
 
@@ -119,7 +120,7 @@ def test_the_folder_is_read_alone_on_another_machine(two_ranks: tuple[Recording,
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_ranks_that_a_script_starts(tmp_path: Path, method: str) -> None:
     port = "29541" if method == "spawn" else "29542"
-    command = job("--spawn", method, "--steps", NUM_STEPS, "--port", port)
+    command = job("--spawn", method, *STEPS, "--port", port)
     recording, _ = recorded(tmp_path / "r", command, *WARMUP)
     first, second = recording.ranks
     assert (first.rank, second.rank) == (0, 1)
@@ -143,7 +144,7 @@ def test_every_task_of_a_slurm_step_may_have_a_parent_of_its_own(tmp_path: Path)
     for rank in ("0", "1"):
         variables = {"SLURM_PROCID": rank, "SLURM_NTASKS": "2", "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
         ports = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": "2"}
-        command = [*profiling(out, *WARMUP), *job("--steps", NUM_STEPS)]
+        command = [*profiling(out, *WARMUP), *job(*STEPS)]
         tasks.append(
             subprocess.Popen(
                 command,

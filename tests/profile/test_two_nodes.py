@@ -50,8 +50,8 @@ def test_one_command_on_two_nodes_makes_one_recording(nodes: list[Node], tmp_pat
     command = [sys.executable, "-m", "flatout", "profile", "--out", str(out), "--warmup", "12", "--"]
     command += [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29641"]
-    # Across nodes, the window begins 3 s after the plan, or 150 of these steps.
-    command += [str(JOB), "--steps", "190", "--pause", "0.02"]
+    # Across nodes, the window begins 3 s after the plan, or 75 of these steps.
+    command += [str(JOB), "--steps", "115", "--pause", "0.04"]
     outputs = [tmp_path / f"{name}.txt" for name in NAMES]
     codes = run_on_both(nodes, command, outputs)
     if codes != [0, 0] and any(b"RendezvousConnectionError" in output.read_bytes() for output in outputs):

@@ -27,7 +27,20 @@ def test_a_tuning_of_two_ranks_leaves_its_files_in_its_folder_and_nothing_elsewh
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ["--trials", "4", "--steps", "5", "--warmup", "5", "--budget", "5m"]
     done = subprocess.run(
-        [sys.executable, "-m", "flatout", "tune", "--out", str(out), *options, "--", *launch, "train.py"],
+        [
+            sys.executable,
+            "-m",
+            "flatout",
+            "tune",
+            "--out",
+            str(out),
+            *options,
+            "--",
+            *launch,
+            "train.py",
+            "--width",
+            "64",
+        ],
         capture_output=True,
         text=True,
         check=False,

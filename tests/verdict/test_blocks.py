@@ -68,10 +68,18 @@ def test_the_speedup_and_its_interval_are_those_of_a_t_test_over_the_units() -> 
     assert result.speedup == pytest.approx(math.exp(effect))
     assert result.interval == pytest.approx((math.exp(effect - half), math.exp(effect + half)))
     assert (result.verdict, result.num_units, result.num_blocks) == ("better", 6, 24)
+    assert result.error_rate == 0.05
     assert result.num_steps == 24 * LENGTH
     assert result.num_carry_over == sum(block.num_carry_over for block in made)
     assert result.baseline_step_s == pytest.approx(0.2, rel=0.02)
     assert result.step_s == pytest.approx(0.1, rel=0.02)
+
+
+@pytest.mark.parametrize(("length", "carry_over"), [(3, 0), (4, 2)])
+def test_blocks_of_four_steps_are_the_shortest_that_show_a_carry_over(length: int, carry_over: int) -> None:
+    """The first step after a switch takes half as long again."""
+    made = blocks(lambda number, arm: [0.15] + [0.1] * (length - 1))
+    assert found_carry_over(made) == carry_over
 
 
 def test_the_interval_is_wider_if_several_candidates_share_the_job() -> None:

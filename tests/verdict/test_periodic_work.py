@@ -262,3 +262,45 @@ def test_three_collections_in_the_windows_have_a_rate(first: int, has_rate: bool
     window = numbered(0, first, 40, {9: 1.0, 30: 1.0}, spells=spells("collection", [5, 9, 30]))
     (work,) = work_of([window])
     assert (work.period[BASELINE] is not None) == has_rate
+
+
+# ---- thresholds ----
+
+
+def test_a_period_of_two_steps_is_one() -> None:
+    found = period_of_gaps((2, 2, 2), fewest=2)
+    assert found is not None and found.steps == 2
+
+
+def test_a_schedule_that_thirteen_of_fifteen_due_steps_keep_is_one() -> None:
+    due, everything = (10, 30, 50, 70, 90), np.ones(110, dtype=np.bool_)
+    has_work = [flags(110, 10, 30, 70, 90), flags(110, 10, 30, 50, 70), flags(110, *due)]
+    schedule = common_schedule([np.arange(110)] * 3, has_work, [everything] * 3)
+    assert schedule is not None and schedule.period.steps == 20
+
+
+def test_of_works_that_take_equally_long_three_are_told_apart() -> None:
+    """What is left over is one work more, which has no schedule: only the steps that were long are its own."""
+    schedules = ((29, 3), (31, 5), (37, 11), (41, 13))
+    is_due = {number for steps, phase in schedules for number in range(phase, 400) if number % steps == phase}
+    trials = [numbered(i, 40 + 7 * i, 200, dict.fromkeys(is_due, 1.0)) for i in range(3)]
+    works = work_of(trials)
+    assert [work.period[BASELINE].steps for work in works[:3]] == [29, 31, 37]
+    fourth = sum(number % 41 == 13 for trial in trials for number in Window(trial).number)
+    assert len(works) == 4 and sum(int(due.sum()) for due in works[3].is_due.values()) < fourth
+
+
+def test_a_work_that_is_short_twice_is_still_one_work() -> None:
+    """What is usual is the lower quartile of the steps with the work, and the others are not far above that."""
+    extra_s = {number: 0.5 if number < 30 else 1.0 for number in range(22, 80, 5)}
+    (work,) = work_of([numbered(i, 20, 60, extra_s) for i in range(2)])
+    assert work.period[BASELINE].steps == 5
+
+
+@pytest.mark.parametrize(("first_of_second", "is_random"), [(20, True), (80, False)])
+def test_long_steps_come_by_chance_if_another_trial_has_the_same_steps_and_there_they_are_not_long(
+    first_of_second: int, is_random: bool
+) -> None:
+    second = {first_of_second + 21: 1.0, first_of_second + 51: 1.0}
+    (work,) = work_of([numbered(0, 20, 60, {30: 1.0, 55: 1.0}), numbered(1, first_of_second, 60, second)])
+    assert work.is_random is is_random

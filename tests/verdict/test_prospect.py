@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from tests.verdict.arms import noisy_arms, recorded
 
 from flatout.errors import UsageError
 from flatout.verdict.analyses import ANALYSES, BETTER, analyse
 from flatout.verdict.arrangement import planned
-from flatout.verdict.prospect import detectable_effect, is_worth_more, trials_for, what_next
+from flatout.verdict.effect import design, fit_effect
+from flatout.verdict.prospect import USUAL_LEVEL, chances, detectable_effect, is_worth_more, trials_for, what_next
 
 
 def test_a_clear_gain_after_one_trial_is_likely_to_be_shown_by_a_few_more() -> None:
@@ -79,3 +81,33 @@ def test_a_plan_begins_with_three_baselines_and_one_candidate_and_asks_for_four_
     alone = what_next(promising, "candidate", chosen_by=chosen)
     assert alone == what_next(promising, "candidate", num_screened=1, chosen_by=chosen)
     assert alone != what_next(promising, "candidate", num_screened=2, chosen_by=chosen)
+
+
+@pytest.mark.parametrize(("sd", "is_capped"), [(0.02, False), (0.3, True)])
+def test_a_forecast_supposes_the_widest_sensible_spread_at_most(sd: float, is_capped: bool) -> None:
+    """Of noisy trials, the next interval is no wider than a known spread of 35 % would make it."""
+    now, later = planned("AAABAB"), planned("AAABABAB")
+    pattern = np.array([0.5, -1.0, 0.7, 0.4, -0.6, -0.4])
+    logs = (sd * pattern - 2.4 * sd * np.array(now.is_candidate))[None, :]
+    effect, before, after = fit_effect(logs, now), design(now), design(later)
+    assert effect is not None and before is not None and after is not None
+    analysis = ANALYSES[2]
+    low, high = effect.interval(ANALYSES[0].level)
+    of_one = 2 * stats.t.ppf(1 - ANALYSES[0].level / 2, before.degrees_of_freedom) * effect.error
+    hull = np.sqrt(np.maximum((high - low) / of_one, 1.0))
+    sigmas = effect.errors[:, 0] / np.sqrt(before.variances)
+    half = hull * stats.t.ppf(1 - analysis.level / 2, after.degrees_of_freedom) * sigmas * np.sqrt(after.variances)
+    most = stats.norm.ppf(1 - analysis.level / 2) * 0.35 * np.sqrt(after.variances_if_alike)
+    assert bool((half > most).any()) is is_capped
+    least = np.maximum(np.minimum(half, most), math.log(1.01))
+    change = sigmas * np.sqrt(before.variances - after.variances)
+    better = stats.t.sf((least - effect.means[:, 0]) / change, before.degrees_of_freedom)
+    by_hand = float((effect.probabilities[:, 0] * better).sum())
+    first = chances(logs, now, num_run=2, num_screened=1, min_effect=0.01)[0]
+    assert first.arrangement.positions == later.positions
+    assert float(first.better[0]) == pytest.approx(by_hand, rel=1e-6)
+    assert 0.02 < by_hand < 0.98
+
+
+def test_the_doubt_between_models_is_taken_at_the_level_of_the_first_analyses() -> None:
+    assert [analysis.level for analysis in ANALYSES[:3]] == [USUAL_LEVEL] * 3

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from benchmarks.verdict_scenarios import SCENARIOS, judge_tunings, make_tunings, summary
+from scipy import stats
 
 from flatout.verdict.analyses import Step
 from flatout.verdict.quoted import CERTAIN, Claim, quoted
@@ -43,6 +45,26 @@ def test_a_claim_far_from_its_threshold_is_hardly_corrected() -> None:
     assert just_uncertain == pytest.approx(MARGIN + 0.999 * CERTAIN * 0.001, abs=1e-4)
     assert quoted(claim(MARGIN + 1.001 * CERTAIN * 0.001, 0.001)) == MARGIN + 1.001 * CERTAIN * 0.001
     assert quoted(claim(0.1, 0.0)) == 0.1
+
+
+@pytest.mark.parametrize(("estimate", "error"), [(0.06, 0.012), (0.15, 0.03)])
+def test_a_plan_of_one_analysis_is_corrected_as_by_numeric_integration(estimate: float, error: float) -> None:
+    """The chance of a claim is an integral over the spread that the trials show; the prior's weight is 4 margins."""
+    step = Step(num_fresh=4, variance=0.375, degrees_of_freedom=10, level=0.008)
+    only = claim(estimate, error, width=1.0, steps=(step,), decided_at=0, gives_up=False)
+    scale = math.sqrt(step.variance)
+    effects = np.linspace(MARGIN, estimate + 8 * error, 400)
+    spreads = error / scale * np.geomspace(0.3, 4, 40)
+    shown = np.sqrt(stats.chi2.ppf((np.arange(100) + 0.5) / 100, step.degrees_of_freedom) / step.degrees_of_freedom)
+    weights = np.zeros(len(effects))
+    for spread in spreads:
+        thresholds = np.maximum(stats.t.ppf(1 - 0.004, 10) * shown * spread * scale, MARGIN)
+        chances = stats.norm.sf((thresholds[:, None] - effects) / (spread * scale)).mean(axis=0)
+        squares = ((estimate - effects) ** 2 + 10 * error**2) / step.variance
+        likelihoods = np.exp(-squares / (2 * spread**2)) / spread**12
+        weights += likelihoods * (1 + 4 * MARGIN / effects) / chances
+    median = float(np.interp(0.5, (np.cumsum(weights) - weights / 2) / weights.sum(), effects))
+    assert quoted(only) == pytest.approx(median, rel=0.02)  # the claim's chance is simulated 2,000 times
 
 
 def test_a_loss_is_corrected_as_a_gain_is() -> None:

@@ -65,6 +65,7 @@ def run(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
     environment |= {"PYTHONPATH": str(STARTUP), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "", **more}
     environment["FLATOUT_RECORDING" if is_recorded else "FLATOUT_REPORTS"] = str(recording)
+    (recording / f"host-{os.uname().nodename}.json").touch()  # else each first rank starts a sampler, a fresh Python
     if patches:
         environment["FLATOUT_PATCHES"] = json.dumps([{"name": name, "parameters": given} for name, given in patches])
     start = _run_torchrun if by_torchrun else _run_ranks

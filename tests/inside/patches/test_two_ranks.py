@@ -26,12 +26,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Don
     return Plain(kept)
 
 
-@pytest.fixture(scope="module")
-def plain_ddp(plain: dict[tuple[str, ...], Done]) -> Done:
-    """The one that a test of a cold start compares with: it is forked all the same."""
-    return plain["ddp",]
-
-
 def _run(tmp_path: Path, patches: Patches, *arguments: str, by_torchrun: bool = False) -> Done:
     done = run(tmp_path / "recording", "accumulate", *arguments, patches=patches, ranks=2, by_torchrun=by_torchrun)
     assert done.code == 0, done.errors
@@ -39,11 +33,10 @@ def _run(tmp_path: Path, patches: Patches, *arguments: str, by_torchrun: bool = 
     return done
 
 
-@pytest.mark.usefixtures("cold")
-def test_ddp_is_made_with_the_values_asked_for(plain_ddp: Done, tmp_path: Path) -> None:
+def test_ddp_is_made_with_the_values_asked_for(plain: dict[Any, Done], tmp_path: Path) -> None:
     wanted = {"bucket_cap_mb": 100, "gradient_as_bucket_view": True, "static_graph": True}
     done = _run(tmp_path, [("ddp", wanted)], "ddp", by_torchrun=True)
-    assert done.losses == plain_ddp.losses
+    assert done.losses == plain["ddp",].losses
     assert (done.said("bucket_cap"), done.said("view")) == (str(100 << 20), "1")
     assert done.reports["ddp", 0]["details"] == done.reports["ddp", 1]["details"] == {"wrapped": 1}
 
