@@ -18,7 +18,7 @@ import flatout
 
 PACKAGE = Path(flatout.__file__).parent
 
-NOUNS = {"errors", "units", "secrets", "input_files", "records", "catalog"}
+NOUNS = {"errors", "units", "secrets", "input_files", "input_records", "records", "catalog"}
 # Five rooms that several stages use, and by whom.
 SHARED = {
     "predict": {"diagnose", "plan", "schedule"},
@@ -73,8 +73,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "secrets": set(),
     "input_files": set(),
+    "input_records": {"errors", "input_files"},
     "records": {"errors", "units"},
-    "catalog": {"errors", "units", "input_files", "records"},
+    "catalog": {"errors", "units", "input_files", "input_records", "records"},
     **{stage: NOUNS | {room for room, users in SHARED.items() if stage in users} for stage in STAGES},
     **dict.fromkeys(COMPOSERS, EVERYTHING),
     "inside": {"secrets"},

@@ -181,8 +181,9 @@ GOOD = 'gpu = "h100"\nnum_gpus = 8\n'
 def test_a_damaged_toml_is_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text(text)
-    with pytest.raises(InputError, match="does not describe a cluster"):
+    with pytest.raises(InputError, match=r"`.*ours\.toml`") as caught:
         cluster(str(path))
+    assert "\n" not in str(caught.value) and caught.value.hint
 
 
 def test_every_system_of_the_catalogue_plans() -> None:

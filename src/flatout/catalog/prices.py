@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from flatout.catalog.gpus import all_gpu_facts, gpu_facts
 from flatout.errors import InputError
 from flatout.input_files import read_toml
+from flatout.input_records import read_record
 from flatout.records.machine import GpuFacts
 from flatout.units import MOST_USD_PER_GPU_HOUR, MOST_USD_PER_KWH
 
 _FILE = Path(__file__).with_name("prices.toml")
+_EXAMPLE = "docs/how-to/cost.md has an example"
 
 Terms = Literal["on-demand", "reserved", "spot"]
 TERMS: tuple[Terms, ...] = ("on-demand", "reserved", "spot")
@@ -62,8 +64,8 @@ _MIG_SLICE = re.compile(r"-?\b[1-7]g[.-]\d+gb.*$")
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A number that varies between places: `low` <= `typical` <= `high`, with their source."""
 
-    low: float
     typical: float
+    low: float
     high: float
     provenance: Literal["measured", "vendor", "assumed"] = "vendor"
     source: str = ""
@@ -75,6 +77,44 @@ class Price(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     gpu: str
     terms: Terms
+
+
+class _UserRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A range in a user's file: a `typical` alone is its own range, and not a seller's list price."""
+
+    typical: float
+    low: float | None = None
+    high: float | None = None
+    provenance: Literal["measured", "vendor", "assumed"] = "measured"
+    source: str = ""
+    date: str = ""
+
+    def bounds(self) -> dict[str, Any]:
+        """Return the fields of `Range`."""
+        return {
+            "typical": self.typical,
+            "low": self.typical if self.low is None else self.low,
+            "high": self.typical if self.high is None else self.high,
+            "provenance": self.provenance,
+            "source": self.source,
+            "date": self.date,
+        }
+
+
+class _UserPrice(_UserRange, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    gpu: str
+    terms: Terms
+
+
+class _UserFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A user's file of prices: every table is optional, and a number stands for a range of that number alone."""
+
+    price: tuple[_UserPrice, ...] = ()
+    electricity: float | _UserRange | None = None
+    pue: float | _UserRange | None = None
+    host: float | _UserRange | None = None
+    busy_power_share: float | _UserRange | None = None
+    idle_power_share: float | _UserRange | None = None
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,44 +166,40 @@ def all_prices() -> Prices:
 
 def read_prices(path: Path) -> Prices:
     """Read a user's TOML of the same form; every table is optional. Raise InputError (one line) if the form differs."""
-    try:
-        document = read_toml(path)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is not valid TOML: {error}") from None
-    shipped = all_prices()
-    unknown = sorted(document.keys() - {"price", *Prices.__struct_fields__} | document.keys() & {"gpus"})
-    if unknown:
-        raise InputError(
-            f"`{path}` has `{unknown[0]}`, but only [[price]] is allowed and {', '.join(Prices.__struct_fields__[1:])}",
-            hint="see docs/how-to/cost.md for an example",
-        )
-    listed = document.get("price", [])
-    entries = [_filled(entry) for entry in listed] if isinstance(listed, list) else None
-    ranges = {name: _filled(document[name]) for name in Prices.__struct_fields__[1:] if name in document}
-    try:
-        own = msgspec.convert(entries, tuple[Price, ...])
-        changed = {name: msgspec.convert(value, Range) for name, value in ranges.items()}
-    except msgspec.ValidationError as error:
-        raise InputError(f"`{path}`: {error}", hint="see docs/how-to/cost.md for an example") from None
+    file = read_record(path, _UserFile, hint=_EXAMPLE)
+    own = [Price(gpu=price.gpu, terms=price.terms, **price.bounds()) for price in file.price]
+    changed = dict(_changed_ranges(file))
     for price in own:
         _check_bounds(path, f"the price of {price.gpu}", price, 0.0, MOST_USD_PER_GPU_HOUR)
     for name, bounds in changed.items():
         _check_bounds(path, name, bounds, _LEAST.get(name, 0.0), _LARGEST[name])
     named = tuple(_with_catalogue_name(price) for price in own)
+    shipped = all_prices()
     return msgspec.structs.replace(shipped, gpus=(*named, *shipped.gpus), **changed)
 
 
+def _changed_ranges(file: _UserFile) -> Iterator[tuple[str, Range]]:
+    """Yield the ranges that the file gives, by their names."""
+    for name in _LARGEST:
+        amount = getattr(file, name)
+        if isinstance(amount, _UserRange):
+            yield name, Range(**amount.bounds())
+        elif amount is not None:
+            yield name, exactly(amount, "")
+
+
 def _check_bounds(path: Path, name: str, bounds: Range, least: float, most: float) -> None:
-    if not 0 <= bounds.low <= bounds.typical <= bounds.high:
+    if not bounds.low <= bounds.typical <= bounds.high:  # also false for nan
         raise InputError(
-            f"`{path}`: 0 <= low <= typical <= high must hold, but they are {bounds.low}, {bounds.typical},"
-            f" {bounds.high}"
+            f"`{path}`: {name} must have low <= typical <= high, but has {bounds.low:g}, {bounds.typical:g} and "
+            f"{bounds.high:g}",
+            hint=_EXAMPLE,
         )
-    if not least <= bounds.low <= bounds.high <= most:
+    is_possible = least <= bounds.low <= bounds.high <= most
+    if not is_possible:
+        outside = bounds.low if bounds.low < least else bounds.high
         raise InputError(
-            f"`{path}`: {name} must be from {least:g} to {most:,g}, but is {bounds.low:g} to {bounds.high:g}",
+            f"`{path}`: {name} must be from {least:g} to {most:,g}, but is {outside:,g}",
             hint="prices are in USD per hour of one GPU, and per kWh",
         )
 
@@ -176,16 +212,6 @@ def _with_catalogue_name(price: Price) -> Price:
 def exactly(value: float, source: str) -> Range:
     """Return a number from the user as a range of that number alone."""
     return Range(low=value, typical=value, high=value, provenance="measured", source=source)
-
-
-def _filled(entry: object) -> object:
-    """Complete a user's entry: a number, or a `typical` alone, is its own range, and not a seller's list price."""
-    if isinstance(entry, int | float) and not isinstance(entry, bool):
-        entry = {"typical": entry}
-    if not isinstance(entry, dict) or "typical" not in entry:
-        return entry
-    typical = entry["typical"]
-    return {"low": typical, "high": typical, "provenance": "measured", **entry}
 
 
 def _renamed(found: dict[str, object]) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +11,7 @@ import msgspec
 
 from flatout.catalog import System, all_gpu_facts, all_systems
 from flatout.errors import InputError
-from flatout.input_files import read_toml
+from flatout.input_records import read_record
 from flatout.plan.ceilings import with_ceilings
 from flatout.plan.constants import from_logs
 from flatout.plan.inputs import ASSUMED_SHARE
@@ -42,7 +41,7 @@ class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The TOML file. `gpu` and `num_gpus` are required; the rest defaults to the GPU's usual system."""
 
     gpu: str
-    num_gpus: int
+    num_gpus: Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
     gpus_per_node: Count | None = None
     nvlink_domain: Count | None = None
     nic_gbit_per_s: Positive | None = None  # per node
@@ -240,15 +239,9 @@ def _typed_system(path: Path, typed: _ClusterFile) -> System:
 
 
 def _read_toml(path: Path) -> _ClusterFile:
-    try:
-        return msgspec.convert(read_toml(path, encoding="utf-8-sig"), _ClusterFile)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise InputError(
-            f"`{path}` does not describe a cluster: {error}",
-            hint='it needs at least: gpu = "h100" and num_gpus = 512',
-        ) from error
+    return read_record(
+        path, _ClusterFile, hint='it needs at least: gpu = "h100" and num_gpus = 512', encoding="utf-8-sig"
+    )
 
 
 def _matmul_shares(path: Path, typed: _ClusterFile, base: Cluster) -> dict[str, float]:

@@ -24,14 +24,13 @@ Out: `Ownership`, in which what was not given is None. Impossible values are ref
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from flatout.errors import InputError
-from flatout.input_files import read_toml
+from flatout.input_records import read_record
 from flatout.records.buying import Ownership
 from flatout.records.cost import Estimate
 
@@ -69,7 +68,10 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     price: _Amount
     life_years: float
     gpu: str | None = None
-    currency: Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$")] | None = None
+    currency: (
+        Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$", description='the three letters of a currency, such as "EUR"')]
+        | None
+    ) = None
     residual_value: _Amount | None = None
     interest_per_year: float | None = None
     utilisation: float | None = None
@@ -86,14 +88,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def read_ownership(path: Path) -> Ownership:
     """Read the file. Raises a one-line InputError for a missing, unknown or impossible value."""
-    try:
-        file = msgspec.convert(read_toml(path), _File)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is not valid TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        raise InputError(f"`{path}`: {error}", hint=_EXAMPLE) from None
+    file = read_record(path, _File, hint=_EXAMPLE)
     _check(path, "life_years", file.life_years, 1 / 12, 50.0)
     for name, most in (("interest_per_year", 1.0), ("utilisation", 1.0)):
         value = getattr(file, name)
@@ -105,7 +100,8 @@ def read_ownership(path: Path) -> Ownership:
     residual = amounts["residual_value"]
     if residual is not None and residual.high is not None and residual.high > price.low:
         raise InputError(
-            f"`{path}`: residual_value must be at most the price, but they are {residual.high:,g} and {price.low:,g}"
+            f"`{path}`: `residual_value` must be at most the price, but they are {residual.high:,g} and {price.low:,g}",
+            hint="it is what the hardware is worth at the end of its life",
         )
     return Ownership(
         num_gpus=file.num_gpus,
@@ -131,11 +127,12 @@ def _estimate(path: Path, name: str, amount: _Amount | None) -> Estimate | None:
         _check(path, name, value, least, most)
     if not low <= given.typical <= high:
         raise InputError(
-            f"`{path}`: {name} must have low <= typical <= high, but has {low:,g}, {given.typical:,g} and {high:,g}"
+            f"`{path}`: `{name}` must have low <= typical <= high, but has {low:,g}, {given.typical:,g} and {high:,g}",
+            hint=_EXAMPLE,
         )
     return Estimate(value=given.typical, low=low, high=high, provenance="measured")
 
 
 def _check(path: Path, name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # false for nan
-        raise InputError(f"`{path}`: {name} must be from {least:.3g} to {most:,g}, but is {value:,g}")
+        raise InputError(f"`{path}`: `{name}` must be from {least:.3g} to {most:,g}, but is {value:,g}", hint=_EXAMPLE)

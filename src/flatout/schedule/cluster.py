@@ -5,15 +5,14 @@ In: a cluster file (TOML), or a number of equal nodes. Out: a `Cluster`. It does
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
 from flatout.errors import InputError
-from flatout.input_files import read_toml
+from flatout.input_records import read_record
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,74 +62,68 @@ def uniform(num_nodes: int, gpus_per_node: int, *, gpu_type: str = "gpu", facts:
 
 
 MOST_NODES = 100_000  # computing time for node masks grows with the square of the number of nodes
-_EXAMPLE = '[[nodes]]\ncount = 64\ngpus = 8\ntype = "H100"'
-_TABLES = {"nodes", "types", "quotas"}
-_NODE_KEYS = {
-    *("count", "gpus", "type", "domain", "nodes_per_domain"),
-    *("cpus", "memory_gib", "gpu_memory_gib", "network_gbit_per_s"),
-}
-_TYPE_KEYS = {"busy_w", "idle_w", "dollars_per_hour"}
+_EXAMPLE = 'for example: [[nodes]] with count = 64, gpus = 8 and type = "H100"; see docs/how-to/replay-a-cluster.md'
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_Amount = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
+
+
+class _NodesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Equal nodes in a cluster file."""
+
+    gpus: _Count
+    count: _Count = 1
+    type: str = "gpu"
+    domain: str = ""
+    nodes_per_domain: _Count | None = None  # None: all nodes are in one domain
+    cpus: _Amount | None = None
+    memory_gib: _Amount | None = None
+    gpu_memory_gib: _Amount | None = None
+    network_gbit_per_s: _Amount | None = None
+
+
+class _TypeTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    busy_w: _Amount | None = None
+    idle_w: _Amount | None = None
+    dollars_per_hour: _Amount | None = None
+
+
+class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nodes: Annotated[tuple[_NodesTable, ...], msgspec.Meta(min_length=1)]
+    types: dict[str, _TypeTable] = {}
+    quotas: dict[str, _Count] = {}
 
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file: `[[nodes]]` with count, gpus, type, domain; `[types.NAME]` and `[quotas]` are optional."""
-    try:
-        content = read_toml(path)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: not a TOML file: {error}", hint=f"a cluster file is, for example: {_EXAMPLE!r}"
-        ) from None
+    file = read_record(path, _ClusterFile, hint=_EXAMPLE)
     nodes: list[Node] = []
-    for number, table in enumerate(_node_tables(path, content), 1):
-        nodes += _nodes(path, number, table, len(nodes))
+    for number, table in enumerate(file.nodes, 1):
+        nodes += _nodes(number, table, len(nodes))
         if len(nodes) > MOST_NODES:
-            raise InputError(f"{path}: a cluster must have at most {MOST_NODES:,} nodes, but has {len(nodes):,}")
-    return Cluster(nodes=tuple(nodes), types=_types(path, content), quotas=_quotas(path, content))
+            raise InputError(
+                f"`{path}`: a cluster must have at most {MOST_NODES:,} nodes, but has {len(nodes):,}", hint=_EXAMPLE
+            )
+    types = {
+        name: GpuType(busy_w=table.busy_w, idle_w=table.idle_w, dollars_per_hour=table.dollars_per_hour)
+        for name, table in file.types.items()
+    }
+    return Cluster(nodes=tuple(nodes), types=types, quotas=file.quotas)
 
 
-def _node_tables(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    unknown = sorted(set(content) - _TABLES)
-    if unknown:
-        raise InputError(f"{path}: a cluster file has [[nodes]], [types] and [quotas], but also `{unknown[0]}`")
-    tables = content.get("nodes")
-    is_list_of_tables = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if not tables or not is_list_of_tables:
-        raise InputError(
-            f"{path}: a cluster file needs at least one [[nodes]] table", hint=f"for example: {_EXAMPLE!r}"
-        )
-    return list(tables)
-
-
-def _nodes(path: Path, table_number: int, table: dict[str, Any], num_before: int) -> list[Node]:
+def _nodes(table_number: int, table: _NodesTable, num_before: int) -> list[Node]:
     """Return the nodes of one `[[nodes]]` table; their names continue after those of the tables before it."""
-    where = f"[[nodes]] number {table_number}"
-    unknown = sorted(set(table) - _NODE_KEYS)
-    if unknown:
-        raise InputError(f"{path}: {where}: `{unknown[0]}` is not one of {', '.join(sorted(_NODE_KEYS))}")
-    count = _positive(path, f"{where}: count", table.get("count", 1))
-    gpus = _positive(path, f"{where}: gpus", table.get("gpus"))
-    domain = str(table.get("domain", ""))
-    nodes_per_domain = 0  # all nodes in one domain
-    if table.get("nodes_per_domain") is not None:
-        nodes_per_domain = _positive(path, f"{where}: nodes_per_domain", table["nodes_per_domain"])
-    cpus = _amount(path, f"{where}: cpus", table.get("cpus"))
-    memory_gib = _amount(path, f"{where}: memory_gib", table.get("memory_gib"))
-    gpu_memory_gib = _amount(path, f"{where}: gpu_memory_gib", table.get("gpu_memory_gib"))
-    network_gbit_per_s = _amount(path, f"{where}: network_gbit_per_s", table.get("network_gbit_per_s"))
     nodes = []
-    for number in range(count):
-        subdomain = f"{table_number}.{number // nodes_per_domain}" if nodes_per_domain else ""
+    for number in range(table.count):
+        subdomain = f"{table_number}.{number // table.nodes_per_domain}" if table.nodes_per_domain else ""
         node = Node(
             name=f"n{num_before + number}",
-            num_gpus=gpus,
-            gpu_type=str(table.get("type", "gpu")),
-            domain=domain + subdomain,
-            num_cpus=cpus,
-            memory_bytes=_times(memory_gib, 2.0**30),
-            gpu_memory_bytes=_times(gpu_memory_gib, 2.0**30),
-            network_bits_per_s=_times(network_gbit_per_s, 1e9),
+            num_gpus=table.gpus,
+            gpu_type=table.type,
+            domain=table.domain + subdomain,
+            num_cpus=table.cpus,
+            memory_bytes=_times(table.memory_gib, 2.0**30),
+            gpu_memory_bytes=_times(table.gpu_memory_gib, 2.0**30),
+            network_bits_per_s=_times(table.network_gbit_per_s, 1e9),
         )
         nodes.append(node)
     return nodes
@@ -138,38 +131,3 @@ def _nodes(path: Path, table_number: int, table: dict[str, Any], num_before: int
 
 def _times(amount: float | None, unit: float) -> float | None:
     return None if amount is None else amount * unit
-
-
-def _types(path: Path, content: dict[str, Any]) -> dict[str, GpuType]:
-    tables = content.get("types", {})
-    if not isinstance(tables, dict):
-        raise InputError(f"{path}: [types] must hold a table for each type, but is {tables!r}")
-    types = {}
-    for name, table in tables.items():
-        unknown = sorted(set(table) - _TYPE_KEYS) if isinstance(table, dict) else [str(table)]
-        if unknown:
-            raise InputError(f"{path}: [types.{name}]: `{unknown[0]}` is not one of {', '.join(sorted(_TYPE_KEYS))}")
-        amounts = {key: _amount(path, f"[types.{name}]: {key}", value) for key, value in table.items()}
-        types[name] = GpuType(**amounts)
-    return types
-
-
-def _quotas(path: Path, content: dict[str, Any]) -> dict[str, int]:
-    table = content.get("quotas", {})
-    if not isinstance(table, dict):
-        raise InputError(f"{path}: [quotas] must give a number of GPUs for each team, but is {table!r}")
-    return {team: _positive(path, f"[quotas]: {team}", value) for team, value in table.items()}
-
-
-def _positive(path: Path, what: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000:
-        raise InputError(f"{path}: {what} must be a whole number from 1 to 1,000,000, but is {value!r}")
-    return value
-
-
-def _amount(path: Path, what: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise InputError(f"{path}: {what} must be a number of at least 0, but is {value!r}")
-    return float(value)

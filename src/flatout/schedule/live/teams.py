@@ -14,7 +14,6 @@ Out: `Teams`, of which every rule below holds; a broken one is refused in one li
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -24,7 +23,7 @@ import msgspec
 from flatout.change.launchers import first_launcher
 from flatout.emit.pod_job import IMAGE, name_problem
 from flatout.errors import InputError
-from flatout.input_files import read_toml
+from flatout.input_records import read_record
 from flatout.records.pods import HOST_LABEL
 
 KueueApi = Literal["v1beta2", "v1beta1"]
@@ -34,6 +33,7 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LARGEST_PRIORITY = 2**31 - 1
 _MAX_LEVELS, _MAX_NODE_LABELS = 16, 8  # Kueue's limits
+_EXAMPLE = "docs/how-to/queue-on-ray-and-kubernetes.md has an example"
 _MAX_DEVICES = 1_000_000
 _MAX_GPU_GB = 10_000
 _NOT_IN_A_TRAINJOB = ("deepspeed", "mpirun")  # Trainer's torch runtime has neither their host file nor ssh
@@ -116,14 +116,9 @@ def namespace_of(name: str, teams: Teams) -> str:
 
 def read_teams(path: Path) -> Teams:
     """Read the teams. Raises a one-line InputError for a wrong type, an unknown name or too large quotas."""
-    try:
-        teams = msgspec.convert(read_toml(path), Teams)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise InputError(f"{path}: {error}") from None
+    teams = read_record(path, Teams, hint=_EXAMPLE)
     for problem in _problems(teams):
-        raise InputError(f"{path}: {problem}")
+        raise InputError(f"`{path}`: {problem}", hint=_EXAMPLE)
     return teams
 
 
@@ -199,6 +194,10 @@ def _problems_of_team(team: TeamTable, teams: Teams) -> Iterator[str]:
         for name, number in limits.items():
             if name not in flavors or number < 0:
                 yield f"team {team.name}: `{name} = {number}` must be a flavor and a number of GPUs"
+    for name, number in team.lend.items():
+        own = team.gpus.get(name, 0)
+        if number > own:
+            yield f"team {team.name}: `lend` of {name} must be at most its own {own} GPUs, but is {number}"
     if not 0 < team.weight <= 1e9:  # written so that `nan` is refused too
         yield f"team {team.name}: its weight must be more than 0, and at most 1e9, but is {team.weight}"
 
