@@ -4,9 +4,10 @@
     python benchmarks/kubernetes_schemas.py CRDS [--write benchmarks/results/kubernetes_schemas.json]
 
 CRDS is a folder with the CustomResourceDefinitions of Kueue, JobSet, Kubeflow Trainer and the MPI operator as YAML;
-each project has them in its repository. Every field that a definition does not list is refused. Rules in CEL and the
-projects' webhooks are not evaluated. It also reports the fields of `tests/schedule/live/kube_schemas.py`, re-typed from
-these definitions, that a definition does not have.
+each project has them in its repository. Every field that a definition does not list is refused. The definitions' rules
+in CEL are evaluated if `cel-python` is installed; those that it cannot evaluate are listed, and so are all of them
+without it. The projects' webhooks are not evaluated. It also reports the fields of
+`tests/schedule/live/kube_schemas.py`, re-typed from these definitions, that a definition does not have.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import jsonschema
 import yaml
+from kubernetes_rules import Outcome, evaluated
 
 ROOT = Path(__file__).parents[1]
 NODES = ROOT / "tests/data/readers/kubernetes_nodes.json"
@@ -51,17 +53,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         objects = list(written(Path(folder)))
     problems = [problem for each in objects for problem in refused(each, definitions)]
+    outcomes = list(outcomes_of_rules(objects, definitions))
+    broken = sorted({problem for outcome in outcomes for problem in outcome.broken})
     result = {
         "definitions": [f"{version} {kind}" for version, kind in sorted(served)],
         "num_objects": len(objects),
         "kinds": sorted({f"{each['apiVersion']} {each['kind']}" for each in objects}),
         "problems": sorted(set(problems)),
+        "rules_held": sum(outcome.num_held for outcome in outcomes),
+        "rules_broken": broken,
+        "rules_not_evaluated": sorted({text for outcome in outcomes for text in outcome.not_evaluated}),
         "retyped_fields_that_do_not_exist": sorted(set(retyped_excess(definitions))),
     }
     print(json.dumps(result, indent=1))
     if options.write:
         options.write.write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(bool(result["problems"] or result["retyped_fields_that_do_not_exist"]))
+    sys.exit(bool(result["problems"] or broken or result["retyped_fields_that_do_not_exist"]))
 
 
 def read_definitions(folder: Path) -> tuple[Definitions, set[tuple[str, str]]]:
@@ -131,6 +138,14 @@ def refused(manifest: dict[str, Any], definitions: Definitions) -> Iterator[str]
     schema["properties"]["metadata"] = {"type": "object"}
     for error in jsonschema.Draft7Validator(schema).iter_errors(manifest):
         yield f"{manifest['kind']} {'/'.join(map(str, error.absolute_path))}: {error.message[:200]}"
+
+
+def outcomes_of_rules(objects: list[dict[str, Any]], definitions: Definitions) -> Iterator[Outcome]:
+    """Yield what the rules in CEL say of each object that has a definition."""
+    for each in objects:
+        schema = definitions.get((each["apiVersion"], each["kind"]))
+        if schema is not None:
+            yield evaluated(schema, each)
 
 
 def retyped_excess(definitions: Definitions) -> Iterator[str]:
