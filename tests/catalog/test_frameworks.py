@@ -101,6 +101,26 @@ def test_what_a_row_says_changes_what_its_framework_does(
 
 
 @pytest.mark.parametrize(
+    ("source", "is_compiled"),
+    [
+        ("torchtitan benchmarks/llama3_h100_202412_torchtitan.md", False),
+        ("torchtitan benchmarks/asynctp_2025-02.md", False),
+        ("torchtitan benchmarks/asynctp_2025-03.md", True),
+        ("torchtitan benchmarks/llama3-8b_h200_202506_trainy.md", True),
+        ("torchtitan benchmarks/2026-01.md", True),
+        ("torchtitan at 12025067", False),  # a longer number is no month
+        ("torchtitan at 202513", False),
+        ("", False),
+    ],
+)
+def test_torchtitan_compiles_the_loss_from_a_month_on(source: str, is_compiled: bool) -> None:
+    """github.com/pytorch/torchtitan, pulls 755 (2024-12: not compiled) and 1033 (2025-03: compiled)."""
+    expected = 4.0 if is_compiled else 12.0
+    assert settings_of(framework="torchtitan fsdp2", notes="compile", source=source)["logits_bytes"] == expected
+    assert settings_of(framework="torchtitan fsdp2", notes="eager", source=source)["logits_bytes"] == 12.0
+
+
+@pytest.mark.parametrize(
     ("notes", "is_graphed"),
     [
         ("26.06 nemo container", True),

@@ -156,19 +156,23 @@ def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     split = t if lay.sequence_parallel else 1
     one = 8 * h / split + (2 * (a * d + 2 * kv * d + a * d) + 2 * mats * f) / t
     boundary = 2 * h / split
+    gathered = (
+        4 * h if lay.sequence_parallel and t > 1 else 0
+    )  # a layer's gathered input, and the gradient before its sum
+    repeated = tokens * one * c.activations if lay.recompute == "full" else 0
 
     def held(micro_batches: float) -> float:
         kept = most * micro_batches
-        per_token = (kept * boundary + one if lay.recompute == "full" else kept * one) + 2 * boundary
+        per_token = kept * (boundary if lay.recompute == "full" else one) + 2 * boundary + gathered
         return tokens * per_token * c.activations
 
     first, final = min(p + ((p - 1) / v if v > 1 else 0), lay.num_micro_batches), p - (p - 1) / v
     if lay.schedule == "gpipe":
         first = final = lay.num_micro_batches
-    activations = held(first)
-    last = (held(final) if p > 1 else activations) + tokens * w.vocab / t * (
-        8 + 6 * (lay.num_micro_batches - 1 if lay.schedule == "gpipe" else 0)
-    )
+    activations = held(first) + repeated
+    waiting = lay.num_micro_batches - 1 if lay.schedule == "gpipe" else 0
+    at_loss = max(repeated, 8 * tokens * w.vocab / t)  # the last layer is repeated once the logits are gone
+    last = held(final if p > 1 else first) + at_loss + 6 * waiting * tokens * w.vocab / t
     logits = max(last - activations, 0)
     inside = weights + gradients + optimizer + activations + logits
     groups = sum(size > 1 for size in (t, p, lay.cp, lay.ep, lay.dp))

@@ -172,6 +172,46 @@ def test_the_ends_of_a_pipeline_hold_what_its_schedule_holds(schedule: str, vpp:
     assert held == pytest.approx([most_in_flight(played[stage]) / vpp for stage in (0, -1)])
 
 
+@pytest.mark.parametrize(("pp", "num_micro", "first"), [(4, 12, 9.0), (2, 2, 5.0), (4, 1, 1.0), (1, 8, 1.0)])
+def test_oneflow_reserves_buffers_of_twice_its_stages(pp: int, num_micro: int, first: float) -> None:
+    """OneFlow's pipeline_buffer_pass.cpp: `total_stage_num * 2`, if stages and micro-batches can overlap."""
+    layout = Layout(pp=pp, num_micro_batches=num_micro)
+    machine = machine_of(f"h100x{pp}", "bf16")
+    inputs = one_case(all_models()["llama3-70b"], machine, layout, 2048, Software(reserves_pipeline=True))
+    on_first, on_last = (float(np.ravel(each)[0]) for each in micro_batches_held(inputs))
+    assert (on_first, on_last) == (first, 1.0)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_the_logits_and_a_recomputed_layer_are_not_held_at_once(micro_batch: int) -> None:
+    """Llama 3 8B, full recomputation: each layer's input (2 h), and the logits or one layer's activations."""
+    counts = parts_of("llama3-8b", micro_batch=micro_batch, num_micro_batches=4, recompute="full")
+    tokens, share = 2048.0 * micro_batch, MemoryConstants().activations
+    inputs_of_layers = (32 + 2) * 2 * 4096 * tokens * share
+    layer = (8 * 4096 + 2 * (32 + 2 * 8 + 32) * 128 + 6 * 14336) * tokens * share
+    logits = 8 * 128256 * tokens
+    assert counts["activations"] == pytest.approx(inputs_of_layers + layer)
+    assert counts["logits"] == pytest.approx(logits - layer)  # beyond the layer's room, which is free at the loss
+
+
+def test_sequence_parallelism_needs_buffers_for_what_it_gathers() -> None:
+    """Megatron-Core: a linear layer's input of all ranks and, in the backward, its gradient, both in 16 bits."""
+    split, whole = (
+        parts_of("llama3-8b", tp=8, sequence_parallel=is_on, num_micro_batches=4, recompute="full")["activations"]
+        for is_on in (True, False)
+    )
+    share, tokens, width = MemoryConstants().activations, 2048.0, 4096
+    split_again = ((32 + 2) * 2 + 8) * width * (1 - 1 / 8)
+    assert whole - split == pytest.approx((split_again - 4 * width) * tokens * share)
+
+
+def test_dispatch_needs_a_buffer_to_send_from_and_one_to_receive_in() -> None:
+    apart, together = (
+        parts_of("mixtral-8x7b", ep=ep, dp=8, zero=1, num_micro_batches=4)["activations"] for ep in (8, 1)
+    )
+    assert apart - together == pytest.approx(2 * 2 * 2 * 4096 * 2048 * MemoryConstants().activations)  # two of top 2
+
+
 def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
     """16 bits and fp32 of each, and one gradient in 16 bits, above the first stage, which holds as many."""
     parts = parts_of("llama3-8b", pp=4, num_micro_batches=16, schedule="gpipe")

@@ -51,6 +51,17 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return match is not None and match[1] >= self.at_least
 
 
+class Dated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A month such as `2025-06` or `202506` in a column, and the first one that counts."""
+
+    column: str
+    at_least: str
+
+    def is_named(self, columns: Columns) -> bool:
+        months = re.findall(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])(?!\d)", columns.get(self.column, ""))
+        return any(f"{year}-{month}" >= self.at_least for year, month in months)
+
+
 class Option(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An `[[option]]` entry of the file."""
 
@@ -59,6 +70,7 @@ class Option(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lacks: dict[str, tuple[str, ...]] = {}
     equals: dict[str, str] = {}
     release: Release | None = None
+    dated: Dated | None = None
 
     def holds(self, columns: Columns, frameworks: Iterable[str]) -> bool:
         """Whether the row has the option; `frameworks` are the names of the frameworks that apply to the row."""
@@ -68,6 +80,7 @@ class Option(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
             and not any(_contains_any(columns.get(column, ""), words) for column, words in self.lacks.items())
             and all(columns.get(column, "") == text for column, text in self.equals.items())
             and (self.release is None or self.release.is_named(columns))
+            and (self.dated is None or self.dated.is_named(columns))
         )
 
 

@@ -108,7 +108,7 @@ def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> 
     else:
         state_shares = _state_shares(inputs, counts)
         activations = _activations(inputs, layout, pipeline, counts, constants)
-        logits = [0.0] * (layout.pp - 1) + [_scalar(logits_bytes(inputs))]
+        logits = [0.0] * (layout.pp - 1) + [sum(map(_scalar, logits_bytes(inputs)))]
     allocator_loss = constants.allocator - 1.0
     allocated = sum(part for name, part in of_rank.items() if name != "overhead")
     outside = of_rank["overhead"] - allocator_loss * allocated

@@ -109,6 +109,7 @@ class CostModelInputs:
     selects_modules: Column
     keeps_low: Column
     optimizer_share: Column
+    reserves: Column
     logits_bytes: Column
     buffer_bytes: Column
     # layout
@@ -265,6 +266,7 @@ def software_columns(software: Software) -> dict[str, float]:
         "selects_modules": software.selects_modules,
         "keeps_low": software.keeps_low,
         "optimizer_share": software.optimizer_share,
+        "reserves": software.reserves_pipeline,
         "logits_bytes": software.logits_bytes,
         "buffer_bytes": software.buffer_bytes,
     }

@@ -65,11 +65,13 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
 
     tokens = inputs.micro_batch * inputs.seq / inputs.cp
     workspaces = constants.activations * np.where(inputs.fused > 0, 1.0, constants.unfused)
-    each, always = (part * tokens * workspaces for part in _activation_bytes_per_token(inputs))
+    each, repeated, always = (part * tokens * workspaces for part in _activation_bytes_per_token(inputs))
     on_first, on_last = micro_batches_held(inputs)
-    activations = each * on_first + always
-    last = np.where(inputs.pp > 1, each * on_last + always, activations) + logits_bytes(inputs)
-    logits = np.maximum(last - activations, 0.0)
+    activations = each * on_first + repeated + always
+    # The logits' gradient is freed before the last layer is recomputed: both are never held at once.
+    of_loss, of_others = logits_bytes(inputs)
+    held_at_loss = each * np.where(inputs.pp > 1, on_last, on_first) + always + of_others
+    logits = np.maximum(held_at_loss + np.maximum(repeated, of_loss) - activations, 0.0)
     subtotal = weights + gradients + optimizer + activations + logits
     groups = sum(
         (np.asarray(size) > 1).astype(np.float64) for size in (inputs.tp, inputs.pp, inputs.cp, inputs.ep, inputs.dp)
@@ -101,15 +103,15 @@ def _gathered_parameters(inputs: CostModelInputs, dense: Column, expert: Column)
     return np.where(inputs.gathers > 1, np.minimum(complete, LIVE_PARAMETERS), complete)
 
 
-def logits_bytes(inputs: CostModelInputs) -> Column:
-    """Return the bytes of the last stage's logits.
+def logits_bytes(inputs: CostModelInputs) -> tuple[Column, Column]:
+    """Return the bytes of the last stage's logits: of the micro-batch at the loss, and of the others held.
 
     Each micro-batch held needs them in 16 bits and in fp32, and the one at the loss also what the loss derives from
     them.
     """
+    num_logits = inputs.micro_batch * inputs.seq / inputs.cp * inputs.vocab / inputs.tp
     others_held = np.where(inputs.gpipe > 0, inputs.num_micro, 1.0) - 1.0
-    num_bytes = inputs.logits_bytes + others_held * np.minimum(inputs.logits_bytes, 6.0)
-    return inputs.micro_batch * inputs.seq / inputs.cp * inputs.vocab / inputs.tp * num_bytes
+    return num_logits * inputs.logits_bytes, num_logits * others_held * np.minimum(inputs.logits_bytes, 6.0)
 
 
 def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
@@ -117,23 +119,41 @@ def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
 
     With m micro-batches on p stages, these are p and 1 for 1F1B, and m and m for GPipe. With interleaving into v
     chunks, the first stage holds p + (p - 1) / v, and the last stage ((v - 1) p + 1) / v (Narayanan et al.,
-    arXiv 2104.04473, 2.2).
+    arXiv 2104.04473, 2.2). OneFlow reserves buffers for 2 p of them on all stages but the last, next to the one that
+    computes.
     """
     first = np.minimum(inputs.pp + np.where(inputs.vpp > 1, (inputs.pp - 1.0) / inputs.vpp, 0.0), inputs.num_micro)
+    is_reserved = (inputs.reserves > 0) & (inputs.pp > 1) & (inputs.num_micro > 1)
+    first = np.where(is_reserved, 2.0 * inputs.pp + 1.0, first)
     last = ((inputs.vpp - 1.0) * inputs.pp + 1.0) / inputs.vpp
     return np.where(inputs.gpipe > 0, inputs.num_micro, first), np.where(inputs.gpipe > 0, inputs.num_micro, last)
 
 
-def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column]:
+def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column, Column]:
     """Return the largest stage's activation bytes per token: those per micro-batch held, and those needed only once.
 
-    Full recomputation keeps each layer's input, and the activations of one complete layer.
+    The latter are of the layer that is being recomputed, and of what any layer's pass needs. Full recomputation keeps
+    each layer's input, and the activations of one complete layer.
     """
     layers = sizes.layers_of_largest_stage(inputs)
     whole = _layer_bytes_per_token(inputs)
     each = np.where(inputs.selective > 0, whole - _selected_bytes_per_token(inputs, whole), whole)
     boundary = 2.0 * inputs.hidden / _split_of_norms(inputs)
-    return layers * np.where(inputs.full > 0, boundary, each), inputs.full * whole + boundary * 2.0
+    per_micro_batch = layers * np.where(inputs.full > 0, boundary, each)
+    return per_micro_batch, inputs.full * whole, boundary * 2.0 + _buffer_bytes_per_token(inputs)
+
+
+def _buffer_bytes_per_token(inputs: CostModelInputs) -> Column:
+    """Return the bytes of the collectives' buffers in one layer's pass.
+
+    With sequence parallelism, a linear layer gathers its input of all ranks into a buffer, and its backward computes
+    the gradient of all ranks' tokens before it is scattered (Megatron-Core, tensor_parallel/layers.py). The dispatch of
+    experts sends routed tokens from one buffer and receives them in another (transformer/moe/token_dispatcher.py).
+    """
+    gathered = np.where((inputs.sp > 0) & (inputs.tp > 1), 4.0 * inputs.hidden, 0.0)
+    has_dispatch = (inputs.moe_layers > 0) & (inputs.ep > 1)
+    dispatched = np.where(has_dispatch, 4.0 * inputs.topk * inputs.hidden / inputs.tp, 0.0)
+    return gathered + dispatched
 
 
 def _selected_bytes_per_token(inputs: CostModelInputs, whole: Column) -> Column:

@@ -140,6 +140,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     keeps_low: bool = False  # in fp8, matrix multiplications keep their inputs for the backward in fp8
     optimizer_share: float = 1.0  # bytes of master weight and optimizer states relative to those with fp32
     buffer_bytes: float = 0.0  # of buckets for gradients and parameters, whatever the layout
+    # a pipeline stage reserves buffers for twice as many micro-batches as there are stages, before the first step
+    reserves_pipeline: bool = False
     logits_bytes: float = 8.0  # per logit at the loss: the logits in 16 bits and fp32, and a gradient in 16 bits
 
 
