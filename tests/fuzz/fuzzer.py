@@ -25,7 +25,8 @@ from unittest.mock import patch
 
 import typer
 from tests.fuzz.mutations import mutate
-from tests.fuzz.readers import Reader, Sample
+from tests.fuzz.readers import Reader
+from tests.fuzz.samples import Sample
 
 from flatout.errors import FlatoutError
 

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.fuzz import trials
+from tests.fuzz.samples import Sample
 from typer.main import get_command
 
 from flatout.checkpoint.files import write_json
@@ -36,15 +38,6 @@ DATA = TESTS / "data"
 OWN = DATA / "readers"
 GOLDEN = TESTS / "profile" / "golden"
 TRACE = "rank0.json"  # a name that also says the rank
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A valid input: files by their paths, and which of these paths is given to the reader ("": their folder)."""
-
-    files: Mapping[str, bytes]
-    given: str = ""
-    fixed: frozenset[str] = frozenset()  # files that are not damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +303,19 @@ def _run_state(path: Path) -> None:
     board.others()
 
 
+_FORMATS = ("junit", "github", "markdown", "bmf", "benchmark-action")
+
+
+def _exported_in_all_formats(path: Path) -> None:
+    for name in _FORMATS:
+        run("track", "export", str(path), "--job", "a", "--machine", "b", "--format", name)
+
+
+def _checked_in_all_formats(path: Path) -> None:
+    for name in _FORMATS:
+        run("track", "check", str(path), "--gate", "3%", "--undecided", "pass", "--format", name)
+
+
 def _saved_ceilings(path: Path) -> None:
     from flatout.probe.ceilings.saved import load_ceilings
 
@@ -429,7 +435,12 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader("bench, saved", _one("ceilings.json"), _saved_ceilings),
     Reader("diff", _one("diagnosis.json"), _command("diff", "{}", "{}"), ("flatout diff before", "flatout diff after")),
-    Reader("compare", _one("diagnosis.json"), _command("compare", "{}", "{}")),
+    Reader(
+        "compare",
+        lambda: [_file(OWN / "diagnosis.json"), _one_trace()[0], *_recording_samples()],
+        _command("compare", "{}", "{}"),
+    ),
+    Reader("compare, its folder", trials.comparisons, trials.judge_comparison),
     Reader("explain --error", _one("error.log"), _command("explain", "--error", "{}"), ("flatout explain --error",)),
     Reader("doctor --from", _doctor_samples, _command("doctor", "--from", "{}"), ("flatout doctor --from",)),
     Reader(
@@ -471,7 +482,7 @@ READERS: tuple[Reader, ...] = (
     Reader(
         "track export",
         lambda: _files("results"),
-        lambda path: run("track", "export", str(path), "--job", "a", "--machine", "b", "--format", "junit"),
+        _exported_in_all_formats,
         ("flatout track export result",),
     ),
     Reader(
@@ -484,8 +495,14 @@ READERS: tuple[Reader, ...] = (
         "track check",
         _one("track.jsonl"),
         _command("track", "check", "{}", "--html", "{}.html", "--force"),
-        ("flatout track check history", "flatout track show history"),
+        ("flatout track check history",),
     ),
+    Reader(
+        "track check --format",
+        _one("track.jsonl"),
+        _checked_in_all_formats,
+    ),
+    Reader("track show", _one("track.jsonl"), _command("track", "show", "{}"), ("flatout track show history",)),
     Reader(
         "run --ledger",
         lambda: [_file(TESTS / "keep" / "golden" / "of_0_1.jsonl")],
@@ -701,6 +718,7 @@ READERS: tuple[Reader, ...] = (
     Reader("checkpoints, altered", lambda: [_checkpoints()], _resume_from_altered),
     Reader("checkpoint of a script", lambda: [_scripted()], _scripted_checkpoint, _OF_CHECKPOINTS),
     Reader("tune, its journal", lambda: [_file(TESTS / "tune" / "golden" / "of_0_1" / "journal.jsonl")], _journal),
+    Reader("tune, its verdicts", trials.journals, trials.judge_tuning),
     Reader("tune, its folder", _tunings, _tuning_folder),
     Reader("tune, its history", _one("history.jsonl"), _history),
     Reader("tune, its trials", _trial_samples, _trial_folder),
