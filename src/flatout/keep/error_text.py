@@ -188,4 +188,6 @@ def _short_path(match: re.Match[str]) -> str:
     system = next((path for path in _SYSTEM_PATHS if match[0].startswith(path)), None)
     if system is not None:
         return system
+    if match[0].endswith("/slurm_script"):  # the job's script in the spool of a node: never a name of the user's
+        return "slurm_script"
     return match[0] if match[0].startswith("/torch_") else "<path>"
