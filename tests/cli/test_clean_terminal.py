@@ -49,6 +49,20 @@ def _model(folder: Path) -> Path:
     return path
 
 
+def _history(folder: Path) -> Path:
+    """Return a history of three results, in which all texts are hostile."""
+    path = folder / f"{HOSTILE}.jsonl"
+    measure = {"name": HOSTILE, "value": 1.0, "unit": HOSTILE, "direction": "lower"}
+    common = {"schema": "flatout/track", "version": 1, "job": HOSTILE, "machine": HOSTILE, "source": HOSTILE}
+    lines = []
+    for number in range(3):
+        commit = {"id": f"{HOSTILE}{number}", "branch": HOSTILE}
+        own = {"commit": commit, "environment": {HOSTILE: f"{number}"}, "measured_unix_s": 1.0 + number}
+        lines.append({**common, **own, "measures": [measure], "digest": str(number)})
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    return path
+
+
 COMMANDS = {
     "a member of an archive": lambda folder: ["diagnose", str(_archive(folder))],
     "an empty trace": lambda folder: ["diagnose", str(_named(folder))],
@@ -71,6 +85,15 @@ COMMANDS = {
     "a command to show": lambda _: ["run", "--dry-run", "--", "python", HOSTILE],
     "a tuned.toml": lambda folder: ["run", "--config", str(_named(folder, f'x = "{HOSTILE}')), "--", "true"],
     "a recording's folder": lambda folder: ["profile", "--out", str(_named(folder)), "--", "true"],
+    "an arm's command": lambda _: ["compare", "--a", f"'{HOSTILE}", "--b", "true"],
+    "an arm's commit": lambda _: ["compare", "--a-ref", HOSTILE, "--", "true"],
+    "a recording to compare": lambda _: ["compare", HOSTILE, "b"],
+    "a history of results": lambda folder: ["track", "show", str(_history(folder))],
+    "a history for GitHub": lambda folder: ["track", "check", str(_history(folder)), "--format", "github"],
+    "a history as Markdown": lambda folder: ["track", "check", str(_history(folder)), "--format", "markdown"],
+    "a history as JUnit": lambda folder: ["track", "check", str(_history(folder)), "--format", "junit"],
+    "a history as JSON": lambda folder: ["track", "check", str(_history(folder)), "--json"],
+    "a fact": lambda folder: ["track", "add", str(folder / "h"), str(_history(folder)), "--env", HOSTILE],
     "an option": lambda _: [f"--{HOSTILE}"],
     "a command's name": lambda _: [HOSTILE],
     "an option's value": lambda _: ["tune", "--budget", HOSTILE, "--", "true"],

@@ -144,6 +144,42 @@ kubectl create secret generic x --from-literal=password=«abc123»
 helm install --set auth.password=«abc123» x
 mc alias set s3 https://host --access-key «AK123» --secret-key «SK456»
 ldapsearch -D cn=me -w «hunter2» -b dc=x
+kubectl create secret docker-registry r --docker-server=x --docker-password=«hunter2x»
+docker build --build-arg HF_TOKEN=«t0k3nvalue» .
+git -c http.extraHeader="Authorization: Basic «YWxpY2U6aHVudGVyMg==»" fetch
+git -c http.https://github.com/.extraheader='AUTHORIZATION: basic «YWxpY2U6aHVudGVyMg==»' fetch
+htpasswd -b users me «hunter2x»
+mosquitto_pub -u me -P «hunter2x» -t loss
+sqlcmd -S db -U me -P «hunter2x»
+cqlsh -u me -p «hunter2x» host
+clickhouse-client --user me --password «hunter2x»
+vault login «s.AbCdEf0123456789abcdefgh»
+vault kv put secret/x password=«hunter2x»
+az storage blob list --account-name a --account-key «Zm9vYmFy0123==»
+sh -c 'echo «hunter2x» | sudo -S nvidia-smi -r'
+sh -c 'echo «hunter2x» | docker login -u me --password-stdin'
+sh -c 'sudo -S true <<< «hunter2x»'
+curl --oauth2-bearer «abc123def» https://host
+curl -x http://me:«hunter2x»@proxy:3128 https://host
+curl --proxy-header 'Proxy-Authorization: Basic «YWxpY2U6aHVudGVyMg==»' https://host
+curl -F token=«abc123» -F file=@x https://host
+curl --data 'user=me&password=«hunter2x»' https://host
+jupyter lab --NotebookApp.token=«abc123» --no-browser
+jupyter lab --ServerApp.password='«argon2:$abc123»'
+kubectl config set-credentials me --token=«abc123»
+conda install -c https://conda.anaconda.org/t/«tk-abc123-0f2e-11»/private torch
+python train.py --modal-token-secret «as-abc123DEF456»
+rclone sync a: b: --webdav-pass «hunter2x»
+mount -t cifs -o username=me,password=«hunter2x»,vers=3.0 //h/s /m
+python train.py --dsn 'Driver=x;Server=y;Uid=me;Pwd=«hunter2x»;'
+influx -username me -password «hunter2x»
+rabbitmqctl add_user me «hunter2x»
+python train.py --account-sid AC01 --auth-token «abc123»
+net ads join -U admin%«hunter2x»
+python train.py model.hub.use_auth_token=«hf_abcdefghijklmnop»
+python train.py --hparams 'lr=0.1,api_key=«k9Xv2»,steps=3'
+NPM_CONFIG_//registry.npmjs.org/:_authToken=«npmtok123» npm ci
+snowsql -a acct -u me --private-key-passphrase «hunter2x»
 """
 
 TEXTS = r"""
@@ -265,6 +301,52 @@ spark.hadoop.fs.s3a.secret.key   «wJalrXUtnFEMI»
 fatal: unable to access 'https://«foobar»:x-oauth-basic@github.com/me/repo/': The requested URL returned error: 403
 You can remove this warning by passing 'token=«0a1b2c3d4e5f»' instead.
 Namespace(logger=Namespace(wandb=Namespace(key='«a94a8fe5ccb19ba61c4c0873d391e987982fbbd3»', project='rl')), lr=1e-05)
+password=«a b c»
+password = «correct horse battery staple»
+  passphrase: «correct horse battery staple»
+{"type": "service_account", "private_key_id": "«0a1b2c3d4e5f60718293a4b5c6d7e8f901234567»", "client_email": "x@y.iam"}
+    client-key-data: «LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVkt»
+  .dockerconfigjson: «eyJhdXRocyI6eyJyZWdpc3RyeSI6eyJhdXRoIjoiWVdKaiJ9fX0=»
+AWS_BEARER_TOKEN_BEDROCK=«ABSKQmVkcm9ja0FQSUtleS0xMjM0NTY3ODkw»
+SLURM_JWT=«eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl»
+http://127.0.0.1:8888/tree?token=«0123456789abcdef0123456789abcdef0123456789abcdef»
+x-functions-key: «abc123DEF456»
+https://fn.azurewebsites.net/api/x?code=«abc123DEF456ghi789==»
+https://gitlab.example/api/v4/x?private_token=«abc123»
+https://api.example/x?subscription-key=«abc123»
+found key «a1b2c3d4e5f6g7.atlasv1.abcdefghijklmnopqrstuvwxyz0123456789» in file
+found key «AKCp8abcdefghijklmnopqrstuvwxyz0123456789abcdefghijklmnopqrstuvwxyz0123456» in file
+found key «sbp_0123456789abcdef0123456789abcdef01234567» in file
+found key «pscale_tkn_abcdefghijklmnop0123456789abcdefghij» in file
+found key «rpa_ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789abcd» in file
+found key «pnu_abcdefghijklmnopqrstuvwxyz0123456789» in file
+found key «xoxe.xoxp-1-abcdefghijklmnop0123» in file
+credentials {"access_key" = "«AK0123abc»", "secret_key" = "«SK0123abc»"}
+api { credentials { "access_key" = "«AK0123abc»" } }
+Authorization: ApiKey «Zm9vOmJhcg==»
+Authorization=Bearer «abc.def»
+X-Goog-IAP-JWT-Assertion: «eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl»
+密码: «hunter2x»
+contraseña: «hunter2x»
+Passwort: «hunter2x»
+password for user me set to «hunter2x»
+using API key «k9Xv2abcdefgh0123456» from environment
+env: HF_TOKEN -> «t0k3nvalue1»
+HF_TOKEN: '«t0k3nvalue1»'
+['HF_TOKEN', '«t0k3nvalue1»']
+[('DB_PASSWORD', '«hunter2x»'), ('LR', '0.1')]
+('HF_TOKEN', '«t0k3nvalue1»')
+declare -x WANDB_API_KEY="«k9Xv2abc»"
++ export OPENAI_API_KEY=«k9Xv2abc»
++ HF_TOKEN=«t0k3nvalue1» python train.py
+Environment=HF_TOKEN=«t0k3nvalue1»
+os.environ.setdefault("HF_TOKEN", "«t0k3nvalue1»")
+env.insert("HF_TOKEN", "«t0k3nvalue1»")
+putenv("DB_PASSWORD=«hunter2x»")
+wandb.login(key="«0123456789abcdef0123456789abcdef01234567»")
+run.config.update({"api_key": "«k9Xv2»"})
+setx OPENAI_API_KEY "«k9Xv2abc»"
+$env:OPENAI_API_KEY = "«k9Xv2abc»"
 """
 
 HARMLESS = r"""
@@ -513,4 +595,19 @@ spark.sql.shuffle.partitions 2048
 python -m torch.utils.collect_env set -e token-file
 ENV NCCL_DEBUG INFO
 use_cls_token=True num_memory_tokens=4
+docker build --secret id=hf,env=HF_TOKEN --secret id=pip,src=/home/me/pip.conf .
+columns = ("token", "loss")
+fields: ['HF_TOKEN', 'WANDB_API_KEY']
+names = ("API_KEY", "SECRET_KEY")
+mapping of token -> id, key -> value
+sudo -u slurm scontrol reconfigure
+echo done | tee log.txt
+echo 0 | sudo tee /proc/sys/kernel/numa_balancing
+cat token.txt | docker login -u me --password-stdin
+ERROR 1045 (28000): Access denied for user 'me'@'h' (using password: YES)
+private_key_bits: 2048
+the passphrase was changed
+https://discuss.pytorch.org/t/error-4-gpus-hang-at-init/12345
+net use of memory: 3 GiB -U 5%
+Passwort vergessen?
 """

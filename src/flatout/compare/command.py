@@ -44,9 +44,10 @@ from flatout.records.comparison import Arm, ArmName, Comparison
 from flatout.report.comparison_json import comparison_json
 from flatout.report.files import write_new
 from flatout.report.separation import separation_sentence
-from flatout.secrets import masked_command, masked_text
+from flatout.secrets import masked_command, masked_environment, masked_text
 from flatout.trial.journal import Heading, Journal, is_journal
 from flatout.trial.separation import choose_separation
+from flatout.tune.files import RESULTS, is_of_tuning
 from flatout.tune.folder_lock import lock_folder
 from flatout.tune.runner import Runner, Say
 from flatout.tune.signals import EndedBySignal, signals_raised
@@ -54,7 +55,8 @@ from flatout.tune.trial_files import settle_interrupted
 
 RESULT = "comparison.json"
 JOURNAL = "journal.jsonl"
-_OURS = ("a", "b", FOLDER, RESULT, LOCK)
+_ARMS = ("a", "b")
+_OURS = (*_ARMS, FOLDER, RESULT, LOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ class CompareCommand:
             "warmup": repr(self.warmup),
             "commit": repr(place.checkout.commit.name if place.checkout is not None else None),
             "python": repr(str(request.python) if request.python is not None else None),
-            "variables": masked_text(repr(sorted(request.variables.items()))),
+            "variables": repr(sorted(masked_environment(request.variables).items())),
         }
         shown = masked_command(request.command)
         journal = Journal(out / JOURNAL, Heading(tool_version=__version__, command=tuple(shown), options=options))
@@ -243,7 +245,7 @@ def _arm(request: ArmRequest, checkout: _Checkout | None) -> Arm:
     return Arm(
         name=request.name,
         command=tuple(masked_command([*variables, *request.command])),
-        ref=request.ref,
+        ref=masked_text(request.ref) if request.ref is not None else None,
         commit=checkout.commit.name if checkout is not None else None,
         python=str(request.python) if request.python is not None else None,
     )
@@ -253,7 +255,7 @@ def _claim(folder: Path, *, force: bool) -> None:
     """Create and lock the folder, and with `force` remove the comparison there. Raises OutputError."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is not a folder", hint="pass another --out")
-    is_ours = any(is_journal(folder / arm / JOURNAL) for arm in ("a", "b"))
+    is_ours = any(is_journal(folder / arm / JOURNAL) for arm in _ARMS)
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     others = sorted(names.difference(_OURS))
     if others or (names - {LOCK} and not is_ours):
@@ -263,8 +265,21 @@ def _claim(folder: Path, *, force: bool) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise OutputError(f"{folder} cannot be written to: {reason}", hint="pass another --out") from error
+    _check_arms(folder)
     lock_folder(folder, "comparison")
     if force:
-        for name in ("a", "b"):
+        for name in _ARMS:
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / RESULT).unlink(missing_ok=True)
+
+
+def _check_arms(folder: Path) -> None:
+    """Raise OutputError if a folder that would be an arm's is not one: it is the user's, or that of a tuning."""
+    for arm in (folder / name for name in _ARMS):
+        if not os.path.lexists(arm):
+            continue
+        if arm.is_symlink() or not arm.is_dir():
+            raise OutputError(f"{arm} is not the folder of an arm", hint="pass another --out")
+        others = [entry.name for entry in arm.iterdir() if not is_of_tuning(entry) or entry.name in RESULTS]
+        if others:
+            raise OutputError(f"{arm} already has other files, such as `{min(others)}`", hint="pass another --out")

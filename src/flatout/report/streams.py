@@ -23,6 +23,8 @@ _UNSAFE = (
 )
 _PLAIN = re.compile(f"(?P<unsafe>[{_UNSAFE}])")
 _STYLED = re.compile(f"\x1b\\[[012]m|(?P<unsafe>[{_UNSAFE}])")  # the sequences of `TextStyle`
+MAX_LINE_CHARACTERS = 2000
+_END_CHARACTERS = 400
 _LINE = re.compile(f"(?P<unsafe>[\n\t{_UNSAFE}])")
 _JSON = re.compile(f"[{_UNSAFE}]")
 
@@ -76,8 +78,16 @@ def draw_line(text: str) -> None:
 
 
 def one_line(text: str) -> str:
-    r"""Return the text of an error on one line; a newline in a name stands as `\n`."""
-    return _LINE.sub(_escaped, text.strip("\n"))
+    r"""Return the text of an error on one line; a newline in a name stands as `\n`.
+
+    The middle of a very long text is left out: a value that the user gave can be of any length.
+    """
+    line = _LINE.sub(_escaped, text.strip("\n"))
+    num_hidden = len(line) - MAX_LINE_CHARACTERS
+    if num_hidden <= 0:
+        return line
+    begin, end = line[: MAX_LINE_CHARACTERS - _END_CHARACTERS], line[-_END_CHARACTERS:]
+    return f"{begin} ... {num_hidden:,} more characters ... {end}"
 
 
 def safe_json(text: str) -> str:

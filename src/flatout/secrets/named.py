@@ -20,7 +20,7 @@ _QUOTED = (
 # The name and the separator of `NAME=`, `"name": `, `["name"] = `, `name => ` and `name := `.
 _ASSIGNED = re.compile(
     rf"(?<![\w.-])(?:\\{{0,8}}[\"']|&quot;)?(?P<name>(?:--?)?{_NAME}(?:\[\w{{0,40}}\](?:\.[\w.-]{{1,80}})?)?)(?P<close>\\{{0,8}}[\"']|&quot;)?"
-    r"\]?(?P<space>[ \t]{0,40})(?P<separator>=>|:=|=(?!=)|:(?![:=/]))(?P<gap>[ \t]{0,40})"
+    r"\]?(?P<space>[ \t]{0,40})(?P<separator>=>|->|:=|=(?!=)|:(?![:=/]))(?P<gap>[ \t]{0,40})"
 )
 _OPTION = re.compile(
     r"(?<![\w.-])--?(?P<name>[A-Za-z][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
@@ -30,14 +30,20 @@ _OPTION = re.compile(
 # `ENV NAME value` of a Dockerfile.
 _SET = re.compile(
     r"(?<![\w.-])(?:config(?:ure)?[ \t]{1,3}(?:--?\w{1,20}[ \t]{1,3})?set[ \t]{1,3}(?:-n[ \t]{1,3})?"
-    r"|set[ \t]{1,3}-\w{1,4}[ \t]{1,3}|setenv[ \t]{1,3}|ENV[ \t]{1,3})"
+    r"|set[ \t]{1,3}-\w{1,4}[ \t]{1,3}|setenv[ \t]{1,3}|setx[ \t]{1,3}|ENV[ \t]{1,3})"
     r"(?P<name>[A-Za-z_][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"[ \t]{1,10}(?:-v[ \t]{1,3})?(?=[^\s-])"
+)
+# A pair in code: `environ.setdefault("NAME", "value")`, `[('NAME', 'value')]`; a list of two names is none.
+_PAIRED = re.compile(
+    r"(?<=[(\[])[\"'](?P<name>[A-Za-z_][\w.-]{0,120})(?P<close>[\"'])(?P<separator>,)(?P<space>)(?P<gap>[ \t]{0,3})"
+    r"(?=(?:\"[^\"\n]{1,4000}\"|'[^'\n]{1,4000}')[)\]])"
 )
 _VALUE = re.compile(
     rf"(?P<prefix>[bfruBFRU]{{0,2}}(?=[\"']))?(?:(?P<quoted>{_QUOTED})"
     r"|(?P<list>\[[^\[\]\n]{0,4000}\])|(?P<table>\{[^{}\n]{0,4000}\})|(?P<unclosed>[\"'])?(?P<bare>[^\s\"'`]{1,4000}))"
 )
+_WORDS = re.compile(r"[\w!?.@#$%^&*+~]{1,80}(?:[ \t]{1,3}[\w!?.@#$%^&*+~]{1,80}){1,11}(?=[ \t]*(?:\r?\n|$))")
 _QUOTES = re.compile(r"\\{0,8}[\"']|&quot;")
 _ITEM = re.compile(r"(?P<before>(?:^\[|,)\s{0,3})(?P<key>)(?P<value>[^\s\[\]{},][^\[\]{},]{0,4000})")
 _FIELD = re.compile(
@@ -57,7 +63,9 @@ _VALUE_CHARACTERS, _RANDOM_CHARACTERS = 4100, 200
 
 def masked_values(text: str) -> str:
     """Mask the value after each name of a secret."""
-    return _masked(_masked(_masked(text, _ASSIGNED), _OPTION), _SET)
+    for pattern in (_ASSIGNED, _OPTION, _SET, _PAIRED):
+        text = _masked(text, pattern)
+    return text
 
 
 def _masked(text: str, pattern: re.Pattern[str]) -> str:
@@ -71,11 +79,26 @@ def _masked(text: str, pattern: re.Pattern[str]) -> str:
         value = _VALUE.match(text, head.end(), head.end() + most_characters)
         if value is None:
             continue
+        words = _WORDS.match(text, head.end()) if _is_setting(text, head, kind) else None
+        if words is not None and is_secret_value(kind, head["name"], words[0]):
+            parts += [text[done : head.end()], MASK]
+            done = words.end()
+            continue
         shown = _shown(kind, head, value)
         if shown is not None and not _is_variable(text, head, value):
             parts += [text[done : head.end()], shown]
             done = value.end()
     return "".join([*parts, text[done:]])
+
+
+def _is_setting(text: str, head: re.Match[str], kind: SecretKind) -> bool:
+    """Whether it is a line of settings, `password = a b c`, whose value can have spaces.
+
+    A variable, whose name is in capitals, has none: a command follows it.
+    """
+    line = text[text.rfind("\n", 0, head.start()) + 1 : head.start()]
+    has_separator = head["separator"] in ("=", ":") and not head["close"]
+    return kind is SecretKind.CERTAIN and has_separator and not line.strip() and not head["name"].isupper()
 
 
 def _is_prose(text: str, head: re.Match[str], kind: SecretKind) -> bool:
@@ -84,6 +107,10 @@ def _is_prose(text: str, head: re.Match[str], kind: SecretKind) -> bool:
         return True
     if head["separator"] == "=" and head["gap"] and not head["space"]:  # `TOKEN= python`, an empty value in a shell
         return True
+    if head["separator"] == "->":  # `HF_TOKEN -> X`, but not `token -> id`
+        return not head["name"].isupper()
+    if head["separator"] == ",":
+        return kind is SecretKind.PERHAPS
     if head["separator"] != ":" or head["close"] or len(words_of(head["name"])) > 1:
         return False
     if kind in (SecretKind.PERHAPS, SecretKind.PASS):
@@ -103,6 +130,8 @@ def _shown(kind: SecretKind, head: re.Match[str], value: re.Match[str]) -> str |
     name = head["name"].lstrip("-")
     prefix = value["prefix"] or ""
     if value["quoted"] is not None:
+        if head["separator"] == "," and not _is_paired(name, value["quoted"]):
+            return None
         shown = _shown_quoted(kind, name, value["quoted"])
         return None if shown is None else prefix + shown
     if value["list"] is not None or value["table"] is not None:
@@ -114,6 +143,14 @@ def _shown(kind: SecretKind, head: re.Match[str], value: re.Match[str]) -> str |
     if (is_word and kind is not SecretKind.CERTAIN) or not is_secret_value(kind, name, bare):
         return None
     return f"{prefix}{value['unclosed'] or ''}{MASK}{rest}"
+
+
+def _is_paired(name: str, quoted: str) -> bool:
+    """Whether two quoted words are a name and its value, and not two names of columns or of variables."""
+    _, inner = _unquoted(quoted)
+    if name.isupper():
+        return not inner.isupper()
+    return any(map(str.isdigit, inner))
 
 
 def _shown_quoted(kind: SecretKind, name: str, quoted: str) -> str | None:

@@ -224,6 +224,10 @@ def secret_kind(name: str) -> SecretKind | None:
         return SecretKind.WEBHOOK
     if words[-2:] == ["secret", "id"] or words[-2:] in (["security", "token"], ["pass", "phrase"], ["auth", "header"]):
         return SecretKind.CERTAIN
+    if words[-3:] in (["private", "key", "id"], ["client", "key", "data"]):
+        return SecretKind.CERTAIN
+    if words[-3:-1] == ["bearer", "token"]:  # AWS_BEARER_TOKEN_BEDROCK
+        return SecretKind.TOKEN
     if last in _ABOUT:
         return None
     if words[0] in _FLAGS and len(words) > 1:

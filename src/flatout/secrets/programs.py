@@ -14,6 +14,9 @@ from flatout.secrets.values import is_secret_value
 # The program and its option; then the secret, which can follow a user's name and a colon.
 _BEFORE = r"[ \t](?:[^\n|;&]{0,300}?[ \t])?"  # other arguments of the program
 _USER = r"[\"']?[^\s:\"'/-][^\s:\"'/]{0,200}:"
+# Programs that read the secret from their standard input.
+_ASKING = r"(?:sudo[ \t]{1,3}(?:-\w{1,10}[ \t]{1,3}){0,3}-\w{0,5}S|kinit\b)"
+_FROM_INPUT = rf"(?:{_ASKING}|[^\n|;&]{{1,200}}[ \t](?:--password-stdin|--with-token|--pass(?:word)?-file[ =]-))"
 _HEADS = (
     r"sshpass[ \t]{1,3}-p[ \t]{0,3}",
     rf"mysql(?:dump|admin)?{_BEFORE}-p(?=[^ \t])",
@@ -29,7 +32,16 @@ _HEADS = (
     rf"mongo(?:sh|dump|restore)?{_BEFORE}-p[ \t]{{1,3}}",
     rf"lftp{_BEFORE}-u[ \t]{{1,3}}[^\s,]{{1,200}},",
     rf"ssh-keygen{_BEFORE}-N[ \t]{{1,3}}",
-    rf"smbclient{_BEFORE}-U[ \t]{{1,3}}[^\s%]{{1,200}}%",
+    rf"(?:smbclient|net){_BEFORE}-U[ \t]{{1,3}}[^\s%]{{1,200}}%",
+    r"htpasswd[ \t]{1,3}-\w{0,8}b\w{0,8}[ \t]{1,3}(?:\S{1,200}[ \t]{1,3}){2}",
+    rf"mosquitto_(?:pub|sub|rr){_BEFORE}-P[ \t]{{1,3}}",
+    rf"(?:sqlcmd|bcp|isql|tsql){_BEFORE}-P[ \t]{{0,3}}",
+    rf"cqlsh{_BEFORE}-p[ \t]{{1,3}}",
+    r"vault[ \t]{1,3}login[ \t]{1,3}(?=s\.\w{20})",
+    r"rabbitmqctl[ \t]{1,3}(?:add_user|change_password)[ \t]{1,3}\S{1,200}[ \t]{1,3}",
+    r"(?:echo|printf)[ \t]{1,3}(?:-n[ \t]{1,3}|[\"']?%s(?:\\n)?[\"']?[ \t]{1,3})?"
+    rf"(?=\S{{1,400}}[ \t]{{0,3}}\|[ \t]{{0,3}}{_FROM_INPUT})",
+    rf"{_ASKING}[^\n|;&]{{0,100}}<<<[ \t]{{0,3}}",
 )
 _PROGRAMS = re.compile(
     rf"(?<![\w-])(?P<head>{'|'.join(_HEADS)})(?P<value>\"[^\"\n]{{1,400}}\"|'[^'\n]{{1,400}}'|[^\s\"']{{1,400}})"

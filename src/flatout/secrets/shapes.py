@@ -22,7 +22,7 @@ _TOKENS = re.compile(
     r"|tgp_v\d_[\w-]{20,}|wandb_v\d_\w{20,}|KGAT_\w{20,}|jina_\w{20,}|lsv2_\w{10,}|ls__\w{20,}"
     r"|gh[pousr]_\w{10,}|github_pat_\w{10,}|gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|soat|ffct)-[\w-]{10,}"
     r"|ATATT3[\w=-]{20,}|ATCTT3[\w=-]{20,}|bbdc-[\w+/-]{20,}"  # Atlassian
-    r"|xox[abceoprs]-[\w-]{10,}|xapp-[\w-]{10,}"  # Slack
+    r"|(?:xoxe\.)?xox[abceoprs]-[\w-]{10,}|xapp-[\w-]{10,}"  # Slack
     r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{28,}"  # AWS, Alibaba, Tencent
     r"|AIza[\w-]{30,}|ya29\.[\w-]{10,}|GOCSPX-[\w-]{20,}|1//0[\w-]{30,}"  # Google
     r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*|eyJhcGl[\w+/=-]{20,}"  # JSON web tokens; keys of Neptune
@@ -32,6 +32,10 @@ _TOKENS = re.compile(
     r"|glsa_\w{20,}|glc_[\w=+/]{20,}|sntry[su]_[\w=+/-]{20,}|dp\.(?:pt|st|ct|sa)\.\w{20,}|pul-[0-9a-f]{40}"
     r"|tskey-[\w-]{10,}|AGE-SECRET-KEY-1\w{20,}|PMAK-[\w-]{20,}|figd_[\w-]{20,}|sq0\w{3}-[\w-]{20,}|EAAC\w{30,}"
     r"|\d{8,10}:AA[\w-]{33}|\w{3}8Q~[\w.~-]{30,}"  # Telegram, Azure
+    r"|eyJhdXRo[\w+/=-]{20,}|ABSK[\w+/=]{30,}"  # a registry's credentials in Base64; Bedrock
+    r"|\w{14}\.atlasv1\.[\w-]{20,}|AKCp\w{60,}|cmVmdGtuOj\w{20,}"  # Terraform, JFrog
+    r"|sbp_[0-9a-f]{30,}|pscale_(?:tkn|pw|oauth)_[\w-]{20,}|rpa_\w{30,}|pn[ub]_\w{30,}|ops_eyJ[\w=-]{20,}"
+    r"|(?<=/t/)tk-[\w-]{10,}"  # a channel of conda
     r")"
 )
 # What each of the tokens contains, in lower case: most texts contain none.
@@ -42,7 +46,8 @@ _STARTS = (
     *("xapp-", "akia", "asia", "abia", "acca", "ltai", "akid", "aiza", "ya29.", "gocspx-", "1//0", "eyj", "npm_"),
     *("pypi-", "dckr_", "dop_v1_", "rubygems_", "oy2", "sg.", "k_live_", "k_test_", "whsec_", "key-", "dapi", "hvs."),
     *("hvb.", "hvr.", "lin_api_", "ntn_", "shpat_", "shpca_", "shppa_", "shpss_", "nrak-", "glsa_", "glc_", "sntry"),
-    *("dp.", "pul-", "tskey-", "age-secret", "pmak-", "figd_", "sq0", "eaac", ":aa", "8q~"),
+    *("dp.", "pul-", "tskey-", "age-secret", "pmak-", "figd_", "sq0", "eaac", ":aa", "8q~", "absk", ".atlasv1."),
+    *("akcp", "cmvmdgtuoj", "sbp_", "pscale_", "rpa_", "pnu_", "pnb_", "/t/tk-"),
 )
 _PEM = re.compile(
     r"(-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----)"

@@ -15,14 +15,29 @@ from flatout.secrets.shapes import MASK, masked_tokens, masked_urls
 from flatout.secrets.values import is_generated, is_secret_value
 from flatout.secrets.yaml_lines import masked_yaml
 
+# The word for a password in messages of other languages.
+_SPOKEN = (
+    "密码",
+    "口令",
+    "密钥",
+    "パスワード",
+    "contraseña",
+    "contrasena",
+    "mot de passe",
+    "senha",
+    "пароль",
+    "passwort",
+)
 # A text without any of these words has no secret after a name; most of a log is done after this look.
 _WORDS_OF_NAMES = (
     *("secret", "pass", "pwd", "pswd", "token", "key", "auth", "cred", "cookie", "otp", "jwt", "psk", "webhook", "sas"),
-    *("signature", "mnemonic", "connectionstring", "motdepasse", "security", "identified"),
+    *("signature", "mnemonic", "connectionstring", "motdepasse", "security", "identified", "bearer"),
+    *_SPOKEN,
 )
 _PROGRAMS = (
     *("sshpass", "curl", "wget", "http", "mysql", "wandb", "login", "redis-cli", "ldap", "smbclient", "xh "),
-    *("zip", "7z", "mongo", "lftp", "ssh-keygen", "pass:"),
+    *("zip", "7z", "mongo", "lftp", "ssh-keygen", "pass:", "htpasswd", "sqlcmd", "bcp", "isql", "tsql", "cqlsh"),
+    *("rabbitmqctl", "sudo", "kinit", "-stdin", "with-token", "net ", "mosquitto"),
 )
 _HEADER = re.compile(
     r"(?i)((?<![\w-])(?:proxy-|x-)?authorization\\{0,8}[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\{0,8}[\"']?)"
@@ -51,10 +66,13 @@ _NETRC = re.compile(
 )
 # A secret in a sentence: `the password is hunter2`, `Incorrect API key provided: X`.
 _SAID = re.compile(
-    r"(?i)\b((?:(?:with|using|and|by) (?:the )?(?:password|passwd|passphrase)[ \t]{1,3}[\"'`(]?)"
+    r"(?i)(?<!\w)((?:(?:with|using|and|by) (?:the )?(?:password|passwd|passphrase)[ \t]{1,3}[\"'`(]?)"
     r"|(?:password|passwd|passphrase)(?: for [^\s:]{1,60})?:[ \t]{1,3}[\"'`(]?"
     r"|(?:password|passwd|passphrase|api[ _-]?key|secret(?: key)?|(?:access |auth )?token)"
-    r"(?: provided:?| is:?| was:?|:)[ \t]{1,3}[\"'`(]?)([\w.~+/!@#$%^&*-]{6,400})"
+    r"(?: provided:?| is:?| was:?|:)[ \t]{1,3}[\"'`(]?"
+    r"|(?:password|passphrase)(?: (?:for|of) [^\n]{1,60}?)? (?:set|changed|reset) to[ \t]{1,3}[\"'`(]?"
+    rf"|(?:{'|'.join(_SPOKEN)})[ \t]{{0,3}}(?:[:=\uff1a]|是|为|は|ist|es|est)[ \t]{{0,3}}[\"'`(]?)"
+    r"([\w.~+/!@#$%^&*-]{6,400})"
 )
 # The same without a verb, `token X was refused`: only what can be nothing else than generated.
 _MENTIONED = re.compile(

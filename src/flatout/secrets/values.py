@@ -39,6 +39,7 @@ _REFERENCE = re.compile(
     r"\$[A-Z_][A-Z0-9_]*|\$\{[A-Z_][A-Z0-9_]*\}|\$\(.*|\$\{\{.*|\{\{.*|<[a-zA-Z][^<>]{0,60}>|%\(?\w*\)?s|\{[a-z_.]*\}"
     r"|\*+|[xX]{3,}|\.{3}|`.*|(?:\w+\.)+\w+[\(\[].*|(?:getenv|getpass|input|str|environ|(?:get|load|read)_\w+)[\(\[].*"
     r"|[a-z_]\w*\([a-z_]\w*(?:, ?\w+(?:=\w+)?)*\)"
+    r"|id=[\w.-]+(?:,(?:src|source|env|target|type|required|mode|uid|gid)=[^,\s]+)*"  # `docker build --secret`
     r"|(?:self|args|config|cfg|conf|settings|opts|options|os|kwargs|env|params|hparams|secrets|values)\.\w+(?:\.\w+)*",
     re.DOTALL,
 )

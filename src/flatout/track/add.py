@@ -16,7 +16,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.records.tracking import Commit, Measure, TrackedResult
-from flatout.secrets import masked_text
+from flatout.secrets import masked_environment, masked_text
 from flatout.track.facts import ResultFacts
 from flatout.track.history_file import append_results
 from flatout.track.origin import commit_here, commit_named, cpu_here, facts_here
@@ -54,11 +54,11 @@ def tracked_result(
     local = {} if request.is_elsewhere or not _is_from_here(facts) else facts_here()
     return TrackedResult(
         job=masked_text(job),
-        machine=request.machine or _machine_class(path, facts, request),
+        machine=masked_text(request.machine or _machine_class(path, facts, request)),
         source=result.schema,
         measures=_distinct(facts.measures),
-        commit=_commit(facts, request),
-        environment={**local, **facts.environment, **environment},
+        commit=_masked_commit(_commit(facts, request)),
+        environment=masked_environment({**local, **facts.environment, **environment}),
         measured_unix_s=_unix_s(facts.date),
         digest=result.digest,
     )
@@ -100,6 +100,14 @@ def _commit(facts: ResultFacts, request: AddRequest) -> Commit | None:
     return commit_here()
 
 
+def _masked_commit(commit: Commit | None) -> Commit | None:
+    """Mask what a user or a CI system named the commit and its branch."""
+    if commit is None:
+        return None
+    branch = masked_text(commit.branch) if commit.branch is not None else None
+    return msgspec.structs.replace(commit, id=masked_text(commit.id), branch=branch)
+
+
 def _settings(settings: Sequence[str]) -> dict[str, str]:
     """Return facts that the user gives as NAME=VALUE."""
     facts = {}
@@ -107,7 +115,7 @@ def _settings(settings: Sequence[str]) -> dict[str, str]:
         name, equals, value = setting.partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise UsageError(f"`--env` must be NAME=VALUE, but is `{setting}`", hint="for example --env image=train:7")
-        facts[name.strip()] = masked_text(value)
+        facts[name.strip()] = value
     return facts
 
 

@@ -156,7 +156,7 @@ def _separation(command: Sequence[str], folder: Path, options: TuneOptions) -> S
 
 def _check_only_ours(folder: Path) -> None:
     """Raise OutputError if the folder of a tuning run has other files, which `--force` would be trusted to keep."""
-    others = sorted(entry.name for entry in folder.iterdir() if not _is_of_tuning(entry))
+    others = sorted(entry.name for entry in folder.iterdir() if not is_of_tuning(entry))
     if others:
         raise OutputError(
             f"`{folder}` holds more than a tuning run, such as `{others[0]}`, and is not replaced",
@@ -164,7 +164,8 @@ def _check_only_ours(folder: Path) -> None:
         )
 
 
-def _is_of_tuning(entry: Path) -> bool:
+def is_of_tuning(entry: Path) -> bool:
+    """Whether an entry of a folder is one that a tuning makes there."""
     if entry.is_symlink():
         return False
     if entry.is_dir():
