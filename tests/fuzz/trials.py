@@ -22,6 +22,7 @@ from flatout.records.trial import BASELINE, Covariates, GradientNorms, StartStat
 from flatout.trial.journal import Heading, Journal, JournaledTrial, Profile
 
 _NUM_STEPS = 24
+_MOST_TRIALS = 60  # a tuning runs fewer; the rest of a longer journal is never recalled
 _ARMS = (BASELINE, "B")
 
 
@@ -109,7 +110,7 @@ def trials_of(path: Path) -> list[TrialResult]:
         recalled = kept.recall(key, "round 1")
         if recalled is not None:
             trials.append(recalled)
-    return [msgspec.structs.replace(trial, index=index) for index, trial in enumerate(trials)]
+    return [msgspec.structs.replace(trial, index=index) for index, trial in enumerate(trials[:_MOST_TRIALS])]
 
 
 def judge_tuning(path: Path) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +21,12 @@ FailureCause = Literal["error", "no_step", "too_few_steps", "not_applied", "othe
 
 BASELINE = "baseline"
 
+# What a journal can hold: other numbers are those of a damaged line, which is not read.
+StepDuration = Annotated[float, msgspec.Meta(ge=1e-9, le=1e7)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+
 # Work other than training that lengthens some steps. `epoch_end`: a loader of the training ran out of batches.
 SpellKind = Literal[
     "epoch_end", "loader_start", "evaluation", "checkpoint", "collection", "compilation", "logging", "unknown"
@@ -30,9 +36,9 @@ SpellKind = Literal[
 class StepSpell(msgspec.Struct, frozen=True, array_like=True):
     """Work of one kind in one step, as the recorder's hooks saw it on the rank that it took longest."""
 
-    step: int  # number of the step in the job, from 0
+    step: Count  # number of the step in the job, from 0
     kind: SpellKind
-    seconds: float  # 0 for `epoch_end`: only that it happened is known
+    seconds: Seconds  # 0 for `epoch_end`: only that it happened is known
 
 
 class Covariates(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,35 +84,37 @@ class StartState(msgspec.Struct, frozen=True, kw_only=True):
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """One trial. `index` is its position among all trials, by which drift is judged."""
 
-    index: int  # in starting order, including baselines
+    index: Count  # in starting order, including baselines
     arm: str  # `baseline`, or the name of the set of changes
     outcome: TrialOutcome
     cause: FailureCause | None = None  # None: the outcome is not `failed`, or an older journal, which has no causes
     problem: str = ""  # one line, if it did not complete
-    step_s: tuple[float, ...] = ()  # each measured step, in order; mean over ranks
-    epoch_ends: tuple[int, ...] | None = None  # places in `step_s` of steps before which a loader ended; None: unknown
-    first_step: int | None = None  # number in the job, from 0, of the first step in `step_s`; None: unknown
-    unmeasured_steps: tuple[int, ...] = ()  # numbers of later steps that `step_s` lacks: the recorder worked in them
+    step_s: tuple[StepDuration, ...] = ()  # each measured step, in order; mean over ranks
+    epoch_ends: tuple[Count, ...] | None = (
+        None  # places in `step_s` of steps before which a loader ended; None: unknown
+    )
+    first_step: Count | None = None  # number in the job, from 0, of the first step in `step_s`; None: unknown
+    unmeasured_steps: tuple[Count, ...] = ()  # numbers of later steps that `step_s` lacks: the recorder worked in them
     # Of all steps after the first, so also of the warm-up, by step; kinds that most steps have are absent.
     spells: tuple[StepSpell, ...] | None = None  # None: unknown, as in an older journal
     # Mean wait of a measured step for its batch, on the rank that waits longest, without the start of a loader.
-    loader_wait_s: float | None = None  # None: unknown, as in an older journal
-    steps_per_epoch: int | None = None  # from the length of the loader; None: unknown
-    samples_per_step: float | None = None  # of all ranks
-    tokens_per_step: float | None = None
-    peak_memory_bytes: int | None = None  # of the caching allocator; the highest rank
-    energy_j_per_step: float | None = None  # of all GPUs
+    loader_wait_s: Seconds | None = None  # None: unknown, as in an older journal
+    steps_per_epoch: Count | None = None  # from the length of the loader; None: unknown
+    samples_per_step: Amount | None = None  # of all ranks
+    tokens_per_step: Amount | None = None
+    peak_memory_bytes: Count | None = None  # of the caching allocator; the highest rank
+    energy_j_per_step: Amount | None = None  # of all GPUs
     wrong_data: str | None = None  # result of the known-answer check of the collectives; None: correct, or not checked
     losses: tuple[float, ...] = ()  # of each step, including warm-up, for the gates
     gradients: tuple[GradientNorms, ...] = ()  # per optimizer, in the order of first use; (): unknown
     start: tuple[StartState, ...] = ()  # per optimizer, as `gradients`; (): unknown
-    loader_workers: int | None = None  # of a rank's DataLoader; random augmentation depends on their number
-    start_s: float | None = None  # from the start of the command to the first measured step
+    loader_workers: Count | None = None  # of a rank's DataLoader; random augmentation depends on their number
+    start_s: Seconds | None = None  # from the start of the command to the first measured step
     start_costs: StartCosts | None = None  # its parts; None: unknown, or an older journal
     covariates: Covariates = Covariates()
-    took_s: float | None = None  # from the start of the run to its end
+    took_s: Seconds | None = None  # from the start of the run to its end
     stopped_by: StoppedBy | None = None  # None: it did not complete, or an older journal
-    session: int = 0  # number of interruptions of the tuning before this trial
+    session: Count = 0  # number of interruptions of the tuning before this trial
 
     @property
     def is_complete(self) -> bool:
