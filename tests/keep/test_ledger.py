@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,8 +15,8 @@ import pytest
 
 import flatout as package
 from flatout.errors import InputError, OutputError
-from flatout.keep.ledger import LedgerFile, read
-from flatout.keep.ledger_merge import read_all
+from flatout.keep.ledger import HeldError, LedgerFile, read
+from flatout.keep.ledger_merge import open_own, read_all
 from flatout.keep.ledger_report import report
 from flatout.secrets import masked_text
 
@@ -264,3 +265,48 @@ def test_the_first_damaged_line_is_named_with_its_field(tmp_path: Path) -> None:
     totals = read(path)
     assert totals.num_bad_lines == 3
     assert totals.first_bad_line == f"ledger.jsonl, line {num_lines + 1}: Expected `int`, got `str` - at `$.ns[...]`"
+
+
+def _no_locks(file: int, operation: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_on_a_file_system_without_locks_a_second_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.keep.ledger.fcntl.flock", _no_locks)
+    path = tmp_path / "ledger.jsonl"
+    first = LedgerFile(path)
+    first.write("run", command="train", num_devices=2, gpu=None)
+    with pytest.raises(HeldError):
+        LedgerFile(path)
+    LedgerFile(tmp_path / "other.jsonl").close()
+    first.close()
+    LedgerFile(path).close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["ledger.jsonl", "other.jsonl"]
+
+
+def test_without_locks_each_run_in_a_folder_has_its_own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.keep.ledger.fcntl.flock", _no_locks)
+    first, first_name = open_own(tmp_path, "n1")
+    second, second_name = open_own(tmp_path, "n1")
+    assert (first_name, second_name) == ("n1", "n1+2")
+    first.close()
+    second.close()
+
+
+def test_without_locks_a_ledger_whose_run_was_killed_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+    script = (
+        "import fcntl, os, pathlib, signal, sys\n"
+        "def no_locks(file, operation): raise OSError(37, 'no locks')\n"
+        "fcntl.flock = no_locks\n"
+        "from flatout.keep.ledger import LedgerFile\n"
+        f"ledger = LedgerFile(pathlib.Path({str(path)!r}))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": SOURCE}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / ".ledger.jsonl.lock").exists()
+    monkeypatch.setattr("flatout.keep.ledger.fcntl.flock", _no_locks)
+    LedgerFile(path).close()

@@ -228,3 +228,42 @@ def test_a_node_that_ended_well_is_not_lost(tmp_path: Path) -> None:
         later(clock, first, seconds=seconds)
         assert first.newly_lost() == []
     assert first.given_up() is None
+
+
+def test_a_new_run_of_a_node_that_gives_up_does_not_end_ranks_that_do_without_it(tmp_path: Path) -> None:
+    """The ranks here ran beside an earlier run of that node, and make steps since."""
+    first, second, clock = pair(tmp_path)
+    second.ends()
+    first.begins(2)
+    new = PeerBoard(tmp_path, "n2", TORCHRUN, clock=clock)
+    later(clock, first)
+    new.gives_up("the command was not found")
+    later(clock, first)
+    assert first.given_up() is None
+    first.begins(3)
+    clock.now += 1.5
+    first.look(list)
+    assert first.given_up() == "n2 does not restart it: the command was not found", "the launcher here waits for it"
+
+
+def test_a_word_about_an_earlier_attempt_does_not_end_ranks_that_do_without_that_node(tmp_path: Path) -> None:
+    first, second, clock = pair(tmp_path)
+    second.fails("rank 1 raised ValueError")
+    first.begins(2)
+    later(clock, first)
+    second.gives_up("all restarts are used up")
+    later(clock, first)
+    assert first.given_up() is None, "the ranks here make steps in an attempt that never had that node's"
+    first.begins(3)
+    assert first.given_up() == "n2 does not restart it: all restarts are used up"
+
+
+def test_a_word_about_this_attempt_ends_the_ranks_beside_it(tmp_path: Path) -> None:
+    first, second, clock = pair(tmp_path)
+    for board in (first, second):
+        board.begins(2)
+    later(clock, first, second)
+    later(clock, first, second)
+    second.gives_up("all restarts are used up")
+    later(clock, first)
+    assert first.given_up() == "n2 does not restart it: all restarts are used up"

@@ -27,9 +27,12 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Lock:
-    def __init__(self, folder: Path, watch_s: float = WATCH_S) -> None:
-        """Take the lock. Raises LockedError if another job has it, and OSError if the folder cannot be written to."""
-        self._path = folder / NAME
+    def __init__(self, folder: Path, watch_s: float = WATCH_S, *, name: str = NAME) -> None:
+        """Take the lock. Raises LockedError if another job has it, and OSError if the folder cannot be written to.
+
+        `name` is that of the file: a folder can hold the locks of several files.
+        """
+        self._path = folder / name
         self._me = {**_process(), "token": secrets.token_hex(8), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         while not self._create():
             owner = _read(self._path)
@@ -61,7 +64,7 @@ class Lock:
 
     def _create(self) -> bool:
         """Create the lock and return whether it is ours. If hard links work, the file appears complete, as a link."""
-        partial = self._path.with_name(f".{NAME}.{self._me['token']}")
+        partial = self._path.with_name(f".{self._path.name}.{self._me['token']}")
         text = json.dumps(self._me) + "\n"
         try:
             try:
@@ -88,7 +91,7 @@ class Lock:
 
     def _remove(self, owner: dict[str, Any]) -> None:
         """Remove the lock of this dead owner; if another job has replaced it meanwhile, restore that job's lock."""
-        aside = self._path.with_name(f".{NAME}.{self._me['token']}.old")
+        aside = self._path.with_name(f".{self._path.name}.{self._me['token']}.old")
         with suppress(FileNotFoundError):
             os.rename(self._path, aside)
             if _read(aside) != owner:

@@ -17,6 +17,7 @@ writer begins a new line.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -30,6 +31,8 @@ from typing import Any
 
 import msgspec
 
+from flatout.checkpoint.lock import Lock
+from flatout.checkpoint.problems import LockedError
 from flatout.errors import InputError, OutputError
 from flatout.input_files import BadLine, read_lines
 from flatout.keep.account import CLASSES
@@ -62,19 +65,22 @@ class LedgerFile:
     """Adds lines to a ledger. `clean` is applied to each text in them, to mask secrets.
 
     The lines of two simultaneous runs could not be told apart, so the file is locked until this process ends, for
-    whatever reason. On a file system without locks, a second run is not detected.
+    whatever reason. On a file system without locks, a file beside it names the run that has it.
     """
 
     def __init__(self, path: Path, *, clean: Callable[[str], str] = lambda text: text) -> None:
         self._clean = clean
         self.path = path
         self.problem: str | None = None  # why the ledger cannot be written; this must not end the job
+        self._lock: Lock | None = None
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not stat.S_ISREG(os.fstat(self._file).st_mode):  # a pipe or a device cannot be read back
                 return
-            if not _is_taken(self._file):
-                raise _held(path, self._file)
+            try:
+                self._lock = _locked(path, self._file)
+            except (BlockingIOError, LockedError) as error:
+                raise _held(path, self._file) from error
             size = os.lseek(self._file, 0, os.SEEK_END)
             is_other = _is_other(os.pread(self._file, _HEAD_BYTES, 0))
             if size and not is_other and os.pread(self._file, 1, size - 1) != b"\n":
@@ -109,17 +115,24 @@ class LedgerFile:
 
     def close(self) -> None:
         os.close(self._file)
+        if self._lock is not None:
+            self._lock.release()
 
 
-def _is_taken(file: int) -> bool:
-    """Take the lock of the open file, and return whether it is held here. Child processes lose the lock at `exec`."""
+def _locked(path: Path, file: int) -> Lock | None:
+    """Lock the open file, for this process but not its children; return the lock file on a file system without locks.
+
+    Raises BlockingIOError or LockedError if another run has the ledger.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks
-        pass
-    return True
+        raise
+    except OSError:
+        lock = Lock(path.parent, name=f".{path.name}.lock")
+        atexit.register(lock.release)
+        return lock
+    return None
 
 
 def _held(path: Path, file: int) -> HeldError:

@@ -5,8 +5,8 @@ atomically, so readers always see a complete file, on any file system. Nothing w
 longer changes counts as lost. The launchers' decisions, such as where the agents meet, are left to them.
 
 Several jobs can share the folder. A job on one node neither writes nor reads here. A job on several nodes reads only
-statuses with its own key, and it ends on the word of another node only if the two ran ranks of one job side by side, or
-if the other one never had a rank and the launcher here waits for it.
+statuses with its own key, and it ends on the word of another node only if the two ran ranks of one job side by side in
+the attempt that runs here, or if the launcher here waits for the other one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class _Heard(msgspec.Struct, kw_only=True):
     failed_at_s: float | None = None
     run_at_start: str | None = None  # its run when this node started; None: it has come since
     had_ranks: bool = False  # in any of its statuses
-    ran_beside: bool = False  # its ranks and ours were alive together, as different ranks of one world
+    # Its run, and our attempt, when its ranks and ours were last alive together, as different ranks of one world.
+    beside: tuple[str, int] | None = None
 
 
 class PeerBoard:
@@ -169,12 +170,18 @@ class PeerBoard:
         return sorted(unreported)
 
     def _is_needed(self, heard: _Heard) -> bool:
-        """Whether the job here cannot run without that node: the two ran ranks together, or this one waits for it.
+        """Whether the job here cannot run without that node: the two run ranks together, or this one waits for it.
 
-        A run that was there before this one and had ranks without it may be one that is just ending.
+        If the ranks here make steps in an attempt that never had ranks of that node beside them, they do without it. A
+        run that was there before this one and had ranks without it may be one that is just ending.
         """
+        if heard.beside == (heard.status.run, self._own.attempt):
+            return True
+        if any(rank.steps for rank in self._own.ranks):
+            return False
         is_of_before = heard.status.run == heard.run_at_start and heard.had_ranks
-        return heard.ran_beside or (self._awaits_nodes and not is_of_before)
+        ran_beside = heard.beside is not None and heard.beside[0] == heard.status.run
+        return ran_beside or (self._awaits_nodes and not is_of_before)
 
     def _note_neighbours(self) -> None:
         """Note which nodes run ranks of the same world as this one now."""
@@ -182,7 +189,7 @@ class PeerBoard:
         for heard in self._heard.values():
             is_alive = heard.is_new and now - heard.at_s < LOST_AFTER_S
             if is_alive and _are_of_one_world(self._own.ranks, heard.status.ranks):
-                heard.ran_beside = True
+                heard.beside = (heard.status.run, self._own.attempt)
 
     def reason(self) -> str | None:
         """Return the failure that other nodes reported a moment ago, after waiting a few seconds for it."""

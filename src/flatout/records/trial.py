@@ -90,9 +90,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     cause: FailureCause | None = None  # None: the outcome is not `failed`, or an older journal, which has no causes
     problem: str = ""  # one line, if it did not complete
     step_s: tuple[StepDuration, ...] = ()  # each measured step, in order; mean over ranks
-    epoch_ends: tuple[Count, ...] | None = (
-        None  # places in `step_s` of steps before which a loader ended; None: unknown
-    )
+    # Places in `step_s` of steps before which a loader ended; None: unknown.
+    epoch_ends: tuple[Count, ...] | None = None
     first_step: Count | None = None  # number in the job, from 0, of the first step in `step_s`; None: unknown
     unmeasured_steps: tuple[Count, ...] = ()  # numbers of later steps that `step_s` lacks: the recorder worked in them
     # Of all steps after the first, so also of the warm-up, by step; kinds that most steps have are absent.
