@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from flatout.keep.job_identity import JobIdentity
@@ -204,7 +205,8 @@ def test_a_node_that_came_later_and_failed_before_the_ranks_here_came_is_needed(
     second.look(lambda: [RANKS["n2"]])
     first.look(list)
     second.gives_up("a restart would not help")
-    later(clock, first)
+    clock.now += 1.5
+    first.look(lambda: [msgspec.structs.replace(RANKS["n1"], steps=0)])
     assert first.given_up() == "n2 does not restart it: a restart would not help"
 
 
