@@ -65,7 +65,7 @@ class LedgerFile:
     """Adds lines to a ledger. `clean` is applied to each text in them, to mask secrets.
 
     The lines of two simultaneous runs could not be told apart, so the file is locked until this process ends, for
-    whatever reason. On a file system without locks, a file beside it names the run that has it.
+    whatever reason. On a file system without locks, a lock file next to it names the run that writes to it.
     """
 
     def __init__(self, path: Path, *, clean: Callable[[str], str] = lambda text: text) -> None:

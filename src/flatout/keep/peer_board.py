@@ -67,7 +67,7 @@ class _Heard(msgspec.Struct, kw_only=True):
     run_at_start: str | None = None  # its run when this node started; None: it has come since
     had_ranks: bool = False  # in any of its statuses
     # Its run, and our attempt, when its ranks and ours were last alive together, as different ranks of one world.
-    beside: tuple[str, int] | None = None
+    side_by_side: tuple[str, int] | None = None
 
 
 class PeerBoard:
@@ -172,15 +172,15 @@ class PeerBoard:
     def _is_needed(self, heard: _Heard) -> bool:
         """Whether the job here cannot run without that node: the two run ranks together, or this one waits for it.
 
-        If the ranks here make steps in an attempt that never had ranks of that node beside them, they do without it. A
+        If the ranks here make steps in an attempt in which that node never had a rank, they do without it. A
         run that was there before this one and had ranks without it may be one that is just ending.
         """
-        if heard.beside == (heard.status.run, self._own.attempt):
+        if heard.side_by_side == (heard.status.run, self._own.attempt):
             return True
         if any(rank.steps for rank in self._own.ranks):
             return False
         is_of_before = heard.status.run == heard.run_at_start and heard.had_ranks
-        ran_beside = heard.beside is not None and heard.beside[0] == heard.status.run
+        ran_beside = heard.side_by_side is not None and heard.side_by_side[0] == heard.status.run
         return ran_beside or (self._awaits_nodes and not is_of_before)
 
     def _note_neighbours(self) -> None:
@@ -189,7 +189,7 @@ class PeerBoard:
         for heard in self._heard.values():
             is_alive = heard.is_new and now - heard.at_s < LOST_AFTER_S
             if is_alive and _are_of_one_world(self._own.ranks, heard.status.ranks):
-                heard.beside = (heard.status.run, self._own.attempt)
+                heard.side_by_side = (heard.status.run, self._own.attempt)
 
     def reason(self) -> str | None:
         """Return the failure that other nodes reported a moment ago, after waiting a few seconds for it."""

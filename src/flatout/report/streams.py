@@ -80,7 +80,7 @@ def draw_line(text: str) -> None:
 def one_line(text: str) -> str:
     r"""Return the text of an error on one line; a newline in a name stands as `\n`.
 
-    The middle of a very long text is left out: a value that the user gave can be of any length.
+    The middle of a very long text is omitted: a value that the user gave can be of any length.
     """
     line = _LINE.sub(_escaped, text.strip("\n"))
     num_hidden = len(line) - MAX_LINE_CHARACTERS
