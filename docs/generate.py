@@ -49,6 +49,7 @@ from flatout.records.comparison import (
     TrainingCheck,
 )
 from flatout.records.cost import Estimate
+from flatout.records.data_cache import CacheCounts, CacheUse
 from flatout.records.diagnosis import (
     Blame,
     DeviceDiagnosis,
@@ -228,6 +229,11 @@ def data_profile_json() -> str:
     """The contract `flatout/data-profile`."""
     records = (LoadingProfile, RankLoading, SampleStage, CodePlace, LoaderSpeed, FoundCause)
     return _contract("flatout/data-profile", records)
+
+
+def data_cache_json() -> str:
+    """The contract `flatout/data-cache`."""
+    return _contract("flatout/data-cache", (CacheUse, CacheCounts))
 
 
 def conditions() -> str:
@@ -779,6 +785,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         diff_json,
         comparison_json,
         data_profile_json,
+        data_cache_json,
         conditions,
         explanation_json,
         failure_explanation_json,

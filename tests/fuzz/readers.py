@@ -433,6 +433,12 @@ READERS: tuple[Reader, ...] = (
         lambda path: [run("data", "show", str(path), *options) for options in ((), ("--json",))],
         ("flatout data show folder",),
     ),
+    Reader(
+        "data cache",
+        lambda: [_folder(OWN / "data_cache")],
+        lambda path: [run("data", "cache", str(path), *options) for options in ((), ("--json",))],
+        ("flatout data cache folder",),
+    ),
     Reader("bench, saved", _one("ceilings.json"), _saved_ceilings),
     Reader("diff", _one("diagnosis.json"), _command("diff", "{}", "{}"), ("flatout diff before", "flatout diff after")),
     Reader(

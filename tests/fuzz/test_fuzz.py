@@ -48,7 +48,7 @@ NOT_OF_A_USER = {
 # Paths on the command line that are written, or whose content is not read.
 WRITTEN = {
     *("flatout diagnose --html", "flatout diagnose --perfetto", "flatout profile --out", "flatout doctor --data"),
-    "flatout data profile --out",
+    *("flatout data profile --out", "flatout run --data-from"),
     *("flatout doctor --capture", "flatout doctor --html", "flatout bench --path", "flatout bench --out"),
     *("flatout tune --out", "flatout run --recording", "flatout submit --out", "flatout plan --html"),
     *(

@@ -1,4 +1,4 @@
-"""`flatout data profile`: run a command and time each stage of making its batches; `show`: read it again."""
+"""`flatout data profile`: time each stage of making a job's batches; `show`: read it again; `cache`: a cache's use."""
 
 from __future__ import annotations
 
@@ -71,6 +71,25 @@ def show(
         print_json(SCHEMA, profile)
     else:
         print(loading_text(profile, text_style()))
+
+
+@app.command(cls=Command)
+def cache(
+    folder: Annotated[Path, path_argument(metavar="DIR", help="Folder of `flatout run --data-cache`.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Show what a node-local cache holds, and how often its copies were read.
+
+    Example: flatout data cache /local/cache
+    """
+    from flatout.report.data_cache_text import cache_text
+    from flatout.run.data_cache import read_cache_use
+
+    use = read_cache_use(folder)
+    if json:
+        print_json("flatout/data-cache", use)
+    else:
+        print(cache_text(use, text_style()))
 
 
 def _report(profile: LoadingProfile, command: list[str], *, json: bool) -> None:

@@ -122,6 +122,18 @@ def run(
             "the next checkpoint.",
         ),
     ] = "warn",
+    data_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR:SIZE",
+            help="Copy files that the job reads from network file systems to DIR on this node, up to SIZE, and read "
+            "the copies in later epochs, e.g. /local/cache:200GiB.",
+        ),
+    ] = None,
+    data_from: Annotated[
+        list[Path] | None,
+        path_option(metavar="DIR", help="Cache the files of this folder, instead of all network file systems."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command without starting it.")] = False,
 ) -> None:
     """Run a training command with the changes from a tuned.toml, and keep it alive.
@@ -133,6 +145,7 @@ def run(
     from flatout.launch import end_like
     from flatout.run import RunRequest, prepare
     from flatout.run import run as run_job
+    from flatout.run.data_cache import requested_cache
     from flatout.run.messages import say
 
     hangs = hang_after if hang_after is not None else HangAfter(max_restarts > 0)
@@ -153,6 +166,7 @@ def run(
         machine_code=machine_code,
         redacts=redact,
         on_regression=_parse_on_regression(on_regression),
+        data_cache=requested_cache(data_cache, data_from or ()),
     )
     request.check()
     prepared = prepare(request, os.environ)

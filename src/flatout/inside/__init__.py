@@ -12,6 +12,7 @@ environment variables.
     failure/        how a process failed
     checkpoints/    when the script saves, and saving without torn files
     overlay/        redirection of files that a trial's script would overwrite
+    data_cache/     reads of files from copies on the node
     loader_stages/  how long each stage of making a batch takes
     checks/         whether a trial still computes the right numbers
     patches/        the changes that a tuning tries inside the process

@@ -28,6 +28,7 @@ from flatout.inside.blocks.block_run import BLOCKS
 from flatout.inside.blocks.schedule import read_schedule
 from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
 from flatout.inside.checkpoints.safe_save import save_safely
+from flatout.inside.data_cache.reads import hook_reads
 from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.failure.failure_hooks import note_failures
 from flatout.inside.identity import is_loader_worker
@@ -136,7 +137,7 @@ def install() -> list[Callable[[], None]]:
         LOG.folder = settings.recording
     guarded(redirect)(LOG.folder)
     guarded(save_safely)()
-    undos: list[Callable[[], None] | None] = []
+    undos: list[Callable[[], None] | None] = [guarded(hook_reads)()]
     if settings is not None and settings.has_gradients:
         # Before the patches, so that their changes to gradients before clipping run first.
         undos.append(guarded(_hook_clipping)())

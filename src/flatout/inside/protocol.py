@@ -33,6 +33,7 @@ class Variable:
     DIVERT = "FLATOUT_DIVERT"  # folder for files of a trial that would overwrite the user's
     APART = "FLATOUT_APART"  # JSON: folders of which this process sees an overlay, see `overlay.enter`
     EARLIER = "FLATOUT_EARLIER"  # file that names what earlier trials have written, see `overlay.earlier`
+    DATA_CACHE = "FLATOUT_DATA_CACHE"  # JSON: the folder of a cache of files, its size, and whose files
     SAFE_SAVE = "FLATOUT_SAFE_SAVE"  # 1: torch.save leaves a complete file or none
     HEARTBEAT = "FLATOUT_HEARTBEAT"  # folder for heartbeats
     CHECKPOINT_EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # seconds between checkpoints of `flatout.checkpoint`
@@ -234,6 +235,14 @@ class LoaderStage:
 LOADER_REPORT_INTERVAL_S = 1.0  # how often a process renews its file of kind STAGES
 MAX_LOADER_BATCHES = 4096  # batches per process whose times are written
 MAX_LOADER_PLACES = 20  # places in the script's code per process that are written
+
+
+# A folder that caches files.
+CACHE_COPIES = "copies"  # folder: copies, by boot of the machine
+CACHE_COUNTS = "counts"  # folder: by process, how many reads were hits
+CACHE_USED = "used"  # file in a boot's folder of copies: their bytes
+CACHE_MARK = "flatout-data-cache"  # file: the folder is a cache
+CACHE_REPORT_INTERVAL_S = 1.0
 
 
 class FailureKind:

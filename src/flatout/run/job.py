@@ -12,6 +12,7 @@ from flatout.launch import ExitStatus, run_local
 from flatout.launch.abandoned import abandoned_jobs, note_starter
 from flatout.report.command import command_line
 from flatout.run.command import PreparedCommand
+from flatout.run.data_cache import cache_note, cache_setting
 from flatout.run.messages import say
 from flatout.run.request import RunRequest
 from flatout.run.saves import read_saves, report_file, report_saves
@@ -22,7 +23,8 @@ _LAST_SAVE_MISSING = 1  # the exit code of a job that ends well without its last
 
 def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
     """Run the command to its end, over all its restarts."""
-    for note in prepared.notes:
+    cache = cache_setting(request.data_cache) if request.data_cache is not None else None
+    for note in (*prepared.notes, *([cache_note(cache)] if cache is not None else [])):
         say(note)
     with TemporaryDirectory(prefix="flatout-") as folder:
         state = Path(folder)
@@ -32,6 +34,8 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
         if request.checkpoint is not None:
             environment[Variable.SAFE_SAVE] = "1"
         environment[Variable.SAVES] = str(state)
+        if cache is not None:
+            environment[Variable.DATA_CACHE] = cache
         note_starter(state, "flatout run", command_line(prepared.command))
         is_checked = prepared.expectation is not None and request.on_regression != "off"
         if request.is_kept or is_checked:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from flatout.errors import UsageError
+from flatout.run.data_cache import CacheRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class RunRequest:
     metrics: tuple[str, int] | None = None  # address and port
     machine_code: int | None = None
     redacts: bool = False
+    data_cache: CacheRequest | None = None
     on_regression: Literal["off", "warn", "revert"] = "off"  # if the changes of `config` do not help here
 
     @property

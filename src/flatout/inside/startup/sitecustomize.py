@@ -160,7 +160,7 @@ def _is_asked() -> bool:
         return False
     variable = _protocol.Variable
     asked = (variable.RECORDING, variable.PATCHES, variable.DIVERT, variable.SAFE_SAVE, variable.HEARTBEAT)
-    return any(os.environ.get(name) for name in asked)
+    return any(os.environ.get(name) for name in (*asked, variable.DATA_CACHE))
 
 
 _protocol = _read_protocol()
