@@ -153,3 +153,27 @@ def test_windows_with_one_end_of_an_epoch_or_two_are_no_noise() -> None:
     assert floor.between_sd < 1e-6
     assert floor.step_sd < 1e-6
     assert floor.step_s == pytest.approx(0.1 + 2.4 / 15)
+
+
+@pytest.mark.parametrize(("weight", "is_seen"), [(0.062, True), (0.038, False)])
+def test_a_correlation_counts_from_two_standard_errors_on(weight: float, is_seen: bool) -> None:
+    """That of n independent steps has a standard error of 1 / sqrt(n)."""
+    numbers = np.random.default_rng(0)
+    logs = []
+    for _ in range(4):
+        noise = numbers.normal(0, 0.02, 401)
+        logs.append(noise[1:] + weight * noise[:-1])
+    centred = [of_trial - of_trial.mean() for of_trial in logs]
+    correlation = sum(d[:-1] @ d[1:] for d in centred) / sum(d @ d for d in centred)
+    assert (2 < correlation * 40 < 3) if is_seen else (1 < correlation * 40 < 2)
+    floor = noise_floor([trial(i, step_s=(0.1 * np.exp(each)).tolist()) for i, each in enumerate(logs)])
+    assert floor.step_correlation_time == pytest.approx(1 + 2 * correlation if is_seen else 1, abs=0.01)
+
+
+def test_where_nothing_can_be_shown_trials_are_the_shortest_that_detect_within_a_twentieth_as_much() -> None:
+    floor = made_floor(between_sd=0.05, step_sd=0.2, step_correlation_time=1.0)
+    plan = plan_trials(floor, effect=0.02)
+    assert plan.num_trials is None
+    longest = visible_effect(floor, 2000)
+    assert 1.02 < visible_effect(floor, plan.num_steps) / longest <= 1.05
+    assert 1.05 < visible_effect(floor, round(plan.num_steps / 1.5)) / longest < 1.14
