@@ -5,6 +5,8 @@ In: a `LoadingProfile` and a style. Out: the text.
 
 from __future__ import annotations
 
+import msgspec
+
 from flatout.records.loading import LoadingProfile, RankLoading, SampleStage
 from flatout.report.loading_phrases import cause_sentence, sample_sentence, way_out, workers_sentence
 from flatout.report.terminal import TextStyle
@@ -12,6 +14,7 @@ from flatout.report.text_table import text_table
 from flatout.units import num_bytes, number, percent, seconds
 
 _BAR = 12
+_INDENT = "  "
 MIN_SHARE = 0.001  # of the time to make a sample: smaller stages are not shown
 
 
@@ -24,15 +27,20 @@ def loading_text(profile: LoadingProfile, style: TextStyle) -> str:
     lines = [style.bold(_headline(profile, loading))]
     for cause in profile.causes:
         lines += style.wrapped(f"{cause.name.value}: {cause_sentence(cause)}.")
-        lines += style.wrapped(f"  Way out: {way_out(cause)}.")
+        lines += _indented(f"Way out: {way_out(cause)}.", style)
     if profile.causes:
-        lines += style.wrapped(f"  {workers_sentence(profile.causes[0], loading)}.")
+        lines += _indented(f"{workers_sentence(profile.causes[0], loading)}.", style)
     lines += ["", *style.wrapped(f"Rank {loading.rank}, {_dataset(loading)}: {sample_sentence(loading)}."), ""]
     lines += _stages(loading, style)
     lines += _places(loading, style)
     lines += _speeds(loading, style)
     lines += _problems(profile, style)
     return "\n".join(lines)
+
+
+def _indented(sentence: str, style: TextStyle) -> list[str]:
+    narrower = msgspec.structs.replace(style, width=style.width - len(_INDENT))
+    return [_INDENT + line for line in narrower.wrapped(sentence[0].upper() + sentence[1:])]
 
 
 def shown_rank(profile: LoadingProfile) -> RankLoading | None:

@@ -191,6 +191,15 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.tensor(float(number))
 
 
+def test_bytes_are_those_of_the_samples_alone(recording: Path, tmp_path: Path) -> None:
+    dataset = Files(tmp_path)
+    run(dataset, num_workers=1)
+    report = of_maker(recording, 1)
+    sizes = [path.stat().st_size for path in dataset.paths]
+    num_timed = BATCH * report["num_timed"]
+    assert min(sizes) * num_timed <= report["read_bytes"] <= (max(sizes) + 1) * num_timed
+
+
 def test_the_samples_of_a_stream_are_its_own_code(recording: Path) -> None:
     assert torch.cat(run(Stream(), num_workers=1)).tolist() == [float(number) for number in range(32)]
     report = of_maker(recording, 1)

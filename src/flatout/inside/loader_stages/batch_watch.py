@@ -83,6 +83,7 @@ class BatchWatch:
         self._num_batches = self._num_samples = self._num_timed = 0
         self._timed_s = self._queued_s = self._wall_s = 0.0
         self._read_bytes = self._device_bytes = self._num_reads = 0
+        self._own_bytes = self._own_reads = 0  # what reading the kernel's counters adds to them
         self._process_began: tuple[float, float] | None = None  # time, and CPU time of the process
         self._process_last = (0.0, 0.0)
         self._first_began: float | None = None
@@ -124,6 +125,10 @@ class BatchWatch:
             self._dataset = type(fetcher.dataset).__name__
             self._is_iterable = isinstance(fetcher, _utils.fetch._IterableDatasetFetcher)
             self._budget = Budget(cost_per_stage_s())
+            _, own_bytes, _, own_reads = (
+                after - before for before, after in zip(_counters(), _counters(), strict=True)
+            )
+            self._own_bytes, self._own_reads = int(own_bytes), int(own_reads)
             if self._is_child:
                 EXIT_HANDLERS.at_exit(self.finish)
         assert self._budget is not None
@@ -170,9 +175,9 @@ class BatchWatch:
         self._num_timed += 1
         self._timed_s += ended - began
         self._queued_s += queued_s
-        self._read_bytes += int(read_bytes)
+        self._read_bytes += max(int(read_bytes) - self._own_bytes, 0)
         self._device_bytes += int(device_bytes)
-        self._num_reads += int(num_reads)
+        self._num_reads += max(int(num_reads) - self._own_reads, 0)
         assert self._budget is not None
         num_stages = STOPWATCH.num_entries - self._entries_before
         self._budget.add(num_stages, self._prepared_s + _now() - ended)
