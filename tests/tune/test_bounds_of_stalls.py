@@ -10,15 +10,17 @@ import tarfile
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from tests.diagnose.test_whole_job import GOLDEN, PRINTED_S
 
-from flatout.change.candidates import candidates
+from flatout.change.candidates import candidates, share_in_trial
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.predict.predict import predict_together, situation_of
 from flatout.predict.situation import Situation
 from flatout.profile.read_facts import read_facts
 from flatout.profile.read_recording import read_recording
+from flatout.records.diagnosis import Diagnosis
 from flatout.records.prediction import Prediction
 from flatout.tune.choose import choose
 from flatout.tune.options import TuneOptions
@@ -66,11 +68,34 @@ def test_bounds_are_shares_of_the_jobs_mean_step(profiled: Profiled) -> None:
     assert mean_step_s is not None and diagnosis.job.mean_step_s == mean_step_s
     assert finding.share_of_step == pytest.approx(finding.cost_s_per_step / mean_step_s)
     (change,) = (each for each in candidates(diagnosis, profiled.facts, "semantic") if each.name == PERSISTENT)
-    # The change saves all of this cost and half of data loading; a trial does not have the wait for the first batch.
+    # The change saves all that the steps take above the regular one, for this is the only finding on stalls, and half
+    # of data loading; a trial does not have the wait for the first batch.
     other_s = sum(each.cost_s_per_step for each in diagnosis.findings if each.name == "data-loading")
     first_wait_s = diagnosis.job.first_wait_s / diagnosis.job.num_recorded_steps
-    saved_share = (finding.cost_s_per_step + 0.5 * other_s) / (mean_step_s - first_wait_s)
+    in_trial_s, regular_s = mean_step_s - first_wait_s, diagnosis.job.regular_step_s
+    assert isinstance(regular_s, float) and finding.cost_s_per_step < in_trial_s - regular_s
+    saved_share = (in_trial_s - regular_s + 0.5 * other_s) / in_trial_s
     assert change.predicted_speedup == pytest.approx(1 / (1 - saved_share))
+
+
+def test_what_another_finding_on_stalls_explains_is_no_part_of_the_bound(profiled: Profiled) -> None:
+    """Of what the steps take above the regular one, only what nothing explains can be due to the same cause."""
+    diagnosis = profiled.done.diagnosis
+    (finding,) = (each for each in diagnosis.findings if each.name == "epoch-boundary")
+    regular_s, mean_s = diagnosis.job.regular_step_s, diagnosis.job.mean_step_s
+    assert isinstance(regular_s, float) and isinstance(mean_s, float)
+    rest_share = 1 - regular_s / mean_s - finding.share_of_step
+    of_checkpoints = msgspec.structs.replace(finding, name="checkpoint-stall", share_of_step=rest_share)
+    explained = msgspec.structs.replace(diagnosis, findings=(finding, of_checkpoints))
+    alone = msgspec.structs.replace(diagnosis, findings=(finding,))
+
+    def bound(of: Diagnosis) -> float:
+        (change,) = (each for each in candidates(of, profiled.facts, "semantic") if each.name == PERSISTENT)
+        assert change.predicted_speedup is not None
+        return change.predicted_speedup
+
+    assert bound(explained) == pytest.approx(1 / (1 - share_in_trial(diagnosis, finding)), rel=0.001)
+    assert bound(alone) > bound(explained) * 1.2
 
 
 def test_no_prediction_lowers_a_bound_of_the_job_and_none_speeds_up_its_stalls(profiled: Profiled) -> None:

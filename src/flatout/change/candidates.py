@@ -1,7 +1,8 @@
 """Choose the changes to try for a diagnosis, those with the highest bound on their gain first.
 
 The bound is not a forecast: a change cannot save more than the cost of a finding, times the share that its knob can
-save of it. All shares are of the job's mean step, with its stalls, if the diagnosis is of a recording. A replay of the
+save of it; a change that answers a stall can also save what the job's steps take above the regular one and no finding
+explains. All shares are of the job's mean step, with its stalls, if the diagnosis is of a recording. A replay of the
 trace with the change (`predict/`) may lower the bound. General changes (such as autocast) are bounded by the time of
 the part of the step that they work on.
 """
@@ -19,6 +20,10 @@ from flatout.records.diagnosis import Diagnosis, Finding, JobSummary, RankDiagno
 MIN_SPEEDUP = 1.01  # a verdict does not call less than that better
 MAX_SAVED_SHARE = 0.99  # of the step
 MIN_SHARE_AFTER_FIRST_WAIT = 0.01
+# Findings of the step log about steps that are longer than the regular one.
+STALLS = frozenset(
+    {"epoch-boundary", "periodic-stall", "checkpoint-stall", "evaluation-stall", "garbage-collection", "epoch-sawtooth"}
+)
 MAX_REGULAR = 1.5  # as a multiple of the shortest traced step of a rank
 
 
@@ -94,6 +99,10 @@ def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]
         share = change.knob.answers.get(finding.name, 0.0)
         if share > 0:
             by_finding[finding.name] = by_finding.get(finding.name, 0.0) + share * share_in_trial(diagnosis, finding)
+    stalls = [share for name, share in change.knob.answers.items() if name in STALLS and name in by_finding]
+    if stalls:
+        name = next(name for name in by_finding if name in STALLS)
+        by_finding[name] += max(stalls) * _unexplained_stall_share(diagnosis)
     by_part = {part: share * _part_share(diagnosis, part) for part, share in change.knob.reduces.items()}
     # The seconds of a finding are some of the seconds of a part: never both.
     largest = max(by_finding, by_part, key=lambda saved: sum(saved.values()))
@@ -103,6 +112,23 @@ def _saved(change: Change, diagnosis: Diagnosis) -> tuple[float, tuple[str, ...]
 def share_in_trial(diagnosis: Diagnosis, finding: Finding) -> float:
     """Return the share of the steps, as a trial measures them, that the finding costs: at most 1."""
     return min(1.0, finding.share_of_step / _share_after_first_wait(diagnosis.job))
+
+
+def _unexplained_stall_share(diagnosis: Diagnosis) -> float:
+    """Return the share of the steps that is above the regular step and that no finding on stalls explains.
+
+    A finding costs what its long steps take more than the regular one. What caused these can slow other steps too, such
+    as the first ones of an epoch while its loader workers still start, and a change that removes the cause saves that.
+    """
+    job = diagnosis.job
+    if not isinstance(job.mean_step_s, float) or not isinstance(job.regular_step_s, float) or not job.mean_step_s:
+        return 0.0
+    in_trial_s = job.mean_step_s * _share_after_first_wait(job)
+    above_regular_share = 1.0 - job.regular_step_s / in_trial_s
+    explained_share = sum(
+        share_in_trial(diagnosis, finding) for finding in diagnosis.findings if finding.name in STALLS
+    )
+    return max(above_regular_share - explained_share, 0.0)
 
 
 def _share_after_first_wait(job: JobSummary) -> float:
