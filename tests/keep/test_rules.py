@@ -128,6 +128,7 @@ CASES = [
     ("crash", True, "unknown", evidence(left=left(signal=11, is_orderly=False))),
     ("shared-memory-full", False, "user", evidence(left=left(signal=7, is_orderly=False))),
     ("mismatched-collectives", False, "user", evidence(failures=(failed("RuntimeError", PEER_GONE),), left=ABORTED)),
+    ("aborted-in-collective", True, "unknown", evidence(left=ABORTED)),
     ("host-out-of-memory", True, "user", evidence(num_oom_kills=1, failures=(failed("RuntimeError", WORKER_GONE),))),
     ("crash", True, "unknown", evidence(num_oom_kills=0, failures=(failed("RuntimeError", WORKER_GONE),))),
     ("asked-to-end", False, "nobody", evidence(was_warned=True, code=None, signal=10)),
@@ -333,7 +334,15 @@ def test_the_last_lines_of_a_rank_that_ends_without_a_word_are_its_words() -> No
     printed = left(code=1, last_lines=("Loss is nan, stopping training",))
     assert (judge(evidence(left=printed)).failure_class, judge(evidence(left=printed)).restart) == ("job", "no")
     native = ("terminate called after throwing an instance", "op.preamble.length <= op.nbytes. 512 vs 12.")
-    assert judge(evidence(left=left(signal=6, is_orderly=False), last_lines=native)).rule == "mismatched-collectives"
+
+    def rule_of(*lines: str) -> str:
+        return judge(evidence(left=left(signal=6, is_orderly=False), last_lines=lines)).rule
+
+    assert rule_of(*native) == "mismatched-collectives"
+    # What torchrun writes about all ranks follows, and is longer the more there are.
+    assert rule_of(*native, *_report_of_torchrun(16)) == "mismatched-collectives"
+    assert rule_of(*native, *["saved a checkpoint"] * 79) == "mismatched-collectives"
+    assert rule_of(*native, *["saved a checkpoint"] * 80) == "crash", "it was written long ago"
     regular = left(code=0, last_lines=("No space left on device",))
     assert judge(evidence(failures=(failed("RuntimeError", PEER_GONE),), left=regular)).rule == "left-early"
 
@@ -389,3 +398,30 @@ def test_a_host_is_suspected_at_the_second_failure_unless_the_job_is_at_fault(
     hosts = SuspectedHosts()
     assert hosts.bad("n1", judgement) is None
     assert (hosts.bad("n1", judgement) is not None) is is_bad
+
+
+def _report_of_torchrun(num_ranks: int) -> list[str]:
+    """Return what torchrun writes on standard error after a rank was aborted."""
+    lines = ["E1130 03:15:15.499000 1138 api.py:1002] failed (exitcode: -6) local_rank: 1 (pid: 1306) of binary: x"]
+    lines += ["Traceback (most recent call last):", *['  File "run.py", line 1028, in main', "    run(args)"] * 6]
+    lines += ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 54, "train.py FAILED"]
+    lines += ["-" * 54, "Failures:"]
+    for rank in range(num_ranks):
+        lines += [f"[rank{rank + 2}]: RuntimeError: Connection closed by peer"] * 8
+        lines += [f"[{rank}]:", "  time      : 2026-11-30_03:15:15", "  host      : localhost"]
+        lines += [f"  rank      : {rank}", "  exitcode  : -15 (pid: 1305)  (SIGTERM)", "  error_file: <N/A>"]
+        lines.append("  traceback : Signal 15 (SIGTERM) received by PID 1305")
+    return [*lines, "-" * 54, "Root Cause (first observed failure):", "[0]:", "=" * 54]
+
+
+def test_a_rank_that_gloo_aborts_at_the_line_of_the_others_had_another_shape() -> None:
+    assert ABORTED.stack is not None
+    line = str(ABORTED.stack.user_frame()).partition(" ")[0]
+    of_gloo = failed("RuntimeError", PEER_GONE, line=line)
+    same_line = judge(evidence(failures=(of_gloo,), left=ABORTED))
+    assert (same_line.rule, same_line.restart) == ("mismatched-collectives", "no")
+    assert "with different shapes" in same_line.says
+    of_nccl = failed("DistBackendError", "NCCL error: remote process exited or there was a network error", line=line)
+    unknown = judge(evidence(failures=(of_nccl,), left=ABORTED))
+    assert (unknown.rule, unknown.restart) == ("aborted-in-collective", "yes")
+    assert "gloo does so if the ranks call different collectives or shapes" in unknown.says

@@ -34,7 +34,6 @@ _LOOK_EVERY_S = 0.25
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL of a job that hangs
 _SHOWN = 120  # maximum characters of a command in messages
 _LINGER_S = 2.0  # time that helpers of an ended job have to exit
-_LAST_LINES = 40  # of standard error
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +209,7 @@ class _Attempt:
             xids=tuple(self._xids),
             flight_records=tuple(str(path) for path in dumps_since(self._began_unix_s, environment)),
             step_of=reached,
-            last_lines=tuple(self._stderr.lines()[-_LAST_LINES:]),
+            last_lines=tuple(self._stderr.lines()),
             has_native_lines=self._stderr.is_file,
             was_warned=self.pass_on.was_recent(),
         )

@@ -139,6 +139,16 @@ def says_mismatch(evidence: Evidence) -> str:
     )
 
 
+def says_aborted_in_collective(evidence: Evidence) -> str:
+    """Say in which collective a rank was aborted, and for what reasons libraries do so."""
+    left = evidence.left
+    assert left is not None and left.stack is not None
+    return (
+        f"rank {left.rank} was aborted{_at_step(left)} in a collective at {left.stack.user_frame()}: gloo does so if"
+        f" the ranks call different collectives or shapes, and NCCL's watchdog after a timeout{_unread(evidence)}"
+    )
+
+
 def says_killed(evidence: Evidence) -> str:
     """Say which ranks ended without an error, or which signal ended the command."""
     if evidence.killed:

@@ -50,8 +50,13 @@ _SIGBUS, _SIGABRT, _SIGKILL = 7, 6, 9
 # Failures that can be proved by a line from a rank. (Being asked to end is concluded from other ranks.)
 _CLASSES_OF_LINES = ("gpu", "host", "host-oom", "device-oom", "shm-full", "disk-full", "job")
 _RANK_PREFIX = re.compile(r"\[(?:rank|default)(\d+)\]:")
-_OF_TORCHRUN = re.compile(r"\s*(?:time|host|rank|exitcode|error_file|traceback)\s+: |[EWI]\d{4} |.*Sending process \d+")
+_OF_TORCHRUN = re.compile(
+    r"\s*(?:time|host|rank|exitcode|error_file|traceback)\s+: |[EWI]\d{4} |.*Sending process \d+"
+    r"|\[\d+\]:$|[-=]{20,}$|Failures:$|  <NO_OTHER_FAILURES>|Root Cause \(first observed failure\):$"
+)
+_LAST_LINES = 80  # of the command's standard error: torchrun's own traceback follows those of a rank
 _SHELL_CODES = (2, 126, 127)
+_GLOO = re.compile(r"\bgloo/transport\b")
 _COLLECTIVES = re.compile(r"torch/distributed/distributed_c10d\.py$")
 
 
@@ -127,7 +132,7 @@ def _words_of_lines(evidence: Evidence) -> Classification | None:
     is_silent = left is not None and (left.is_crash or bool(left.code))
     if left is None or not is_silent:
         return None
-    of_command = [line for line in evidence.last_lines if _may_be_of(left.rank, line)]
+    of_command = [line for line in evidence.last_lines if _may_be_of(left.rank, line)][-_LAST_LINES:]
     lines = [RaisedError(exception="", message=line) for line in (*left.last_lines, *of_command)]
     classification = classify(lines, "training" if evidence.num_steps else "start")
     if classification is None or classification.failure_class not in _CLASSES_OF_LINES:
@@ -220,15 +225,25 @@ def _is_shm_bus_error(evidence: Evidence) -> bool:
     return is_full and _left(evidence, lambda left: left.signal == _SIGBUS)
 
 
-def _is_aborted_collective(evidence: Evidence) -> bool:
-    """Whether a rank was aborted in a collective while another was in one at a different line: gloo refuses this."""
-    left = evidence.left
-    if left is None or left.signal != _SIGABRT or left.stack is None:
+def _is_aborted_in_collective(left: RankExit) -> bool:
+    """Whether a rank was aborted in a collective."""
+    if left.signal != _SIGABRT or left.stack is None or left.stack.user_frame() is None:
         return False
-    is_in_collective = any(_COLLECTIVES.search(frame.file) for frame in left.stack.frames[:6])
-    own = left.stack.user_frame()
-    other = evidence.root.line if evidence.root is not None and evidence.root.is_of_peers else None
-    return is_in_collective and own is not None and other is not None and not str(own).startswith(f"{other} ")
+    return any(_COLLECTIVES.search(frame.file) for frame in left.stack.frames[:6])
+
+
+def _is_aborted_collective(evidence: Evidence) -> bool:
+    """Whether a rank was aborted in a collective that another one called at a different line, or with gloo.
+
+    Gloo aborts a rank that gets another collective, or another shape, than it asks for, and nothing else does so there.
+    """
+    left, root = evidence.left, evidence.root
+    if left is None or left.stack is None or not _is_aborted_in_collective(left):
+        return False
+    if root is None or not root.is_of_peers or root.line is None:
+        return False
+    is_at_other_line = not str(left.stack.user_frame()).startswith(f"{root.line} ")
+    return is_at_other_line or _GLOO.search(root.message) is not None
 
 
 OBSERVED: tuple[Rule, ...] = (
@@ -336,6 +351,14 @@ ENDS: tuple[Rule, ...] = (
         failure_class="unknown",
         restart="yes",
         says=words.says_left,
+    ),
+    Rule(
+        name="aborted-in-collective",
+        fits=lambda e: _left(e, _is_aborted_in_collective),
+        failure_class="unknown",
+        restart="yes",
+        says=words.says_aborted_in_collective,
+        way_out="TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls of all ranks.",
     ),
     Rule(
         name="crash",
