@@ -6,7 +6,8 @@
 
 Each job rests for as long as its arguments say, and one argument is the knob, so the true gain of each value is
 arithmetic: it includes an epoch's end at its frequency, but not the 1 to 2 ms of a step that compute and gloo take. The
-time to the verdict is that of all trials and profiles until the trial with which the claim was complete.
+time to the verdict is that of all trials and profiles until the trial with which the claim was complete. A call with
+the same `--out` goes on with the jobs that it lacks, so the twelve can be run in pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,11 +166,33 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
-    jobs = [job for job in JOBS if not options.only or job.name in options.only]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
-        rows = list(pool.map(lambda job: tune(job, options.source, Path(folder), options.budget), jobs))
+    rows = kept_rows(options.out, options.budget)
+    jobs = [job for job in JOBS if job.name not in rows and (not options.only or job.name in options.only)]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"budget_s": options.budget, "cores": os.cpu_count(), "jobs": rows}, indent=1))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
+        running = [pool.submit(tune, job, options.source, Path(folder), options.budget) for job in jobs]
+        for done in as_completed(running):
+            rows[done.result()["job"]] = done.result()
+            in_order = [rows[job.name] for job in JOBS if job.name in rows]
+            write_rows(options.out, options.budget, in_order)
+    print_table([rows[job.name] for job in JOBS if job.name in rows])
+
+
+def kept_rows(out: Path, budget_s: int) -> dict[str, dict[str, Any]]:
+    """Return the rows of an earlier call with this budget, by the job: those that failed are run again."""
+    if not out.exists():
+        return {}
+    before = json.loads(out.read_text())
+    if before["budget_s"] != budget_s:
+        raise SystemExit(f"{out} has the results of a budget of {before['budget_s']} s: pass another --out")
+    return {row["job"]: row for row in before["jobs"] if "error" not in row}
+
+
+def write_rows(out: Path, budget_s: int, rows: Sequence[dict[str, Any]]) -> None:
+    out.write_text(json.dumps({"budget_s": budget_s, "cores": os.cpu_count(), "jobs": rows}, indent=1))
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
     print(f"{'job':<20} {'truth':>6} {'claim':>24} {'to verdict, s':>14} {'trials':>7}  true")
     for row in rows:
         if "error" in row:

@@ -13,7 +13,7 @@ from flatout.compare.runner import arm_of
 from flatout.errors import FlatoutError
 from flatout.records.comparison import ArmName
 from flatout.records.trial import BASELINE, TrialResult
-from flatout.tune.runner import Profiled
+from flatout.tune.profiled import Profiled
 
 Shape = Literal["white", "drift", "warming", "two states", "spikes", "walk", "noisier B"]
 STEP_S = 0.1

@@ -333,3 +333,16 @@ def test_the_cause_that_was_put_there_is_predicted_to_be_worth_mending(
     situation = situation_of(known(name).job, job_facts, untraced_step_s(name))
     assert not isinstance(situation, NoPrediction)
     assert low < predicted(situation, fix).speedup < high
+
+
+def test_fewer_workers_than_now_are_predicted_no_gain_where_those_keep_up() -> None:
+    """They had no model here, and so the bound of the whole wait: 1.39x for one worker in place of two."""
+    two = msgspec.structs.replace(FACTS, loader_workers=2, cores_allowed=2.0, num_ranks=1, ranks_per_host=1)
+    made = situation_of(attributed(waiting_job(3_000, 60_000, 30_000)), two, 0.045)
+    assert not isinstance(made, NoPrediction) and made.pace_s == 0
+    one_worker = msgspec.structs.replace(change("dataloader-workers=3"), value="1", predicted_speedup=1.39)
+    fewer = predict(made, one_worker)
+    assert isinstance(fewer, Prediction)
+    assert fewer.speedup == pytest.approx(1.0) and fewer.high < 1.1
+    more = predict(made, msgspec.structs.replace(one_worker, value="3"))
+    assert isinstance(more, NoPrediction)

@@ -10,6 +10,7 @@ import pytest
 from tests.report import tuning_builder as builder
 
 from flatout import units
+from flatout.emit.heading import heading
 from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.tuning import Screened, TriedSet, TuneResult, TuningEnd
 from flatout.records.verdict import Verdict
@@ -72,6 +73,18 @@ def test_secrets_in_the_command_are_masked() -> None:
 def test_the_headline_has_the_ratio_its_interval_and_the_pairs() -> None:
     first = text_of(builder.better()).splitlines()[0]
     assert first == "3.21x faster (3.13-3.29), confirmed on 6 fresh pairs; 254 ms -> 79.0 ms per step"
+
+
+def test_the_headline_says_where_the_gain_is_only_of_regular_steps() -> None:
+    """No trial of an arm reached the end of an epoch, so the gain of the job is not known."""
+    whole = builder.better()
+    verdict = msgspec.structs.replace(whole.tuning.verdict, unmeasured_work=("epoch_end", "evaluation"))
+    of_steps = msgspec.structs.replace(whole, tuning=msgspec.structs.replace(whole.tuning, verdict=verdict))
+    first = text_of(of_steps).split("\n\n")[0].replace("\n", " ")
+    said = "in regular steps; what each epoch's boundary (evaluation) takes then is unknown"
+    assert first.startswith(f"3.21x faster (3.13-3.29) {said}, confirmed on 6 fresh pairs")
+    assert any("regular steps only" in line for line in heading(of_steps.tuning))
+    assert not any("regular steps only" in line for line in heading(whole.tuning))
 
 
 def test_no_ratio_is_printed_without_an_interval_unless_that_is_said() -> None:

@@ -15,6 +15,7 @@ def _nothing_is_predicted(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
             "test_goes_on.py",
             "test_epoch_check.py",
             "test_block_screening.py",
+            "test_profile_job.py",
             "test_trial_findings.py",
         )
         and "real" not in request.node.name

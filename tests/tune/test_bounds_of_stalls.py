@@ -24,8 +24,8 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.records.prediction import Prediction
 from flatout.tune.choose import choose
 from flatout.tune.options import TuneOptions
+from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Setup
-from flatout.tune.runner import Profiled
 
 PERSISTENT = "dataloader-persistent-workers"
 TRUE_SPEEDUP = PRINTED_S["epoch_stall"] / PRINTED_S["epoch_stall_pw"]

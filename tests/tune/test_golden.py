@@ -27,8 +27,9 @@ from flatout.trial.journal import Heading, Journal
 from flatout.trial.outputs import EarlierRead
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
+from flatout.tune.profiled import Profiled, read_profile
 from flatout.tune.result import is_better
-from flatout.tune.runner import Profiled, Runner
+from flatout.tune.runner import Runner
 from flatout.verdict.arms import judge_arms
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -78,14 +79,14 @@ class RecordedRunner(Runner):
         failed = TrialResult(index=index, arm=changes.name, outcome="failed", problem="it was not tried", step_s=())
         return failed, ()
 
-    def profile(self, changes: ChangeSet) -> Profiled:
+    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
         folder = self.out / f"profile-{min(len(changes.changes), 1)}"
         if not folder.exists():
             raise FlatoutError("it was not recorded")
         laid_out = self.out / "runs" / folder.name
         laid_out.mkdir(parents=True)
         folder.rename(laid_out / "recording")
-        return self._diagnosed(laid_out)
+        return read_profile(laid_out)
 
 
 def unpacked(name: str, folder: Path) -> Path:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from tests.change.jobs import diagnosis, facts
 from tests.trial.recordings import START_UNIX_S, measured, rank, recording
 
+import flatout.tune.profiled as profiled
 import flatout.tune.runner as module
 from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError, InputError
@@ -18,7 +21,8 @@ from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus
 from flatout.profile.record import Options, RecordResult
 from flatout.records.change import Change, ChangeSet, Knob, Patch
-from flatout.records.recording import Recording
+from flatout.records.recording import HostRecording, Recording
+from flatout.records.stop_rule import fixed_steps
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.runner import Runner, trial_key
 
@@ -76,7 +80,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     made = Job()
     made.found = recording(tmp_path, rank(0), rank(1), numbers=measured(step_s=0.1))
     monkeypatch.setattr(module, "record", made.record)
-    monkeypatch.setattr(module, "read_recording", made.read)
+    monkeypatch.setattr(profiled, "read_recording", made.read)
     return made
 
 
@@ -304,15 +308,13 @@ def test_a_trial_of_another_length_or_other_settings_is_another_trial() -> None:
 @pytest.fixture
 def traced(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     """The job's recording has traces, and a diagnosis."""
-    import msgspec
-
     one = msgspec.structs.replace(rank(0), traced_steps=(3, 4))
     job.found = recording(tmp_path, one, numbers=measured(step_s=0.1))
     done = Diagnosed(diagnosis=diagnosis({}, step_s=0.1), job=None, sources={})  # type: ignore[arg-type]
-    monkeypatch.setattr(module, "diagnose_paths", lambda *_, **__: done)
-    monkeypatch.setattr(module, "read_facts", lambda *_: facts())
-    monkeypatch.setattr(module, "with_collectives", lambda known, _: known)
-    monkeypatch.setattr(module, "with_transport", lambda known, _: known)
+    monkeypatch.setattr(profiled, "diagnose_paths", lambda *_, **__: done)
+    monkeypatch.setattr(profiled, "read_facts", lambda *_: facts())
+    monkeypatch.setattr(profiled, "with_collectives", lambda known, _: known)
+    monkeypatch.setattr(profiled, "with_transport", lambda known, _: known)
     return job
 
 
@@ -327,6 +329,53 @@ def test_a_profile_is_read_again_after_an_interruption_where_it_is_still_there(t
     (tmp_path / "runs" / "profile-000" / "recording").rename(tmp_path / "gone")
     runner(tmp_path).profile(NOTHING)
     assert len(traced.commands) == 3
+
+
+RULE = fixed_steps(5)
+
+
+@pytest.fixture
+def undisturbed(traced: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
+    """Six steps before the first that the recorder slows down, and no loader."""
+    durations = (2.0, 0.5, 0.1, 0.099, 0.101, 0.1, 0.098, 0.102, 0.1, 0.9, 0.8)
+    kind = ("first", *([""] * 8), "flops", "traced")
+    made = rank(0, durations, settled=3, kind=kind, losses=[1.0] * len(durations))
+    steps = msgspec.structs.replace(made.steps, num_loader_ends=np.zeros(len(durations)))
+    made = msgspec.structs.replace(made, steps=steps, world_size=1, disturbed_from=9, traced_steps=(10,))
+    monkeypatch.setattr(profiled, "read_facts", lambda *_: facts(loader_workers=None, loader_watch_s=None))
+    run = HostRecording(
+        tool_version="1", command=("python", "train.py"), run_id="1", hostname="host", is_light=False,
+        start_unix_s=START_UNIX_S, end_unix_s=START_UNIX_S + 20, exit_code=0,
+    )  # fmt: skip
+    traced.found = msgspec.structs.replace(recording(tmp_path, made, numbers=measured(step_s=0.1)), runs=(run,))
+    return traced
+
+
+def test_a_profile_with_a_rule_counts_as_the_next_trial(undisturbed: Job, tmp_path: Path) -> None:
+    with_rule = runner(tmp_path)
+    taken = with_rule.profile(NOTHING, rule=RULE).trial
+    assert taken is not None and (taken.index, taken.arm, taken.session) == (0, "baseline", 0)
+    assert with_rule.num_trials == 1
+    assert json.loads(undisturbed.options[0].variables[Variable.STOP_RULE])["min_steps"] == 5
+    assert with_rule.profile(change("a")).trial is None  # without a rule, it is too short to compare
+    assert with_rule.num_trials == 1
+
+
+def test_a_profile_that_is_read_again_counts_as_the_trial_that_it_was(undisturbed: Job, tmp_path: Path) -> None:
+    first = runner(tmp_path).profile(NOTHING, rule=RULE).trial
+    again = runner(tmp_path)
+    assert again.profile(NOTHING, rule=RULE).trial == first
+    assert (again.num_trials, len(undisturbed.commands)) == (1, 1)
+
+
+def test_a_profile_of_an_older_journal_is_no_trial(undisturbed: Job, tmp_path: Path) -> None:
+    """Nothing says in which session it ran, and trials of two sessions are not compared."""
+    runner(tmp_path).profile(NOTHING, rule=RULE)
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(journal.read_text().replace(',"session":0', ""))
+    again = runner(tmp_path)
+    assert again.profile(NOTHING, rule=RULE).trial is None
+    assert again.num_trials == 0
 
 
 def test_a_profile_that_did_not_succeed_is_one_line_and_made_again(traced: Job, tmp_path: Path) -> None:

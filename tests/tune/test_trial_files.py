@@ -132,7 +132,7 @@ def test_a_profile_that_read_what_an_earlier_trial_wrote_stops_the_tuning_too(jo
     runner = overlaid(tmp_path)
     job.during = reports("read_earlier")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "_diagnosed", lambda folder, **_: None)
+        patched.setattr("flatout.tune.runner.read_profile", lambda folder, **_: None)
         with pytest.raises(InvalidTrialError, match=r"profile is invalid.*has changed since the tuning began"):
             runner.profile(NOTHING)
 
@@ -141,7 +141,7 @@ def test_a_profile_that_read_what_an_earlier_trial_wrote_stops_the_tuning_too(jo
 def test_an_invalid_profile_of_the_applied_changes_is_no_profile_that_fails(error: FlatoutError) -> None:
     runner = SimulatedRunner({})
 
-    def profile(changes: object) -> TrialResult:
+    def profile(changes: object, rule: object = None) -> TrialResult:
         raise error
 
     runner.profile = profile  # type: ignore[method-assign, assignment]

@@ -16,7 +16,7 @@ from flatout.records.comparison import ArmName
 from flatout.records.trial import TrialResult
 from flatout.records.verdict import Objective
 from flatout.report.scaling import parts_by_cause
-from flatout.tune.runner import Profiled
+from flatout.tune.profiled import Profiled
 
 
 class Evidence:

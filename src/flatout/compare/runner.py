@@ -18,7 +18,8 @@ from flatout.records.comparison import ArmName
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Separation
 from flatout.trial.outputs import Outputs
-from flatout.tune.runner import Profiled, Runner
+from flatout.tune.profiled import Profiled
+from flatout.tune.runner import Runner
 
 _UNCHANGED = ChangeSet()
 _ORDER: tuple[ArmName, ...] = ("A", "B", "B", "A")  # a drift then affects both arms alike

@@ -26,6 +26,8 @@ def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
         lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
         if tuning.covers_first_epoch_only:
             lines.append("Measured in the first epoch only: its loader changes may cost time in later epochs")
+        elif tuning.verdict.unmeasured_work:
+            lines.append("Measured in regular steps only: the work of some steps, such as an epoch's end, is unknown")
     unknown = [tuned.change.name for tuned in tuning.each if not tuned.is_shown_alone]
     if unknown:
         lines.append(

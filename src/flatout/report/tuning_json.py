@@ -11,6 +11,7 @@ import msgspec
 from flatout.records.change import Patch, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.step_time import StepTime
+from flatout.records.trial import SpellKind
 from flatout.records.tuning import Bound, EndedBy, MoreTrials, Outlook, Separation, TriedOutcome, TriedSet, TuneResult
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.json import enveloped_json
@@ -96,6 +97,8 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     error_rate: float | None  # of `interval`, over all interim analyses together
     min_effect: float | None  # a smaller gain or loss is not called better or worse
     reason: str | None  # why the verdict was given
+    # Work that the trials of an arm did not show: then `speedup` and `interval` are of the other steps.
+    unmeasured_work: tuple[SpellKind, ...]
     job_command: tuple[str, ...]  # the user's command; values that look like secrets are masked
     baseline_step_s: float | None
     tuned_step_s: float | None  # null if no change was accepted or it was not measured
@@ -156,6 +159,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
         error_rate=verdict.error_rate if verdict is not None else None,
         min_effect=verdict.min_effect if verdict is not None else None,
         reason=verdict.reason if verdict is not None else None,
+        unmeasured_work=verdict.unmeasured_work if verdict is not None else (),
         job_command=masked_command(tuning.command),
         baseline_step_s=result.baseline_step_s,
         tuned_step_s=result.tuned_step_s if has_changes else None,

@@ -16,12 +16,21 @@ import msgspec
 from flatout import units
 from flatout.records.change import SAFETIES, Change, Safety
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import EndedBy, TriedOutcome, TriedSet, TunedChange, TuneResult, TuningEnd, TuningStage
+from flatout.records.tuning import (
+    EndedBy,
+    TriedOutcome,
+    TriedSet,
+    TunedChange,
+    TuneResult,
+    Tuning,
+    TuningEnd,
+    TuningStage,
+)
 from flatout.records.verdict import Objective, Verdict
 from flatout.report.outlook_phrases import more_sentence, probability
 from flatout.report.phrases import counted
 from flatout.report.separation import separation_sentence
-from flatout.report.step_phrases import step_sentences
+from flatout.report.step_phrases import step_sentences, work_name
 
 UNKNOWN = "unknown"
 NO_INTERVAL = "no interval"
@@ -308,7 +317,7 @@ def headline(result: TuneResult, *, arrow: str = "->") -> str:
     if verdict.verdict == "better":
         trials = f"confirmed {evidence_words(verdict)}"
         costs = before_after(result, arrow=arrow)
-        where = " in the first epoch; later epochs are unknown" if result.tuning.covers_first_epoch_only else ""
+        where = _where(result.tuning, verdict)
         return f"{gain(verdict)}{where}, {trials}" + (f"; {costs}" if costs else "")
     on_pairs = evidence_words(verdict)
     if verdict.verdict == "worse":
@@ -317,6 +326,15 @@ def headline(result: TuneResult, *, arrow: str = "->") -> str:
         return f"no gain: the job with all changes and the baseline are equivalent, {gain(verdict)} {on_pairs}"
     estimate = f", {gain(verdict)} {on_pairs}" if verdict.speedup is not None else ""
     return f"not confirmed: whether all changes together help is undecided{estimate}"
+
+
+def _where(tuning: Tuning, verdict: Verdict) -> str:
+    """Say which steps of the job a gain is of, if not of all: the gain of the job is then unknown."""
+    if tuning.covers_first_epoch_only:
+        return " in the first epoch; later epochs are unknown"
+    if verdict.unmeasured_work:
+        return f" in regular steps; what each {work_name(verdict.unmeasured_work)} takes then is unknown"
+    return ""
 
 
 def evidence_words(verdict: Verdict) -> str:

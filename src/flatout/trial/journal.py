@@ -40,6 +40,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     key: str
     folder: str  # its name, in the folder of the trials
     took_s: float
+    session: int | None = None  # as of a trial; None: an older journal
 
 
 # Options whose names in the heading differ from those that users write.

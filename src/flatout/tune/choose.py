@@ -16,8 +16,8 @@ from flatout.records.change import Change
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.tune.budget import num_affordable
 from flatout.tune.bundle import independent_changes
+from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Promise, Round, Setup
-from flatout.tune.runner import Profiled
 from flatout.tune.tried import not_reached
 
 LOADING = "data-loading"

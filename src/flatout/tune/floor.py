@@ -1,4 +1,7 @@
-"""Run the first trials of the unchanged job: they show its objective, and how much its runs differ."""
+"""Run the first trials of the unchanged job: they show its objective, and how much its runs differ.
+
+The profile counts as the last of them where it is as good as a trial.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from flatout.report.outlook_phrases import first_outlook_sentence, outlook_sente
 from flatout.report.start_costs import start_hint, start_line
 from flatout.trial.gates import loss_note
 from flatout.trial.gradient_gate import gradient_note
-from flatout.tune.budget import NUM_FLOOR_TRIALS, num_floor_trials, time_is_up
+from flatout.tune.budget import FEWEST_FLOOR_TRIALS, NUM_FLOOR_TRIALS, num_floor_trials, time_is_up
 from flatout.tune.options import OBJECTIVES
 from flatout.tune.outlook import first_outlook, outlook
+from flatout.tune.profile_job import profile_job
 from flatout.tune.progress import NOTHING, Progress, Setup, StoppedError
 from flatout.tune.trials import run_trial
 from flatout.verdict.cost import missing
@@ -31,6 +35,10 @@ def measure_baseline(setup: Setup) -> Progress:
     setup.say(f"measuring the unchanged job; {first_outlook_sentence(first_outlook(setup))}")
     progress = _with_baseline(setup, progress)
     setup.say(trial_sentence(outlook(setup, progress)))
+    while len(progress.evidence.baselines) < FEWEST_FLOOR_TRIALS:
+        progress = _with_baseline(setup, progress)
+    if len(progress.evidence.baselines) < num_floor_trials(setup):
+        progress, _ = profile_job(setup, progress)  # it saves the last trial if it is as good as one
     while len(progress.evidence.baselines) < num_floor_trials(setup):
         progress = _with_baseline(setup, progress)
     setup.say(outlook_sentence(outlook(setup, progress)))

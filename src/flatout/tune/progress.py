@@ -22,7 +22,8 @@ from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Screened, TriedSet, TunedChange, TuningEnd
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 from flatout.tune.options import TuneOptions
-from flatout.tune.runner import Profiled, Runner
+from flatout.tune.profiled import Profiled
+from flatout.tune.runner import Runner
 from flatout.tune.signals import Interrupts
 from flatout.verdict.cost import missing
 from flatout.verdict.noise import MIN_TRIALS, noise_floor

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from flatout.change.candidates import MAX_SAVED_SHARE, share_in_trial
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.step_time import StepTime
+from flatout.records.trial import TrialResult
 from flatout.records.tuning import Bound, TuneResult, Tuning, TuningEnd
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.open_ends import with_open_ends
 from flatout.tune.outlook import outlook
+from flatout.tune.profiled import Profiled
 from flatout.tune.progress import NOTHING, Progress, Setup
-from flatout.tune.runner import Profiled
 from flatout.tune.trial_findings import is_seen_only_by_trials, with_evidence
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
@@ -55,8 +57,8 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
         tuned_step_s=tuned_step.step_s if tuned_step is not None else None,
         baseline_step=baseline_step,
         tuned_step=tuned_step,
-        baseline_peak_memory_bytes=baselines[0].peak_memory_bytes if baselines else None,
-        tuned_peak_memory_bytes=tuned[-1].peak_memory_bytes if tuned else None,
+        baseline_peak_memory_bytes=_first_peak(baselines),
+        tuned_peak_memory_bytes=_first_peak(tuned[::-1]),
         num_trials=runner.num_trials,
         num_resumed=runner.num_resumed,
         took_s=runner.spent_s(),
@@ -65,6 +67,11 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
         separation=runner.separation,
         notes=(*progress.notes, *rounding, *output_notes(runner.outputs)),
     )
+
+
+def _first_peak(trials: Sequence[TrialResult]) -> int | None:
+    """Return the peak memory of the first trial that has one: a profile that counts as a trial has none."""
+    return next((trial.peak_memory_bytes for trial in trials if trial.peak_memory_bytes is not None), None)
 
 
 def _machine(first: Profiled | None, facts: JobFacts) -> dict[str, str]:

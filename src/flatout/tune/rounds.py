@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from flatout.diagnose.explain import explanation
-from flatout.errors import FlatoutError, InvalidTrialError
 from flatout.records.tuning import TuningEnd
 from flatout.report.tuning_bounds import finding_sentence
 from flatout.tune.budget import used_up
 from flatout.tune.choose import choose
+from flatout.tune.profile_job import profile_job
+from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Round, Setup, StoppedError
-from flatout.tune.runner import Profiled
 from flatout.tune.trial_findings import is_seen_only_by_trials, with_evidence
 
 FEWEST_OF_ROUND = 4  # trials without which a further round shows nothing: a candidate, and two more with one baseline
@@ -21,7 +19,7 @@ def plan_round(setup: Setup, progress: Progress, number: int) -> tuple[Progress,
     """Return the candidates of the next round. Raises StoppedError if there is none, or not enough time for it."""
     if number > 1:
         _check_time(setup, progress)
-    progress, profiled = _profile(setup, progress)
+    progress, profiled = profile_job(setup, progress)
     profiled = with_evidence(profiled, progress.evidence, progress.applied.changes)
     if number == 1:
         _say_findings(setup, profiled)
@@ -55,28 +53,3 @@ def _check_time(setup: Setup, progress: Progress) -> None:
     end = used_up(setup, progress, num_reserved=FEWEST_OF_ROUND - 1 + num_profiles)
     if end is not None:
         raise StoppedError(progress, end)
-
-
-def _profile(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
-    """Profile the job with the applied changes, unless that is done.
-
-    If it fails after a change was adopted, raises StoppedError: the change stands.
-    """
-    applied = progress.applied.changes
-    known = progress.profiles.get(applied.name)
-    if known is not None:
-        return progress, known
-    try:
-        with setup.interrupts.raised():
-            profiled = setup.runner.profile(applied)
-    except KeyboardInterrupt as interrupt:
-        raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
-    except InvalidTrialError:
-        raise
-    except FlatoutError as error:
-        if not progress.applied:
-            raise
-        note = f"the job with the applied changes could not be profiled again: {error}"
-        raise StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled")) from error
-    profiles = {**progress.profiles, applied.name: profiled}
-    return msgspec.structs.replace(progress, profiles=profiles), profiled

@@ -15,13 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.change.collectives import with_collectives
-from flatout.change.transport import with_transport
-from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.errors import FlatoutError, InputError
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus, Launcher, LocalLauncher
-from flatout.profile import Options, read_recording, record
+from flatout.profile import Options, record
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.recording import Recording
@@ -34,9 +31,10 @@ from flatout.trial.bytecode import FOLDER, Bytecode
 from flatout.trial.command import trial_command
 from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import EarlierRead, Outputs
+from flatout.trial.profile_as_trial import profile_as_trial
 from flatout.trial.result import TrialRun, error_line, trial_result
 from flatout.trial.start import Start, other_start
-from flatout.tune.long_run import in_the_long_run
+from flatout.tune.profiled import Profiled, read_profile, recording_in
 from flatout.tune.trial_files import TrialFiles, invalid_trial
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
@@ -46,12 +44,6 @@ _STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from 
 MAX_TRIAL_S = 1800.0
 EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
 MAX_ENDED_BY_CLUSTER = 3  # runs in a row
-
-
-class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    done: Diagnosed
-    recording: Recording
-    facts: JobFacts
 
 
 class BlocksRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -193,21 +185,41 @@ class Runner:
         former = self.journal.recall_profile(key)
         if former is not None and (self.out / "runs" / former.folder / "recording").is_dir():
             with suppress(FlatoutError):
-                profiled = self._diagnosed(self.out / "runs" / former.folder)
+                profiled = read_profile(self.out / "runs" / former.folder)
                 self._resumed_s += former.took_s
-                return profiled
+                return self._as_trial(profiled, changes, former.session) if rule is not None else profiled
         name, began = f"profile-{self.num_trials + repeat:03d}", self.spent_s()
         folder = self._folder(name)
         variables = {Variable.STOP_AFTER: "1"}
         if rule is not None:
             variables[Variable.STOP_RULE] = msgspec.json.encode(rule).decode()
         _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), variables)
-        profiled = self._diagnosed(folder, has_failed=ended.code not in (0, None))
+        profiled = read_profile(folder, has_failed=ended.code not in (0, None))
         reads = self.files.settle(folder)
         if reads:
             raise invalid_trial("the profile", reads)
-        self.journal.add_profile(Profile(key=key, folder=name, took_s=self.spent_s() - began))
-        return profiled
+        session = self.journal.session
+        self.journal.add_profile(Profile(key=key, folder=name, took_s=self.spent_s() - began, session=session))
+        return self._as_trial(profiled, changes, session) if rule is not None else profiled
+
+    def _as_trial(self, profiled: Profiled, changes: ChangeSet, session: int | None) -> Profiled:
+        """Return the profile with its steps before the trace as the next trial, if they are as good as one.
+
+        Trials of different sessions are not compared, so the session must be known.
+        """
+        if session is None:
+            return profiled
+        result = profile_as_trial(
+            profiled.recording, profiled.facts, index=self.num_trials, arm=changes.name, session=session
+        )
+        if result is None:
+            return profiled
+        self.num_trials += 1
+        self.num_resumed += session < self.journal.session
+        self._complete.append(result)
+        if self._reports_trials:
+            self._report(result, "counted from the profile: ")
+        return msgspec.structs.replace(profiled, trial=result)
 
     def blocks(self, applied: ChangeSet, schedule: str, limit_s: float) -> BlocksRun:
         """Run the job once with the applied changes, and switch others in blocks of steps as the schedule says.
@@ -225,24 +237,6 @@ class Runner:
             raise invalid_trial("the job with blocks", reads)
         problem = None if ended.code == 0 and not ended.is_timed_out else error_line(output)
         return BlocksRun(recording=recording, problem=problem, took_s=self.spent_s() - began_s)
-
-    def _diagnosed(self, folder: Path, *, has_failed: bool = False) -> Profiled:
-        recording, output = _read(folder / "recording"), folder / "output.log"
-        hint = f"its output is in {output}"
-        if has_failed and (recording is None or not recording.ranks):  # the job failed before it trained
-            raise FlatoutError(f"the job could not be traced: {error_line(output)}", hint=hint)
-        if recording is None or not recording.traced_ranks:
-            why = recording.problems[0].problem if recording is not None and recording.problems else error_line(output)
-            raise FlatoutError(f"the job could not be traced: {why}", hint=hint)
-        try:
-            done = diagnose_paths([folder / "recording"], with_tracks=True)
-        except InputError as error:
-            why = "; ".join(dict.fromkeys(note.problem for note in recording.problems)) or str(error)
-            raise FlatoutError(f"the job could not be traced: {why}", hint=hint) from error
-        recorded_facts = read_facts(folder / "recording", recording)
-        facts = with_transport(with_collectives(recorded_facts, done.job), recording.hosts)
-        diagnosis = in_the_long_run(done.diagnosis, facts.steps_per_epoch)
-        return Profiled(done=msgspec.structs.replace(done, diagnosis=diagnosis), recording=recording, facts=facts)
 
     def _run_kept_apart(
         self, changes: ChangeSet, rule: StopRule, index: int
@@ -350,7 +344,7 @@ class Runner:
             )
         finally:
             mask_file(output, Masker(self._environment, self.command))
-        recording = _read(folder / "recording")
+        recording = recording_in(folder / "recording")
         if recording is not None:
             overlaid = self.separation.folders if self.files.is_overlay else ()
             if self._bytecode.learn(recording.ranks, recorded.ended.start_unix_s, overlaid):
@@ -374,7 +368,7 @@ class Runner:
         folder.mkdir(parents=True)
         return folder
 
-    def _report(self, result: TrialResult) -> None:
+    def _report(self, result: TrialResult, how: str = "") -> None:
         at = f"{time.monotonic() - self._began:5.0f} s  trial {result.index:3d}"
         if result.is_complete:
             step = arm_step([trial_costs(self._complete, "step_s")[result.index]])
@@ -383,7 +377,7 @@ class Runner:
             what = f"not applied: {result.problem}"
         else:
             what = result.problem
-        self._say(f"{at}  {result.arm}: {what}")
+        self._say(f"{at}  {result.arm}: {how}{what}")
 
 
 def _facts(folder: Path, recording: Recording | None) -> JobFacts:
@@ -391,10 +385,3 @@ def _facts(folder: Path, recording: Recording | None) -> JobFacts:
     with suppress(InputError):
         return read_facts(folder, recording)
     return JobFacts()
-
-
-def _read(recording: Path) -> Recording | None:
-    try:
-        return read_recording(recording)
-    except InputError:
-        return None

@@ -30,8 +30,8 @@ from flatout.records.job_log import StallCause
 from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.trial import SpellKind, TrialResult
 from flatout.report.step_phrases import work_phrase
+from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Evidence
-from flatout.tune.runner import Profiled
 from flatout.units import seconds
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs

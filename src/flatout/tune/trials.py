@@ -34,7 +34,7 @@ def run_trial(
     end = used_up(setup, progress, num_reserved=num_reserved)
     if end is not None:
         raise StoppedError(progress, end)
-    length = _length(setup, progress, changes)
+    length = next_length(setup, progress, changes)
     try:
         with setup.interrupts.raised():
             result = setup.runner.trial(changes, length, place)
@@ -43,7 +43,7 @@ def run_trial(
     return progress.with_trial(changes, result), result
 
 
-def _length(setup: Setup, progress: Progress, changes: ChangeSet) -> StopRule | int:
+def next_length(setup: Setup, progress: Progress, changes: ChangeSet) -> StopRule | int:
     """Return when the next trial of a set has counted enough steps, or how many it counts."""
     if progress.num_steps is not None:
         return progress.num_steps

@@ -31,7 +31,7 @@ from flatout.verdict.analyses import (
     next_analysis,
 )
 from flatout.verdict.arrangement import Arrangement
-from flatout.verdict.cost import TrialCost, missing, trial_costs
+from flatout.verdict.cost import TrialCost, missing, trial_costs, without_work
 from flatout.verdict.effect import Effect, Floats, as_speedup, fit_effect
 from flatout.verdict.invalid_trials import invalid_reasons, load_shifts
 from flatout.verdict.quoted import claim_of, quoted
@@ -120,14 +120,18 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         of_baseline, of_candidate = (
             [costs[trial.index] for trial in counted if trial.arm == arm] for arm in (self.baseline, self.candidate)
         )
-        unknown = [kind for cost in (*of_baseline, *of_candidate) for kind in cost.unknown]
+        unmeasured = tuple(dict.fromkeys(kind for cost in (*of_baseline, *of_candidate) for kind in cost.unknown))
+        of_baseline, of_candidate = (
+            [without_work(cost, unmeasured) for cost in arm] for arm in (of_baseline, of_candidate)
+        )
+        logs = [without_work(costs[trial.index], unmeasured).log for trial in counted]
         return Arms(
             arrangement=arrangement,
-            logs=np.array([[costs[trial.index].log for trial in counted]]),
+            logs=np.array([logs]),
             shared=shared_error([of_baseline, of_candidate]),
             shifts=load_shifts(counted),
             num_run=sum(self.is_fresh(trial) for trial in complete),
-            unmeasured_work=tuple(dict.fromkeys(unknown)),
+            unmeasured_work=unmeasured,
             void_reasons=tuple(reason for reason in problems + reasons if reason is not None),
         )
 

@@ -10,7 +10,7 @@ arms weigh it alike. Work that was seen, but whose frequency is unknown, is not 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from flatout.verdict.work import Work
 
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")
 ENERGIES: tuple[Objective, ...] = ("j_per_step", "j_per_sample")
+# Windows without the numbers of their steps must hold as many, or how often the work comes in them is partly chance.
+MIN_PERIODS_UNNUMBERED = 2
 MIN_MATERIAL_SHARE = 0.01  # of the measured time, so that work of unknown frequency is said to be missing
 # Weight of what is known from other trials, in steps: it decides only what the trial's own steps leave open.
 _PRIOR_STEPS = 1e-3
@@ -74,6 +76,21 @@ class TrialCost(msgspec.Struct, frozen=True, kw_only=True):
     def period_steps(self) -> float | None:
         """Return the period of the work that costs most; None without any, or if it is unknown."""
         return self.work[0].period_steps if self.work else None
+
+
+def without_work(cost: TrialCost, kinds: Collection[SpellKind]) -> TrialCost:
+    """Return the cost of a step without the work of these kinds, which an arm's trials did not measure."""
+    left_out = [work for work in cost.work if not set(kinds).isdisjoint(work.kinds)]
+    left_out_s = sum(work.per_step_s or 0.0 for work in left_out)
+    if cost.step_s is None or not left_out:
+        return cost
+    step_s = cost.step_s - left_out_s
+    return msgspec.structs.replace(
+        cost,
+        log=cost.log + math.log(step_s / cost.step_s),
+        step_s=step_s,
+        work=tuple(work for work in cost.work if work not in left_out),
+    )
 
 
 def trial_costs(trials: Sequence[TrialResult], objective: Objective) -> dict[int, TrialCost]:
@@ -159,7 +176,7 @@ class _Fits:
         extra_s = np.where(is_own, self._fit([window], np.nan_to_num(of_arm)), self._elsewhere_s(window.arm))
         regular_s = self._regular_s(window, extra_s, is_own)
         in_order = [self._work_cost(place, window, extra_s) for place in range(len(self._works))]
-        unknown = [cost for place, cost in enumerate(in_order) if self._is_unknown(cost, place)]
+        unknown = [cost for place, cost in enumerate(in_order) if self._is_unknown(cost, place, window)]
         costs = sorted(in_order, key=lambda cost: -(cost.per_step_s or 0.0))
         step_s = regular_s + sum(cost.per_step_s or 0.0 for cost in costs)
         return TrialCost(
@@ -186,13 +203,17 @@ class _Fits:
             num_measured=0 if work.is_random else int((work.is_due[window.index] & ~self._first_due(window)).sum()),
         )
 
-    def _is_unknown(self, cost: WorkCost, place: int) -> bool:
-        """Whether `log` lacks the work, or assumes what it costs."""
+    def _is_unknown(self, cost: WorkCost, place: int, window: Window) -> bool:
+        """Whether `log` lacks the work, or assumes what it costs or how often it comes."""
         if cost.is_absent:
             return False
+        is_material = bool(self._seen_share[place] >= MIN_MATERIAL_SHARE)
         if cost.period_steps is None:
-            return bool(self._seen_share[place] >= MIN_MATERIAL_SHARE)
-        return cost.is_assumed
+            return is_material
+        is_known_only_by_times = not window.is_numbered and not window.has_spells
+        is_short = window.num_steps < MIN_PERIODS_UNNUMBERED * cost.period_steps
+        is_by_chance = is_known_only_by_times and is_short and is_material and not self._works[place].is_random
+        return cost.is_assumed or is_by_chance
 
     def _share_of_time(self, work: Work) -> float:
         """Return the share of all measured time that the work took, beyond regular steps."""

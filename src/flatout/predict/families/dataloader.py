@@ -13,6 +13,7 @@ from flatout.records.track import GpuWorkKind, Node, Spent
 from flatout.units import percent
 
 HAND_OVER_S = 0.5e-3  # taking a finished batch from a worker
+SAVED_BY_FEWER = 0.9  # of the time in the loader, at best
 PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by design; PCIe 4: 25
 
 
@@ -20,6 +21,8 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
     """Remove the loader's time from the step, which then takes at least a batch's cost divided among the workers."""
     asked = int(change.value)
     facts = situation.facts
+    if not situation.pace_s and asked < (facts.loader_workers or 0):
+        return _fewer_workers(situation, asked)
     cost_s = _batch_s(situation)
     if isinstance(cost_s, str):
         return cost_s
@@ -50,6 +53,26 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
             *((f"a worker keeps a core busy for {percent(share)} of its time",) if share < 1 else ()),
         ),
         frees_pace=True,
+    )
+
+
+def _fewer_workers(situation: Situation, asked: int) -> Scenarios | str:
+    """Return what fewer workers than now do where those keep up: at best they leave cores to the training."""
+    if situation.spent_s(Spent.DATA_LOADING) <= 0:
+        return "the trace has no data loader time"
+    now = situation.facts.loader_workers or 0
+
+    def apply(edits: Edits, factor: float) -> None:
+        for edit in edits.values():
+            edit.spent_ns[:, Spent.DATA_LOADING] *= factor
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=now / asked,
+        best=SAVED_BY_FEWER,
+        how=f"{asked} workers make batches no faster than {now}",
+        assumptions=("fewer workers save at most 10 % of the waits, a prior: they leave more of the cores to others",),
     )
 
 

@@ -1,0 +1,57 @@
+"""Profile the job with the applied changes, and count the profile as one of its trials where it is as good as one.
+
+In: what is known so far. Out: the same with the profile, and with another trial of the applied changes if the steps
+before the trace were undisturbed and enough. A trial that is saved so is one whose start the user does not wait for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.errors import FlatoutError, InvalidTrialError
+from flatout.records.stop_rule import StopRule, fixed_steps
+from flatout.records.tuning import TuningEnd
+from flatout.tune.budget import used_up
+from flatout.tune.profiled import Profiled
+from flatout.tune.progress import Progress, Setup, StoppedError
+from flatout.tune.trials import next_length
+from flatout.verdict.cost import TIMES
+
+
+def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
+    """Profile the job with the applied changes, unless that is done.
+
+    If it fails after a change was adopted, raises StoppedError: the change stands.
+    """
+    applied = progress.applied.changes
+    known = progress.profiles.get(applied.name)
+    if known is not None:
+        return progress, known
+    try:
+        with setup.interrupts.raised():
+            profiled = setup.runner.profile(applied, rule=_rule(setup, progress))
+    except KeyboardInterrupt as interrupt:
+        raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
+    except InvalidTrialError:
+        raise
+    except FlatoutError as error:
+        if not progress.applied:
+            raise
+        note = f"the job with the applied changes could not be profiled again: {error}"
+        raise StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled")) from error
+    if profiled.trial is not None:
+        progress = progress.with_trial(applied, profiled.trial)
+    profiles = {**progress.profiles, applied.name: profiled}
+    return msgspec.structs.replace(progress, profiles=profiles), profiled
+
+
+def _rule(setup: Setup, progress: Progress) -> StopRule | None:
+    """Return how long the profile measures before its trace; None if it cannot count as a trial.
+
+    A trace affects peak memory and energy, so only times are as in a trial.
+    """
+    is_of_time = progress.objective in TIMES
+    if not is_of_time or not progress.evidence.baselines or used_up(setup, progress) is not None:
+        return None
+    length = next_length(setup, progress, progress.applied.changes)
+    return fixed_steps(length) if isinstance(length, int) else length

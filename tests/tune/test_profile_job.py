@@ -1,0 +1,75 @@
+"""The profile as one of the trials of its job: what it saves, and when it does not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.tune.simulated import WORKERS, SimulatedRunner, tuned
+
+from flatout.records.change import ChangeSet
+from flatout.records.stop_rule import StopRule
+from flatout.tune.profiled import Profiled
+
+
+class Counting(SimulatedRunner):
+    """A job whose profiles are as good as trials, where they are given a rule."""
+
+    def __init__(self, speedups: dict[str, float], *, is_as_good: bool = True) -> None:
+        super().__init__(speedups)
+        self._is_as_good = is_as_good
+        self.rules: list[StopRule | None] = []
+
+    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+        self.rules.append(rule)
+        profiled = super().profile(changes)
+        if rule is None or not self._is_as_good:
+            return profiled
+        self.trial(changes, rule.min_steps)
+        _, trial = self.made.pop()
+        trial = msgspec.structs.replace(trial, peak_memory_bytes=None, gradients=())
+        return msgspec.structs.replace(profiled, trial=trial)
+
+
+def first_trials(runner: SimulatedRunner) -> int:
+    """Return how many trials of the unchanged job ran before the first of a change."""
+    names = runner.names()
+    return next(place for place, name in enumerate(names) if name != "baseline")
+
+
+@pytest.mark.parametrize(("is_as_good", "num_baselines"), [(True, 2), (False, 3)])
+def test_a_profile_that_is_as_good_as_a_trial_saves_one(is_as_good: bool, num_baselines: int) -> None:
+    runner = Counting({WORKERS: 1.4}, is_as_good=is_as_good)
+    result = tuned(runner)
+    assert first_trials(runner) == num_baselines
+    assert result.floor is not None and result.floor.num_trials >= 3
+    assert result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
+    assert result.num_trials == runner.num_trials  # that of the profile is one of them
+    assert result.baseline_peak_memory_bytes == 1000  # which a profile does not measure
+    assert result.tuned_peak_memory_bytes == 1000
+
+
+def test_a_profile_measures_as_long_as_the_trials_of_its_job() -> None:
+    runner = Counting({WORKERS: 1.4})
+    tuned(runner, num_steps=25)
+    assert [rule.min_steps for rule in runner.rules if rule is not None] == [25] * len(runner.rules)
+
+
+def test_memory_is_compared_by_trials_alone() -> None:
+    """What a trace needs is in the peak of a profile."""
+
+    def ends(index: int, changes: ChangeSet) -> dict[str, Any]:
+        return {"peak_memory_bytes": 1000 - 100 * len(changes.changes)}
+
+    runner = Counting({})
+    runner._ends = ends
+    tuned(runner, objective="peak_memory_bytes", allowed_safety="rounding")
+    assert runner.rules and set(runner.rules) == {None}
+
+
+def test_a_budget_of_trials_that_is_used_up_leaves_none_for_a_profile() -> None:
+    runner = Counting({})
+    result = tuned(runner, max_trials=2)
+    assert runner.num_trials == 2 and result.end.ended_by == "trial_budget"
+    assert set(runner.rules) <= {None}
