@@ -18,16 +18,9 @@ from flatout.report.terminal import TextStyle
 from flatout.report.tuning_html import tuning_html
 from flatout.report.tuning_json import tuning_json
 from flatout.report.tuning_next import next_words
-from flatout.report.tuning_phrases import (
-    OBJECTIVE_WORDS,
-    OUTCOME_MEANINGS,
-    duration,
-    gain,
-    headline,
-    is_better,
-    ratio,
-    ratio_estimate,
-)
+from flatout.report.tuning_phrases import OBJECTIVE_WORDS, duration, headline, is_better
+from flatout.report.tuning_ratios import gain, ratio, ratio_estimate
+from flatout.report.tuning_rows import OUTCOME_MEANINGS
 from flatout.report.tuning_text import MOST_TRIED, tuning_text
 from flatout.tune.options import OBJECTIVES, TuneOptions, tune_request
 

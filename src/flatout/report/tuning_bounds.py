@@ -6,7 +6,10 @@ In: findings of the profile and of the trials, and the `Bound` of each. Out: tex
 from __future__ import annotations
 
 from flatout.records.diagnosis import Finding
-from flatout.records.tuning import Bound
+from flatout.records.prediction import Prediction
+from flatout.records.tuning import Bound, TuneResult
+from flatout.report.tuning_ratios import DEFAULT_OBJECTIVES, measured_text, ratio
+from flatout.report.tuning_rows import adopted_rows, not_adopted
 from flatout.units import percent, seconds
 
 TRIALS_ONLY = "seen only by the trials"
@@ -22,3 +25,41 @@ def finding_sentence(finding: Finding, what: str, *, is_of_trials_only: bool) ->
 def bound_name(bound: Bound) -> str:
     """Name the finding of a bound, and say if only trials showed it."""
     return f"{bound.finding} ({TRIALS_ONLY})" if bound.is_of_trials_only else bound.finding
+
+
+def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
+    """Say which changes measured more than the cost of their findings, accepted or not, and why that can be."""
+    if result.objective not in DEFAULT_OBJECTIVES:
+        return ()
+    sentences = []
+    for row in adopted_rows(result):
+        bound = _bound(row.prediction, row.bound)
+        measured = None if row.verdict is None else row.verdict.speedup
+        if bound is None or measured is None or measured <= bound:
+            continue
+        sentences.append(
+            f"{row.name} brought {measured_text(row.verdict)}, more than the {ratio(bound)} that its findings cost: it"
+            " also makes other work of a step shorter, or its trials have more of the finding than the recording has."
+        )
+    return (*sentences, *_unaccepted_above_bound(result))
+
+
+def _unaccepted_above_bound(result: TuneResult) -> list[str]:
+    sentences = []
+    for tried in not_adopted(result):
+        bound = _bound(tried.prediction, tried.bound)
+        is_judged = tried.verdict is not None and tried.verdict.speedup is not None
+        measured = tried.verdict.speedup if tried.verdict is not None and is_judged else tried.screened
+        if tried.outcome == "unsafe" or bound is None or measured is None or measured <= bound:
+            continue
+        verdict = "" if tried.verdict is None else f", {tried.verdict.verdict}"
+        how = f"{measured_text(tried.verdict)}{verdict}" if is_judged else f"{ratio(measured)} in one trial"
+        sentences.append(
+            f"{tried.name} measured {how}: more than the {ratio(bound)} that its findings cost. The bound is of the"
+            " recording, whose steps may have less of the finding, and the measurement has noise."
+        )
+    return sentences
+
+
+def _bound(prediction: Prediction | None, of_findings: float | None) -> float | None:
+    return of_findings if prediction is None or prediction.bound is None else prediction.bound

@@ -23,34 +23,24 @@ from flatout.report.parts import SAFETY_MEANINGS
 from flatout.report.phrases import counted
 from flatout.report.ratio_axis import RatioAxis, ratio_axis
 from flatout.report.template import rendered
-from flatout.report.tuning_bounds import bound_name
+from flatout.report.tuning_bounds import above_bound_sentences, bound_name
 from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_next import next_reason, next_words
 from flatout.report.tuning_phrases import (
     OBJECTIVE_WORDS,
-    OUTCOME_MEANINGS,
-    OUTCOME_ORDER,
-    UNKNOWN,
-    above_bound_sentences,
-    adopted_rows,
     all_notes,
     end_sentence,
     evidence_words,
     facts,
     final_sentences,
-    gain,
-    has_predictions,
     headline,
     is_better,
-    measured_text,
     noise_sentence,
-    not_adopted,
-    not_shown_sentence,
-    predicted_text,
-    ratio,
     step_parts,
     why,
 )
+from flatout.report.tuning_ratios import UNKNOWN, gain, has_predictions, measured_text, predicted_text, ratio
+from flatout.report.tuning_rows import OUTCOME_MEANINGS, OUTCOME_ORDER, adopted_rows, not_adopted, not_shown_sentence
 from flatout.secrets import masked_command
 
 MOST_TRIED = 200

@@ -16,7 +16,8 @@ from flatout.records.tuning import Bound, EndedBy, MoreTrials, Outlook, Separati
 from flatout.records.verdict import NoiseFloor, Objective, VerdictName
 from flatout.report.json import enveloped_json
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
-from flatout.report.tuning_phrases import Adopted, adopted_rows, why_ended
+from flatout.report.tuning_phrases import why_ended
+from flatout.report.tuning_rows import Adopted, adopted_rows
 from flatout.secrets import masked_command
 
 SCHEMA = "flatout/tuning"

@@ -10,13 +10,8 @@ from pathlib import Path
 
 from flatout.records.change import Safety
 from flatout.records.tuning import TuneResult
-from flatout.report.tuning_phrases import (
-    DEFAULT_OBJECTIVES,
-    OBJECTIVE_WORDS,
-    is_better,
-    is_undecided_gain,
-    was_cut_short,
-)
+from flatout.report.tuning_phrases import OBJECTIVE_WORDS, is_better, is_undecided_gain, was_cut_short
+from flatout.report.tuning_ratios import DEFAULT_OBJECTIVES
 from flatout.secrets import masked_command
 
 

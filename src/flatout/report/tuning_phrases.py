@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from flatout import units
-from flatout.records.change import SAFETIES, Change, Safety
-from flatout.records.prediction import Prediction
+from flatout.records.change import SAFETIES
 from flatout.records.tuning import (
     EndedBy,
-    TriedOutcome,
     TriedSet,
-    TunedChange,
     TuneResult,
     Tuning,
     TuningEnd,
@@ -31,9 +28,9 @@ from flatout.report.outlook_phrases import more_sentence, probability
 from flatout.report.phrases import counted
 from flatout.report.separation import separation_sentence
 from flatout.report.step_phrases import step_sentences, work_name
+from flatout.report.tuning_ratios import UNKNOWN, gain, measured_text, ratio_estimate
+from flatout.report.tuning_rows import OUTCOME_ORDER
 
-UNKNOWN = "unknown"
-NO_INTERVAL = "no interval"
 TOLD = 0.02  # share of a gain; a larger correction is reported
 LIKELY_GAIN = 0.9  # probability from which an undecided change is in the headline
 LIKELY_CLAIM = 0.5  # the same for the probability that more trials show a change that had one trial
@@ -48,263 +45,15 @@ OBJECTIVE_WORDS: Mapping[Objective, str] = {
     "j_per_sample": "energy",
     "j_per_step": "energy per step",
 }
-_SAVED: Mapping[Objective, str] = {
-    "peak_memory_bytes": "peak memory",
-    "j_per_sample": "energy per sample",
-    "j_per_step": "energy per step",
-}
-DEFAULT_OBJECTIVES = ("s_per_sample", "step_s")
 
-OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
-    "adopted": "better in repeated trials, and kept",
-    "not confirmed": "looked better in one trial, but further trials did not confirm it",
-    "not better": "not better in its own trial, which gives an estimate, not a verdict",
-    "not reached": "chosen, but too few trials were run to judge its gain",
-    "unsafe": "changes the training result, cannot be checked, or needs too much memory: it is not used",
-    "out of memory": "a rank ran out of device memory",
-    "failed": "the job ended with an error, or did not report the judged quantity",
-    "not applied": "the setting did not reach the job, so its effect is unknown",
-}
-OUTCOME_ORDER: tuple[TriedOutcome, ...] = tuple(OUTCOME_MEANINGS)
 _INTERRUPTED: Mapping[TuningStage, str] = {
     "noise_floor": ", before the job had made enough steps",
     "confirmation": ", while a change was being confirmed",
 }
 
 
-class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the accepted changes: one change, or several that were confirmed only together."""
-
-    changes: tuple[Change, ...]
-    verdict: Verdict | None
-    prediction: Prediction | None
-    bound: float | None
-    not_shown: tuple[str, ...] = ()  # names of changes that looked no better than noise alone
-    only_together: tuple[str, ...] = ()  # names of changes that had no separate trial
-
-    @property
-    def name(self) -> str:
-        return " + ".join(change.name for change in self.changes)
-
-    @property
-    def safety(self) -> Safety:
-        return max((change.safety for change in self.changes), key=SAFETIES.index)
-
-
-def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
-    """Return the rows of the final set's changes, in the order of their adoption; each change is in one row."""
-    final = {change.name: change for change in result.tuning.changes.changes}
-    tuned = {each.change.name: each for each in result.tuning.each}
-    adopted_in: dict[str, TriedSet] = {}
-    for tried in result.tried:
-        if tried.outcome == "adopted":
-            adopted_in.update(dict.fromkeys(tried.changes, tried))
-
-    rows: list[Adopted] = []
-    shown: set[str] = set()
-    for name in final:
-        if name in shown:
-            continue
-        alone, together = tuned.get(name), adopted_in.get(name)
-        if together is not None and (alone is None or alone.verdict is None):
-            names = [other for other in together.changes if other in final and other not in shown]
-            verdict = together.verdict
-        else:
-            names = [name]
-            verdict = alone.verdict if alone is not None else None
-        shown.update(names)
-        rows.append(
-            Adopted(
-                changes=tuple(final[other] for other in names),
-                verdict=verdict,
-                prediction=_adopted_prediction(names, alone, together),
-                bound=_adopted_bound(final[name], together) if len(names) == 1 else None,
-                not_shown=tuple(other for other in names if other in tuned and not tuned[other].is_shown_alone),
-                only_together=tuple(other for other in names if other in tuned and not tuned[other].had_own_trial),
-            )
-        )
-    return tuple(rows)
-
-
-def _adopted_prediction(
-    names: Sequence[str], alone: TunedChange | None, together: TriedSet | None
-) -> Prediction | None:
-    """Return the prediction for exactly these changes; the prediction for a subset of a tried set is unknown."""
-    if len(names) == 1 and alone is not None and alone.prediction is not None:
-        return alone.prediction
-    if together is not None and sorted(together.changes) == sorted(names):
-        return together.prediction
-    return None
-
-
-def _adopted_bound(change: Change, together: TriedSet | None) -> float | None:
-    if together is not None and together.bound is not None:
-        return together.bound
-    return change.predicted_speedup
-
-
-def not_shown_sentence(rows: Sequence[Adopted]) -> str:
-    """Name the changes that may gain nothing; empty if there are none."""
-    names = [name for row in rows for name in row.not_shown]
-    if not names:
-        return _only_together(rows)
-    return f"Not shown alone: {', '.join(names)}. Its own trial was no better than noise, so it possibly gains nothing."
-
-
-def _only_together(rows: Sequence[Adopted]) -> str:
-    """Name the changes that had a trial only together with others; empty if there are none."""
-    names = [name for row in rows for name in row.only_together]
-    if not names:
-        return ""
-    return f"Tried only together: {', '.join(names)}. Any one of them possibly gains nothing."
-
-
-def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
-    """Say which changes measured more than the cost of their findings, accepted or not, and why that can be."""
-    if result.objective not in DEFAULT_OBJECTIVES:
-        return ()
-    sentences = []
-    for row in adopted_rows(result):
-        bound = _bound(row.prediction, row.bound)
-        measured = None if row.verdict is None else row.verdict.speedup
-        if bound is None or measured is None or measured <= bound:
-            continue
-        sentences.append(
-            f"{row.name} brought {measured_text(row.verdict)}, more than the {ratio(bound)} that its findings cost: it"
-            " also makes other work of a step shorter, or its trials have more of the finding than the recording has."
-        )
-    return (*sentences, *_unaccepted_above_bound(result))
-
-
-def _unaccepted_above_bound(result: TuneResult) -> list[str]:
-    sentences = []
-    for tried in not_adopted(result):
-        bound = _bound(tried.prediction, tried.bound)
-        is_judged = tried.verdict is not None and tried.verdict.speedup is not None
-        measured = tried.verdict.speedup if tried.verdict is not None and is_judged else tried.screened
-        if tried.outcome == "unsafe" or bound is None or measured is None or measured <= bound:
-            continue
-        verdict = "" if tried.verdict is None else f", {tried.verdict.verdict}"
-        how = f"{measured_text(tried.verdict)}{verdict}" if is_judged else f"{ratio(measured)} in one trial"
-        sentences.append(
-            f"{tried.name} measured {how}: more than the {ratio(bound)} that its findings cost. The bound is of the"
-            " recording, whose steps may have less of the finding, and the measurement has noise."
-        )
-    return sentences
-
-
-def _bound(prediction: Prediction | None, of_findings: float | None) -> float | None:
-    return of_findings if prediction is None or prediction.bound is None else prediction.bound
-
-
-def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:
-    """Return the changes that were tried but are not in the final set, by outcome, then by trial order."""
-    final = {change.name for change in result.tuning.changes.changes}
-    left = [one for one in result.tried if one.outcome != "adopted" or not final.issuperset(one.changes)]
-    return tuple(sorted(left, key=lambda one: OUTCOME_ORDER.index(one.outcome)))
-
-
 def is_better(result: TuneResult) -> bool:
     return result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
-
-
-# Ratios.
-
-
-def ratio(value: float) -> str:
-    """Format a ratio: `1.83x`. A ratio near 1 has three decimals, so that it does not read as 1."""
-    return f"{value:.{_digits((value,))}f}x"
-
-
-def ratio_range(low: float, high: float) -> str:
-    """Format a range of ratios: `1.79-1.87`."""
-    digits = _digits((low, high))
-    return f"{low:.{digits}f}-{high:.{digits}f}"
-
-
-class Estimate(NamedTuple):
-    """A value and its interval, as texts: `1.83x` and `1.79-1.87`, or `no interval`."""
-
-    value: str
-    interval: str
-
-    def __str__(self) -> str:
-        return f"{self.value} ({self.interval})"
-
-
-def ratio_estimate(value: float, interval: tuple[float, float] | None) -> Estimate:
-    """Format a ratio with its interval: `1.83x (1.79-1.87)`, or `1.83x (no interval)`."""
-    if interval is None:
-        return Estimate(ratio(value), NO_INTERVAL)
-    digits = _digits((value, *interval))
-    return Estimate(f"{value:.{digits}f}x", f"{interval[0]:.{digits}f}-{interval[1]:.{digits}f}")
-
-
-def _digits(values: Sequence[float]) -> int:
-    if max(values) >= 19.995:
-        return 1
-    if any(value != 1 and abs(value - 1) < 0.0095 for value in values):
-        return 3
-    return 2
-
-
-def measured_text(verdict: Verdict | None) -> str:
-    """Format the measured ratio: `1.83x (1.79-1.87)`, or `unknown`."""
-    if verdict is None or verdict.speedup is None:
-        return UNKNOWN
-    return str(ratio_estimate(verdict.speedup, verdict.interval))
-
-
-def predicted_estimate(prediction: Prediction) -> Estimate:
-    return ratio_estimate(prediction.speedup, (prediction.low, prediction.high))
-
-
-def predicted_text(prediction: Prediction | None, bound: float | None, objective: Objective) -> str:
-    """Format the predicted ratio: `1.60x (1.30-1.90)`, or `at most 3.70x` if only the findings' bound is known.
-
-    Both are ratios of time: memory and energy are not predicted.
-    """
-    if objective in _SAVED:
-        return UNKNOWN
-    if prediction is not None:
-        return str(predicted_estimate(prediction))
-    if bound is not None and math.isfinite(bound):
-        return f"at most {ratio(bound)}"
-    return UNKNOWN
-
-
-def gain(verdict: Verdict) -> Estimate:
-    """Return the gain that a verdict claims: `1.83x faster (1.79-1.87)`, `44 % less peak memory (42 % to 46 %)`.
-
-    The verdict must have a speedup.
-    """
-    assert verdict.speedup is not None
-    saved = _SAVED.get(verdict.objective)
-    if saved is not None:
-        return _saving(saved, verdict.speedup, verdict.interval)
-    if verdict.verdict == "worse" and verdict.speedup < 1:
-        slowdown_interval = (1 / verdict.interval[1], 1 / verdict.interval[0]) if verdict.interval else None
-        slower = ratio_estimate(1 / verdict.speedup, slowdown_interval)
-        return slower._replace(value=f"{slower.value} slower")
-    estimate = ratio_estimate(verdict.speedup, verdict.interval)
-    if verdict.verdict == "better":
-        return estimate._replace(value=f"{estimate.value} faster")
-    return estimate
-
-
-def _saving(what: str, speedup: float, interval: tuple[float, float] | None) -> Estimate:
-    """Format a saving: `44 % less peak memory (42 % to 46 %)`; a loss is `more`."""
-    share = 1 - 1 / speedup
-    sign, direction = (1, "less") if share >= 0 else (-1, "more")
-    if interval is None:
-        return Estimate(f"{sign * share * 100:.1f} % {direction} {what}", NO_INTERVAL)
-    low, high = sorted(sign * (1 - 1 / end) * 100 for end in interval)
-    digits = 0 if high - low >= 2 else 1
-    value = f"{sign * share * 100:.{digits}f} % {direction} {what}"
-    return Estimate(value, f"{low:.{digits}f} % to {high:.{digits}f} %")
-
-
-# Sentences.
 
 
 def headline(result: TuneResult, *, arrow: str = "->") -> str:
@@ -544,11 +293,6 @@ def _is_corrected(verdict: Verdict) -> bool:
         return False
     quoted, mean = abs(math.log(verdict.speedup)), abs(math.log(verdict.mean_speedup))
     return mean - quoted > TOLD * mean
-
-
-def has_predictions(result: TuneResult) -> bool:
-    """Return whether predictions apply to the measured quantity: they are predictions of time."""
-    return result.objective not in _SAVED
 
 
 def end_sentence(result: TuneResult) -> str:

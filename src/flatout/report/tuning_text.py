@@ -15,33 +15,31 @@ from flatout.records.verdict import Verdict
 from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
-from flatout.report.tuning_bounds import bound_name
+from flatout.report.tuning_bounds import above_bound_sentences, bound_name
 from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_next import next_reason, next_words
 from flatout.report.tuning_phrases import (
-    OUTCOME_ORDER,
-    UNKNOWN,
     Quantity,
-    above_bound_sentences,
-    adopted_rows,
     all_notes,
     compared_quantity,
     end_sentence,
     facts,
     final_sentences,
-    has_predictions,
     headline,
     is_better,
-    measured_text,
     noise_sentence,
-    not_adopted,
-    not_shown_sentence,
-    predicted_estimate,
-    predicted_text,
-    ratio,
     step_parts,
     why,
 )
+from flatout.report.tuning_ratios import (
+    UNKNOWN,
+    has_predictions,
+    measured_text,
+    predicted_estimate,
+    predicted_text,
+    ratio,
+)
+from flatout.report.tuning_rows import OUTCOME_ORDER, adopted_rows, not_adopted, not_shown_sentence
 
 MOST_TRIED = 16
 MOST_NOTES = 20

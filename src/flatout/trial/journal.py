@@ -56,7 +56,8 @@ _ADDED = {"blocks": "False"}  # options that earlier versions lacked, and their 
 _HEADING_START = b'{"type":"heading"'
 _MAX_HEADING_BYTES = 1 << 20
 # Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as strings.
-_LINE: Any = Heading | JournaledTrial | Profile
+_Line = Heading | JournaledTrial | Profile
+_LINE: Any = _Line
 
 
 def _is_conclusive(result: TrialResult) -> bool:
@@ -64,7 +65,7 @@ def _is_conclusive(result: TrialResult) -> bool:
     return result.is_complete or result.outcome == "out_of_memory"
 
 
-def _is_worth_keeping(line: Heading | JournaledTrial | Profile) -> bool:
+def _is_worth_keeping(line: _Line) -> bool:
     return isinstance(line, Profile) or (isinstance(line, JournaledTrial) and _is_conclusive(line.result))
 
 
@@ -121,45 +122,63 @@ class Journal:
         self.path = path
         self.num_replaced = 0  # number of failed trials in the replaced journal of another tuning run
         self.damaged: list[BadLine] = []  # lines that cannot be read; an interruption truncates the last one
+        self.num_lines = 0
         self.num_before = 0
         self.session = 0  # session of the added trials: the number of interruptions before them
         self._profiles: dict[str, Profile] = {}
         self._before: dict[tuple[str, str], list[TrialResult]] = {}
-        if os.path.lexists(path) and not is_journal(path):
-            raise InputError(f"{path} is not the journal of a tuning run", hint="pass another --out")
-        text = read_bytes(path) if path.exists() else b""
-        lines = text.splitlines()
-        numbered = enumerate(lines, 1)
-        decoded = [line for number, raw in numbered if (line := self._decoded(raw, number)) is not None]
-        self.num_lines = len(lines)
-        headings = [line for line in decoded if isinstance(line, Heading)]
-        is_worthless = bool(headings) and not self.num_damaged and not any(map(_is_worth_keeping, decoded))
-        if may_replace and is_worthless and not _is_same(headings[0], heading):
-            self.num_replaced = sum(isinstance(line, JournaledTrial) for line in decoded)
+        lines = self._lines_of_file()
+        if may_replace and self._may_be_replaced(lines, heading):
+            self.num_replaced = sum(isinstance(line, JournaledTrial) for line in lines)
             path.unlink()
-            text, decoded, headings, lines = b"", [], [], []
-        if headings and not _is_same(headings[0], heading):
-            how = _difference(headings[0], heading)
+            self.num_lines, lines = 0, []
+        former = next((line for line in lines if isinstance(line, Heading)), None)
+        if former is not None and not _is_same(former, heading):
+            how = _difference(former, heading)
             raise InputError(
                 f"{path} is the journal of another tuning run{how}",
                 hint="pass another --out, or replace it with --force",
             )
-        if text and not headings and not decoded:  # a truncated heading
-            path.unlink()
-            text = b""
-        if text and not text.endswith(b"\n"):  # truncated by an interruption
-            with path.open("ab") as file:
+        self._end_last_line(is_empty=not lines)
+        for line in lines:
+            self._keep(line)
+        if former is None:
+            self._write(heading)
+
+    def _lines_of_file(self) -> list[_Line]:
+        """Return the lines that can be read; none if there is no file. Raises InputError if it is no journal."""
+        if os.path.lexists(self.path) and not is_journal(self.path):
+            raise InputError(f"{self.path} is not the journal of a tuning run", hint="pass another --out")
+        raw_lines = read_bytes(self.path).splitlines() if self.path.exists() else []
+        self.num_lines = len(raw_lines)
+        decoded = [self._decoded(raw, number) for number, raw in enumerate(raw_lines, 1)]
+        return [line for line in decoded if line is not None]
+
+    def _may_be_replaced(self, lines: Sequence[_Line], heading: Heading) -> bool:
+        """Whether the file is the journal of another tuning run that has nothing worth keeping."""
+        headings = [line for line in lines if isinstance(line, Heading)]
+        if not headings or self.num_damaged or _is_same(headings[0], heading):
+            return False
+        return not any(map(_is_worth_keeping, lines))
+
+    def _end_last_line(self, *, is_empty: bool) -> None:
+        """Complete a line that an interruption truncated; delete the file if that is its heading."""
+        text = read_bytes(self.path) if self.path.exists() else b""
+        if text and is_empty:
+            self.path.unlink()
+        elif text and not text.endswith(b"\n"):
+            with self.path.open("ab") as file:
                 file.write(b"\n")
-        for line in decoded:
-            if isinstance(line, Profile):
-                self._profiles[line.key] = line
-            if isinstance(line, JournaledTrial):
-                self.session = max(self.session, line.result.session + 1)
-            if isinstance(line, JournaledTrial) and _is_conclusive(line.result):
+
+    def _keep(self, line: _Line) -> None:
+        """Keep what a line says about the tuning before it was interrupted."""
+        if isinstance(line, Profile):
+            self._profiles[line.key] = line
+        if isinstance(line, JournaledTrial):
+            self.session = max(self.session, line.result.session + 1)
+            if _is_conclusive(line.result):
                 self._before.setdefault((line.key, line.place), []).append(line.result)
                 self.num_before += 1
-        if not headings:
-            self._write(heading)
 
     def recall(self, key: str, place: str = "") -> TrialResult | None:
         """Return the next earlier trial with this key, of this place if there is one; None if it must be run.
@@ -180,7 +199,7 @@ class Journal:
     def add(self, key: str, result: TrialResult, place: str = "") -> None:
         self._write(JournaledTrial(key=key, result=result, place=place))
 
-    def _write(self, line: Heading | JournaledTrial | Profile) -> None:
+    def _write(self, line: _Line) -> None:
         content: dict[str, Any] = msgspec.to_builtins(line)
         if isinstance(line, JournaledTrial):
             content["result"]["losses"] = _as_texts(line.result.losses)
@@ -200,9 +219,9 @@ class Journal:
     def num_damaged(self) -> int:
         return len(self.damaged)
 
-    def _decoded(self, raw: bytes, number: int) -> Heading | JournaledTrial | Profile | None:
+    def _decoded(self, raw: bytes, number: int) -> _Line | None:
         try:
-            line: Heading | JournaledTrial | Profile = decode_json(raw, _LINE, strict=False)
+            line: _Line = decode_json(raw, _LINE, strict=False)
         except msgspec.DecodeError as error:
             self.damaged.append(BadLine(file=self.path.name, number=number, problem=str(error)))
             return None

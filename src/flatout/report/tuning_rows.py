@@ -1,0 +1,118 @@
+"""Arrange the changes of a tuning in rows: those of the final set, each once, and those that were tried beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from flatout.records.change import SAFETIES, Change, Safety
+from flatout.records.prediction import Prediction
+from flatout.records.tuning import TriedOutcome, TriedSet, TunedChange, TuneResult
+from flatout.records.verdict import Verdict
+
+OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
+    "adopted": "better in repeated trials, and kept",
+    "not confirmed": "looked better in one trial, but further trials did not confirm it",
+    "not better": "not better in its own trial, which gives an estimate, not a verdict",
+    "not reached": "chosen, but too few trials were run to judge its gain",
+    "unsafe": "changes the training result, cannot be checked, or needs too much memory: it is not used",
+    "out of memory": "a rank ran out of device memory",
+    "failed": "the job ended with an error, or did not report the judged quantity",
+    "not applied": "the setting did not reach the job, so its effect is unknown",
+}
+OUTCOME_ORDER: tuple[TriedOutcome, ...] = tuple(OUTCOME_MEANINGS)
+
+
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the accepted changes: one change, or several that were confirmed only together."""
+
+    changes: tuple[Change, ...]
+    verdict: Verdict | None
+    prediction: Prediction | None
+    bound: float | None
+    not_shown: tuple[str, ...] = ()  # names of changes that looked no better than noise alone
+    only_together: tuple[str, ...] = ()  # names of changes that had no separate trial
+
+    @property
+    def name(self) -> str:
+        return " + ".join(change.name for change in self.changes)
+
+    @property
+    def safety(self) -> Safety:
+        return max((change.safety for change in self.changes), key=SAFETIES.index)
+
+
+def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
+    """Return the rows of the final set's changes, in the order of their adoption; each change is in one row."""
+    final = {change.name: change for change in result.tuning.changes.changes}
+    tuned = {each.change.name: each for each in result.tuning.each}
+    adopted_in: dict[str, TriedSet] = {}
+    for tried in result.tried:
+        if tried.outcome == "adopted":
+            adopted_in.update(dict.fromkeys(tried.changes, tried))
+
+    rows: list[Adopted] = []
+    shown: set[str] = set()
+    for name in final:
+        if name in shown:
+            continue
+        alone, together = tuned.get(name), adopted_in.get(name)
+        if together is not None and (alone is None or alone.verdict is None):
+            names = [other for other in together.changes if other in final and other not in shown]
+            verdict = together.verdict
+        else:
+            names = [name]
+            verdict = alone.verdict if alone is not None else None
+        shown.update(names)
+        rows.append(
+            Adopted(
+                changes=tuple(final[other] for other in names),
+                verdict=verdict,
+                prediction=_adopted_prediction(names, alone, together),
+                bound=_adopted_bound(final[name], together) if len(names) == 1 else None,
+                not_shown=tuple(other for other in names if other in tuned and not tuned[other].is_shown_alone),
+                only_together=tuple(other for other in names if other in tuned and not tuned[other].had_own_trial),
+            )
+        )
+    return tuple(rows)
+
+
+def _adopted_prediction(
+    names: Sequence[str], alone: TunedChange | None, together: TriedSet | None
+) -> Prediction | None:
+    """Return the prediction for exactly these changes; the prediction for a subset of a tried set is unknown."""
+    if len(names) == 1 and alone is not None and alone.prediction is not None:
+        return alone.prediction
+    if together is not None and sorted(together.changes) == sorted(names):
+        return together.prediction
+    return None
+
+
+def _adopted_bound(change: Change, together: TriedSet | None) -> float | None:
+    if together is not None and together.bound is not None:
+        return together.bound
+    return change.predicted_speedup
+
+
+def not_adopted(result: TuneResult) -> tuple[TriedSet, ...]:
+    """Return the changes that were tried but are not in the final set, by outcome, then by trial order."""
+    final = {change.name for change in result.tuning.changes.changes}
+    left = [one for one in result.tried if one.outcome != "adopted" or not final.issuperset(one.changes)]
+    return tuple(sorted(left, key=lambda one: OUTCOME_ORDER.index(one.outcome)))
+
+
+def not_shown_sentence(rows: Sequence[Adopted]) -> str:
+    """Name the changes that may gain nothing; empty if there are none."""
+    names = [name for row in rows for name in row.not_shown]
+    if not names:
+        return _only_together(rows)
+    return f"Not shown alone: {', '.join(names)}. Its own trial was no better than noise, so it possibly gains nothing."
+
+
+def _only_together(rows: Sequence[Adopted]) -> str:
+    """Name the changes that had a trial only together with others; empty if there are none."""
+    names = [name for row in rows for name in row.only_together]
+    if not names:
+        return ""
+    return f"Tried only together: {', '.join(names)}. Any one of them possibly gains nothing."
