@@ -128,31 +128,56 @@ def _whole(
     mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], *, is_lossy: bool, is_resampled: bool
 ) -> str | None:
     """Say what is missing or wrong in the gradients, apart from their size; None if they are complete."""
-    base = groups[0]
-    counts = {one.num_parameters for one in base}
-    if None not in {mine.num_parameters, *counts} and len(counts) == 1 and mine.num_parameters not in counts:
-        return f"the optimizer has {mine.num_parameters} parameters, and {counts.pop()} in the job"
-    num_steps = min(len(one.norms) for one in (mine, *base))
+    job = groups[0]
+    return (
+        _other_parameters(mine, job)
+        or _not_finite_or_absent(mine, job)
+        or _unreduced(mine, job)
+        or (None if is_lossy else _lost(mine, groups, is_resampled=is_resampled))
+    )
+
+
+def _other_parameters(mine: GradientNorms, job: Sequence[GradientNorms]) -> str | None:
+    """Say that the optimizer has another number of parameters, if it is known and the same in all runs of the job."""
+    counts = {run.num_parameters for run in job}
+    if mine.num_parameters is None or None in counts or len(counts) != 1 or mine.num_parameters in counts:
+        return None
+    return f"the optimizer has {mine.num_parameters} parameters, and {counts.pop()} in the job"
+
+
+def _not_finite_or_absent(mine: GradientNorms, job: Sequence[GradientNorms]) -> str | None:
+    """Say in which step the gradients are infinite or zero, and in no run of the job."""
+    num_steps = min(len(run.norms) for run in (mine, *job))
     for step in range(num_steps):
-        if math.isinf(mine.norms[step]) and all(math.isfinite(one.norms[step]) for one in base):
+        if math.isinf(mine.norms[step]) and all(math.isfinite(run.norms[step]) for run in job):
             return f"the gradients of its step {step + 1} are not finite, and the job's are"
-        if mine.norms[step] == 0 and all(one.norms[step] > 0 for one in base):
+        if mine.norms[step] == 0 and all(run.norms[step] > 0 for run in job):
             return f"there are no gradients in its step {step + 1}, and in the job there are"
-    usual = max((one.rank_spread for one in base if one.rank_spread is not None), default=None)
-    if usual is not None and usual <= RANKS_DIFFER and mine.rank_spread is not None:
-        allowed = max(RANKS_AGREE, RANK_SPREADS * usual)
-        if mine.rank_spread > allowed:
-            return (
-                f"the norm of a parameter's gradient differs by {percent(mine.rank_spread)} between ranks, and they"
-                " agree in the job: not all gradients are reduced"
-            )
-    lost = set(mine.without).difference(*(one.faint for one in base))
-    if len(lost) > max(_num_changing(runs, is_resampled=is_resampled) for runs in groups) and not is_lossy:
-        return (
-            f"{len(lost)} of {mine.num_parameters} parameters get no gradient (the first of them is number"
-            f" {min(lost) + 1} of the optimizer), and they do in the job"
-        )
     return None
+
+
+def _unreduced(mine: GradientNorms, job: Sequence[GradientNorms]) -> str | None:
+    """Say how much the ranks' gradients differ, if those of the job agree."""
+    usual = max((run.rank_spread for run in job if run.rank_spread is not None), default=None)
+    if usual is None or usual > RANKS_DIFFER or mine.rank_spread is None:
+        return None
+    if mine.rank_spread <= max(RANKS_AGREE, RANK_SPREADS * usual):
+        return None
+    return (
+        f"the norm of a parameter's gradient differs by {percent(mine.rank_spread)} between ranks, and they"
+        " agree in the job: not all gradients are reduced"
+    )
+
+
+def _lost(mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], *, is_resampled: bool) -> str | None:
+    """Say how many parameters get no gradient, if they are more than change from run to run of the job."""
+    lost = set(mine.without).difference(*(run.faint for run in groups[0]))
+    if len(lost) <= max(_num_changing(runs, is_resampled=is_resampled) for runs in groups):
+        return None
+    return (
+        f"{len(lost)} of {mine.num_parameters} parameters get no gradient (the first of them is number"
+        f" {min(lost) + 1} of the optimizer), and they do in the job"
+    )
 
 
 def _num_changing(runs: Sequence[GradientNorms], *, is_resampled: bool) -> int:

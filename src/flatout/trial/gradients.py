@@ -100,23 +100,39 @@ def _together(ranks: Sequence[_Optimizer]) -> GradientNorms:
     assert num_parameters is not None
     is_sharded = np.zeros(num_parameters, dtype=np.bool_)
     is_sharded[list(sharded)] = True
-    steps = [_of_step(of_ranks, is_sharded) for of_ranks in zip(*(rank.steps for rank in ranks), strict=False)]
-    before = [_of_step(of_ranks, is_sharded) for of_ranks in zip(*(rank.unclipped for rank in ranks), strict=False)]
-    finite = [step for step in steps if step is not None and np.isfinite(step.norms).all()]
-    is_zero = [step.norms == 0 for step in finite]
-    is_faint = [step.norms <= FAINT * step.norm for step in finite]
+    steps = _of_all_ranks([rank.steps for rank in ranks], is_sharded)
+    before = _of_all_ranks([rank.unclipped for rank in ranks], is_sharded)
     # If each layer is clipped separately, a parameter's norm after clipping can be equal on all ranks by clipping
     # alone.
     spreads = [step.spread for step in (*steps, *before) if step is not None and step.spread is not None]
+    without, absent, faint = _missing_in(steps)
     return GradientNorms(
         num_parameters=num_parameters,
         norms=_norms(steps),
         unclipped=_norms(before) if any(step is not None for step in before) else (),
-        without=_places(np.sum(is_zero, axis=0) > len(finite) / 2) if finite else (),
-        absent=_places(np.any(is_zero, axis=0)) if finite else (),
-        faint=_places(np.any(is_faint, axis=0)) if finite else (),
+        without=without,
+        absent=absent,
+        faint=faint,
         rank_spread=max(spreads, default=None),
     )
+
+
+def _of_all_ranks(
+    by_rank: Sequence[Sequence[tuple[float, ...] | None]], is_sharded: NDArray[np.bool_]
+) -> list[_Step | None]:
+    """Combine the ranks' norms of each step that all of them have."""
+    return [_of_step(of_ranks, is_sharded) for of_ranks in zip(*by_rank, strict=False)]
+
+
+def _missing_in(steps: Sequence[_Step | None]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the parameters without a gradient in most steps, in any step, and with a faint one in any step."""
+    finite = [step for step in steps if step is not None and np.isfinite(step.norms).all()]
+    if not finite:
+        return (), (), ()
+    is_zero = np.array([step.norms == 0 for step in finite])
+    is_faint = np.array([step.norms <= FAINT * step.norm for step in finite])
+    in_most = np.sum(is_zero, axis=0) > len(finite) / 2
+    return _places(in_most), _places(np.any(is_zero, axis=0)), _places(np.any(is_faint, axis=0))
 
 
 class _Step(NamedTuple):
