@@ -1,4 +1,4 @@
-"""Arrange the changes of a tuning in rows: those of the final set, each once, and those that were tried beside them."""
+"""Arrange the changes of a tuning in rows: those of the final set, each once, and the others that were tried."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Journal:
             self._write(heading)
 
     def _lines_of_file(self) -> list[_Line]:
-        """Return the lines that can be read; none if there is no file. Raises InputError if it is no journal."""
+        """Return the lines that can be read; none if there is no file. Raises InputError if it is another file."""
         if os.path.lexists(self.path) and not is_journal(self.path):
             raise InputError(f"{self.path} is not the journal of a tuning run", hint="pass another --out")
         raw_lines = read_bytes(self.path).splitlines() if self.path.exists() else []
