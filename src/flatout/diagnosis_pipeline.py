@@ -23,6 +23,8 @@ from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
 from flatout.errors import InputError
 from flatout.inside.protocol import File
+from flatout.loading.causes import causes_of_slowness
+from flatout.loading.profile import loading_profile
 from flatout.rank_executor import map_ranks, num_cores
 from flatout.read import RankPart, SeveralRanksError, TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
@@ -219,6 +221,21 @@ def _untraced(recording: Recording) -> Untraced | None:
     )
 
 
+def _with_loader_cause(facts: JobFacts, recording: Recording) -> JobFacts:
+    """Return the facts with the cause for which the slowest rank's batches take their time, if stages were timed."""
+    profile = loading_profile(recording)
+    slowest = next((loading for loading in profile.ranks if loading.rank == profile.slowest_rank), None)
+    if slowest is None:
+        return facts
+    cause, stage = causes_of_slowness(slowest)[0]
+    return msgspec.structs.replace(
+        facts,
+        loader_cause=cause.value,
+        loader_stage=stage.name if stage is not None else None,
+        loader_stage_share=stage.share if stage is not None else None,
+    )
+
+
 def _facts(recording: Recording | None) -> JobFacts | None:
     """Return the recording's facts about the job; None without a recording, or if its facts cannot be read."""
     if recording is None:
@@ -226,7 +243,7 @@ def _facts(recording: Recording | None) -> JobFacts | None:
     from flatout.profile.read_facts import read_facts
 
     try:
-        return read_facts(Path(recording.path), recording)
+        return _with_loader_cause(read_facts(Path(recording.path), recording), recording)
     except InputError:
         return None
 

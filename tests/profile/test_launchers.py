@@ -204,7 +204,7 @@ def test_the_environment_differs_by_what_is_documented(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os; print(*sorted(f'{k}={v}' for k, v in os.environ.items()), sep='\\n')"]
     plain, done = run(command), run([*profiling(tmp_path / "r"), *command])
     changed = {line.split("=")[0] for line in {*plain.stdout.splitlines()} ^ {*done.stdout.splitlines()}}
-    assert changed == {"PYTHONPATH", "FLATOUT_RECORDING", "FLATOUT_STEPS"}
+    assert changed == {"PYTHONPATH", "FLATOUT_RECORDING", "FLATOUT_STEPS", "FLATOUT_LOADER_STAGES"}
 
 
 def test_a_torch_script_finds_nothing_of_ours(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def profile(
 
     Example: flatout profile -- torchrun --standalone --nproc-per-node 2 train.py --epochs 1
     """
+    from flatout.inside.protocol import Variable
     from flatout.launch import end_like
     from flatout.launch.abandoned import abandoned_jobs
     from flatout.profile import Options, record
@@ -64,7 +65,14 @@ def profile(
     recorded = record(
         command,
         out or default_path(),
-        Options(num_steps=steps, warmup=warmup, is_light=light, force=force, job_key=key_of_nodes(command, os.environ)),
+        Options(
+            num_steps=steps,
+            warmup=warmup,
+            is_light=light,
+            force=force,
+            job_key=key_of_nodes(command, os.environ),
+            variables={Variable.LOADER_STAGES: "1"},
+        ),
         shown_command=masked_command(command),
         sampler=[sys.executable, "-m", "flatout.probe.sampler"],
     )

@@ -35,9 +35,7 @@ def find_causes(loading: RankLoading) -> tuple[FoundCause, ...]:
     share = wait_share(loading)
     if share is None or share < MIN_WAIT:
         return ()
-    causes = [*_cores(loading), *_single_batches(loading), *_transport(loading), *_stage(loading)]
-    if not causes:
-        causes = [(LoaderFinding.UNKNOWN, None)]
+    causes = causes_of_slowness(loading)
     best = best_workers(loading.speeds)
     present = next((speed for speed in loading.speeds if speed.num_workers == loading.num_workers), None)
     gain = workers = None
@@ -66,6 +64,12 @@ def wait_share(loading: RankLoading) -> float | None:
 
 
 _Cause = tuple[LoaderFinding, SampleStage | None]
+
+
+def causes_of_slowness(loading: RankLoading) -> list[_Cause]:
+    """Return why batches take their time, whether or not the training waits for them; each with its stage, if any."""
+    causes = [*_cores(loading), *_single_batches(loading), *_transport(loading), *_stage(loading)]
+    return causes or [(LoaderFinding.UNKNOWN, None)]
 
 
 def _cores(loading: RankLoading) -> list[_Cause]:

@@ -92,6 +92,13 @@ def test_a_loader_that_waits_is_told_to_have_more_workers_than_cores(share: floa
     assert finding.evidence["loader_cpu_share"] == share
 
 
+def test_the_stage_with_most_of_the_work_is_named() -> None:
+    finding = known(loader_cause="decode-bound", loader_stage="decode", loader_stage_share=0.6)
+    assert finding.title.endswith("; most of the work on a sample is its stage decode")
+    assert finding.evidence["loader_cause"] == "decode-bound" and finding.evidence["largest_stage_share"] == 0.6
+    assert "stage" not in known().title and "loader_cause" not in known().evidence
+
+
 @pytest.mark.parametrize("share", [0.1, 1.0, None])
 @pytest.mark.parametrize(("is_iterable", "is_told"), [(True, True), (None, True), (False, False)])
 def test_more_workers_are_not_offered_to_an_iterable_data_set_without_saying_that_samples_repeat(

@@ -11,8 +11,9 @@ Evidence
     Idle seconds per step in each rank's loader, how long the other ranks wait for the slowest one, and the type of the
     loader: `_SingleProcessDataLoaderIter` has no worker processes, `_MultiProcessingDataLoaderIter` has at least one. A
     recording also has the CPU time of making a batch, as a share of its time: a small share means waiting for storage
-    or for a network. A recording has every step's wait for its batch (`wait_in_all_steps_s`). Where that is longer than
-    in the traced steps, it counts: the recorder prolongs the rest of a traced step, and batches are ready in time.
+    or for a network. Its stage with most of the work on a sample is named; `flatout data show DIR` lists all of them. A
+    recording has every step's wait for its batch (`wait_in_all_steps_s`). Where that is longer than in the traced
+    steps, it counts: the recorder prolongs the rest of a traced step, and batches are ready in time.
 
 Change to try
     Set `num_workers`: up to the cores that this process may use if workers compute, and more if they wait. Each worker
@@ -73,6 +74,11 @@ def find(context: DiagnosisContext) -> list[Finding]:
         "loader_cpu_share": loader.loader_cpu_share,
         "is_iterable_dataset": loader.loader_is_iterable,
     }
+    if loader.loader_cause is not None:
+        evidence["loader_cause"] = loader.loader_cause
+    if loader.loader_stage is not None:
+        evidence["largest_stage"] = loader.loader_stage
+        evidence["largest_stage_share"] = loader.loader_stage_share
     if logged_s is not None:
         evidence["wait_in_all_steps_s"] = logged_s
     late = _last_rank(context)
@@ -101,6 +107,8 @@ def _title(context: DiagnosisContext, ranks: tuple[int, ...], cost_s: float, *, 
     if loader.loader_waits:
         share = percent(loader.loader_cpu_share or 0.0)
         title += f"; making a batch is waiting rather than computing: {share} of its time is CPU time"
+    if loader.loader_stage is not None:
+        title += f"; most of the work on a sample is its stage {loader.loader_stage}"
     return title
 
 

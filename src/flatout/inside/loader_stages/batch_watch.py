@@ -229,9 +229,13 @@ class BatchWatch:
         }
         path = self._folder / File.STAGES.of(process_name(os.uname().nodename, self._pid))
         partial = path.with_name(partial_name(path.name))
-        write_private(partial, json.dumps(report).encode())
-        partial.replace(path)
         self._written_at = _now()
+        try:
+            write_private(partial, json.dumps(report).encode())
+            partial.replace(path)
+        except OSError as error:  # a full disk: the steps are still recorded as far as there is space
+            LOG.write(f"the stages of batches were not written: {error.strerror}")
+            partial.unlink(missing_ok=True)
 
 
 def _as_dict(spent: StageTime) -> dict[str, float]:
