@@ -13,14 +13,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# In each rank: little memory, so that arrays and messages are small, and a check of collectives that needs no more; and
-# no more rounds than are asked for. Otherwise a rank repeats its measurements for as long as `--time` allows.
+# In each rank: little memory, so that arrays and messages are small, and a check of collectives that needs no more; the
+# two smallest matrices; and no more rounds than are asked for. Otherwise a rank repeats its measurements for as long as
+# `--time` allows.
 _SMALL_RANK = """\
 import os
 if "RANK" in os.environ:
     import flatout.probe.limits
     import flatout.probe.ceilings.collectives
+    import flatout.probe.ceilings.matmul
     import flatout.probe.ceilings.rounds
+    flatout.probe.ceilings.matmul.CPU_SHAPES = flatout.probe.ceilings.matmul.CPU_SHAPES[:2]
     flatout.probe.limits.free_bytes = lambda: {free_bytes}
     flatout.probe.ceilings.collectives._AT_ONCE = 1 << 16
     flatout.probe.ceilings.rounds.MAX_ROUNDS = {num_rounds}
