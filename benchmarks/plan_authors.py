@@ -2,9 +2,9 @@
 
     python benchmarks/plan_authors.py published_runs.csv [more.csv] [--source NAME ...] [--json FILE]
 
-For each model, GPU, number of GPUs, batch and precision, the training of the first row is planned for the software of
-that row, by constants that were not fitted to its source. A layout has the place in the list where TP, PP and EP are
-its own. Rows whose model or cluster is not understood are left out.
+For each model, GPU, number of GPUs, batch and precision, the training of the first row is planned for the framework
+of that row, as `flatout plan --for` does, by constants that were not fitted to its source. A layout has the place in
+the list where TP, PP and EP are its own. Rows whose model or cluster is not understood are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from flatout.records.plan import Layout
 from flatout.report.plan_text import layout_text
 
 NUM_LAYOUTS = 100
-NVIDIA = ("NeMo", "Megatron-Bridge", "dgxc-25.02")
+# Source -> the target of the plan: its framework.
+NVIDIA = {"NeMo": "nemo", "Megatron-Bridge": "megatron", "dgxc-25.02": "nemo"}
 
 
 def trainings(paths: list[Path], sources: tuple[str, ...]) -> Iterator[RunRow]:
@@ -50,7 +51,7 @@ def trainings(paths: list[Path], sources: tuple[str, ...]) -> Iterator[RunRow]:
                     yield row
 
 
-def place(row: RunRow) -> tuple[int | None, Layout] | None:
+def place(row: RunRow, *, for_framework: bool) -> tuple[int | None, Layout] | None:
     """Return the place of the author's degrees in the plan, None if they are not listed, and the author's layout."""
     software = software_of(row)
     workload, machine, chosen = model_of(row), cluster_of(row), layout_of(row, software)
@@ -68,6 +69,7 @@ def place(row: RunRow) -> tuple[int | None, Layout] | None:
         software=software,
         calibration=calibration,
         memory=MemoryCalibration(constants=constants),
+        target=NVIDIA.get(row.text("source_family"), "") if for_framework else "",
     )
     try:
         listed = plan(context, num_layouts=NUM_LAYOUTS).layouts
@@ -85,10 +87,11 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--source", action="append")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--any-framework", action="store_true", help="also list layouts that the framework cannot run")
     arguments = parser.parse_args()
     results = []
     for row in trainings(arguments.runs, tuple(arguments.source or NVIDIA)):
-        found = place(row)
+        found = place(row, for_framework=not arguments.any_framework)
         if found is None:
             continue
         number, chosen = found

@@ -101,6 +101,23 @@ def test_what_a_row_says_changes_what_its_framework_does(
 
 
 @pytest.mark.parametrize(
+    ("notes", "overlaps_ep", "uses_graphs"),
+    [
+        ("hybridep; overlap_moe_expert_parallel_comm", True, False),
+        ("1f1b ep a2a overlap, full-iteration cuda graphs", True, True),
+        ("full cuda graph", False, True),
+        ("cuda graphs of attention only", False, False),  # the host still launches the experts
+        ("ep 64", False, False),
+    ],
+)
+def test_rows_say_what_their_experts_overlap_and_whether_a_graph_is_the_iteration(
+    notes: str, overlaps_ep: bool, uses_graphs: bool
+) -> None:
+    settings = settings_of(framework="megatron-core", notes=notes)
+    assert (settings.get("overlaps_ep", False), settings.get("uses_graphs", False)) == (overlaps_ep, uses_graphs)
+
+
+@pytest.mark.parametrize(
     ("source", "is_compiled"),
     [
         ("torchtitan benchmarks/llama3_h100_202412_torchtitan.md", False),

@@ -65,7 +65,9 @@ NEMO = words(
     """
 strategy.tensor_model_parallel_size strategy.pipeline_model_parallel_size strategy.virtual_pipeline_model_parallel_size
 strategy.context_parallel_size strategy.sequence_parallel strategy.expert_model_parallel_size
-strategy.expert_tensor_parallel_size strategy.num_layers_in_last_pipeline_stage strategy.fsdp strategy.save_ckpt_format
+strategy.expert_tensor_parallel_size strategy.num_layers_in_last_pipeline_stage
+strategy.account_for_embedding_in_pipeline_split strategy.account_for_loss_in_pipeline_split
+recipe.model.config.recompute_modules strategy.fsdp strategy.save_ckpt_format
 strategy.ddp.use_distributed_optimizer strategy.ddp.overlap_grad_reduce strategy.ddp.overlap_param_gather
 strategy.ddp.data_parallel_sharding_strategy recipe.model.config.recompute_granularity
 recipe.model.config.recompute_method recipe.model.config.recompute_num_layers recipe.model.config.seq_length
@@ -181,6 +183,20 @@ JOBS = {
         batch=256,
         precision="fp4",
     ),
+    "chunks that count the ends": planned(
+        "qwen3-235b-a22b",
+        Layout(
+            tp=2, sequence_parallel=True, pp=8, vpp=4, ep=32, dp=16, zero=1, num_micro_batches=64, recompute="selective"
+        ),
+        256,
+        batch=1024,
+    ),
+    "latent attention, recomputed": planned(
+        "deepseek-v3",
+        Layout(pp=8, ep=32, dp=32, zero=1, num_micro_batches=16, recompute="selective"),
+        256,
+        batch=512,
+    ),
     "1f1b": planned("llama2-7b", Layout(pp=4, dp=8, zero=1, num_micro_batches=8, recompute="full"), 32, batch=64),
     "gpipe": planned(
         "llama3-8b", Layout(pp=4, cp=2, dp=8, zero=3, num_micro_batches=8, schedule="gpipe"), 64, batch=64
@@ -239,7 +255,10 @@ def test_megatron_knows_every_argument_and_gets_the_plan(job: PlannedJob) -> Non
     given = arguments(emitted.text)
     assert f"--nproc-per-node={min(8, job.cluster.num_gpus)}" in given
     given = given[next(at for at, word in enumerate(given) if word.endswith("pretrain_gpt.py")) + 1 :]
-    names = [word.removeprefix("--").split("=")[0] for word in given]
+    modules = {word for word in given if not word.startswith("--")}
+    assert modules <= {"layernorm", "moe_act", "mla_up_proj"}  # megatron/core/transformer/transformer_config.py
+    assert bool(modules) == (job.layout.recompute == "selective")
+    names = [word.removeprefix("--").split("=")[0] for word in given if word not in modules]
     assert sorted(set(names) - MEGATRON) == []
     assert len(set(names)) == len(names)
     values = dict(word.removeprefix("--").split("=", 1) for word in given if "=" in word)
@@ -255,6 +274,33 @@ def test_megatron_knows_every_argument_and_gets_the_plan(job: PlannedJob) -> Non
     assert ("use-megatron-fsdp" in names) == (layout.zero >= 2)
     assert ("sequence-parallel" in names) == layout.sequence_parallel
     assert values.get("recompute-granularity", "none") == layout.recompute
+
+
+def test_megatron_recomputes_the_modules_that_the_plan_counts() -> None:
+    for name, modules in (
+        ("latent attention, recomputed", ["layernorm", "moe_act", "mla_up_proj"]),
+        ("chunks that count the ends", ["layernorm", "moe_act"]),
+    ):
+        (emitted,) = plan_megatron.emit(JOBS[name])
+        given = arguments(emitted.text)
+        place = given.index("--recompute-modules") + 1
+        assert given[place : place + len(modules)] == modules
+        assert given[place + len(modules)].startswith("--")
+        assert plan_nemo.model(JOBS[name])["recompute_modules"] == modules
+
+
+def test_chunks_count_the_embedding_and_the_logits_where_only_that_divides() -> None:
+    """94 layers and two ends are 3 for each of 8 * 4 chunks; NVIDIA's recipe of Qwen 3 235B has this split."""
+    counted, plain = JOBS["chunks that count the ends"], JOBS["latent attention, recomputed"]
+    flags = {"--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"}
+    for job, is_counted in ((counted, True), (plain, False)):
+        (emitted,) = plan_megatron.emit(job)
+        assert flags.issubset(arguments(emitted.text)) == is_counted
+        assert plan_nemo.strategy(job).get("account_for_loss_in_pipeline_split", False) == is_counted
+    options = plan_torchtitan.settings(counted)
+    assert options["parallelism.pipeline_parallel_layers_per_stage"] == "3"
+    assert options["parallelism.pipeline_parallel_first_stage_less_layers"] == "1"
+    assert options["parallelism.pipeline_parallel_last_stage_less_layers"] == "1"
 
 
 def test_megatron_is_given_the_shape_of_experts_and_latent_attention() -> None:

@@ -42,7 +42,9 @@ def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
             if batch % (dp * mbs) or vpp > 64:
                 continue
             m = batch // (dp * mbs)
-            if vpp > 1 and (pp == 1 or w.num_layers % (pp * vpp) or m % pp):
+            # The embedding and the logits may count as a layer each, if no chunk then has nothing else.
+            has_ends = (w.num_layers + 2) % (pp * vpp) == 0 and (w.num_layers + 2) // (pp * vpp) > 1
+            if vpp > 1 and (pp == 1 or (w.num_layers % (pp * vpp) and not has_ends) or m % pp):
                 continue
             if vpp == 1 and w.num_layers % pp and (pp - 1) * -(-w.num_layers // pp) >= w.num_layers:
                 continue

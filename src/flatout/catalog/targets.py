@@ -55,6 +55,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: str
     source: str
     date: str
+    columns: dict[str, str]  # how a table of measured runs describes it, which says what it does in a step
+    software: dict[str, bool | float] = {}  # fields of `Software` in which the settings written for it differ
     limit: tuple[Limit, ...] = ()
 
     def broken_limit(self, facts: Facts) -> Limit | None:

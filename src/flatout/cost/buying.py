@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from flatout.catalog.prices import Prices, Range, Terms, gpu_named
 from flatout.cost.energy import busy_power, idle_power
-from flatout.cost.estimates import exact, of_range, product, unknown
+from flatout.cost.estimates import exact, of_range, product, total, unknown
 from flatout.records.buying import BuyOrRent, Ownership, OwnershipCost
 from flatout.records.cost import Estimate
 
@@ -245,19 +245,8 @@ def _energy_per_year(ownership: Ownership, inputs: _Inputs) -> Estimate:
         return unknown("the utilisation is unknown (give utilisation)")
     working = product(exact(ownership.utilisation), inputs.busy_w)
     resting = product(exact(1 - ownership.utilisation), inputs.idle_w)
-    for estimate in (working, resting):
-        if estimate.value is None or estimate.low is None or estimate.high is None:
-            return estimate
-    assert working.value is not None and working.low is not None and working.high is not None
-    assert resting.value is not None and resting.low is not None and resting.high is not None
-    mean_w = Estimate(
-        value=working.value + resting.value,
-        low=working.low + resting.low,
-        high=working.high + resting.high,
-        provenance=working.provenance,
-    )
-    kilowatt_hours = exact(ownership.num_gpus * HOURS_PER_MONTH * 12 / 1000)
-    return product(kilowatt_hours, mean_w, inputs.pue, inputs.electricity)
+    kilohours = exact(ownership.num_gpus * HOURS_PER_MONTH * 12 / 1000)
+    return product(kilohours, total([working, resting]), inputs.pue, inputs.electricity)
 
 
 def _bounded(values: Mapping[_Bound, float | None]) -> Estimate:

@@ -143,16 +143,15 @@ def chargeback(
     share_of_period = _share_of_period(accounting, budget_period_s)
     unchecked = _why_unchecked(accounting, has_period=budget_period_s is not None)
     budget_states = [_budget(team, usd, teams, share_of_period, unchecked) for team, usd in (budgets or {}).items()]
-    starts = [attempt.start_s for attempt in accounting.attempts if attempt.start_s is not None]
-    ends = [attempt.end_s for attempt in accounting.attempts if attempt.end_s is not None]
+    from_s, to_s = _span(accounting.attempts)
     return Chargeback(
         sources=(accounting.path,),
         teams=tuple(teams),
         total=total_cost,
         budgets=tuple(budget_states),
         measured_share=_measured_share(total_cost),
-        from_s=min(starts, default=None),
-        to_s=max(ends, default=None),
+        from_s=from_s,
+        to_s=to_s,
         terms=tariff.terms if tariff.usd_per_gpu_hour is None else "as given",
         region=tariff.grid.name if tariff.grid is not None else None,
         num_rows=accounting.num_rows,
@@ -161,6 +160,13 @@ def chargeback(
         left_out=accounting.left_out,
         notes=(*accounting.notes, *_notes(accounting, total_cost, usages)),
     )
+
+
+def _span(attempts: Sequence[JobAttempt]) -> tuple[float | None, float | None]:
+    """Return the first start and the last end; None where no attempt has one."""
+    starts = [attempt.start_s for attempt in attempts if attempt.start_s is not None]
+    ends = [attempt.end_s for attempt in attempts if attempt.end_s is not None]
+    return min(starts, default=None), max(ends, default=None)
 
 
 def _with_interval(attempt: JobAttempt, usage: Usage | None, checkpoint_interval_s: float | None) -> Usage | None:

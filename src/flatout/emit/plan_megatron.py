@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 
 from flatout.emit.plan_heading import script, torchrun_words
-from flatout.records.plan import Layout, Workload
+from flatout.records.plan import Layout, Workload, counts_ends
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -28,6 +28,12 @@ def emit(job: PlannedJob) -> tuple[Emitted, ...]:
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if needs_order else {}
     text = script(job, TARGET, notes, environment, groups)
     return (Emitted(path="megatron_plan.sh", text=text, notes=notes),)
+
+
+def recomputed_modules(workload: Workload) -> tuple[str, ...]:
+    """Return the modules that a plan with selective recomputation counts, by Megatron-Core's names."""
+    modules = {"layernorm": True, "moe_act": workload.num_experts > 0, "mla_up_proj": workload.kv_rank > 0}
+    return tuple(name for name, applies in modules.items() if applies)
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:
@@ -55,19 +61,26 @@ def _parallel(job: PlannedJob) -> list[str]:
         words.append("--sequence-parallel")
     if layout.vpp > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank={layout.vpp}")
+        if counts_ends(job.workload.num_layers, layout.pp, layout.vpp):
+            words += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
     elif job.workload.num_layers % layout.pp:
         words.append(f"--decoder-last-pipeline-num-layers={_last_stage(job)}")
     if layout.cp > 1:
         words += [f"--context-parallel-size={layout.cp}", "--cp-comm-type=p2p"]
     if job.workload.num_experts:
         words += [f"--expert-model-parallel-size={layout.ep}", f"--expert-tensor-parallel-size={layout.etp}"]
-    return [*words, *_sharding(layout), *_RECOMPUTE.get(layout.recompute, ())]
+    return [*words, *_sharding(layout), *_recompute(job)]
 
 
-_RECOMPUTE: dict[str, tuple[str, ...]] = {
-    "selective": ("--recompute-granularity=selective",),
-    "full": ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"),
-}
+def _recompute(job: PlannedJob) -> list[str]:
+    """Return the arguments for what the backward pass computes again."""
+    if job.layout.recompute == "full":
+        return ["--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"]
+    if job.layout.recompute == "selective":
+        return ["--recompute-granularity=selective", "--recompute-modules", *recomputed_modules(job.workload)]
+    return []
+
+
 _OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
 _ZERO: dict[int, tuple[str, ...]] = {
     0: ("--overlap-grad-reduce",),

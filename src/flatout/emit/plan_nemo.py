@@ -5,6 +5,8 @@ megatron_strategy.py` and `nemo/collections/llm/recipes/`; the last release with
 from __future__ import annotations
 
 from flatout.emit.plan_heading import commented, gpus_per_node, num_nodes
+from flatout.emit.plan_megatron import recomputed_modules
+from flatout.records.plan import counts_ends
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -80,6 +82,9 @@ def strategy(job: PlannedJob) -> dict[str, object]:
     }
     if job.workload.num_experts:
         arguments |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": layout.etp}
+    if counts_ends(num_layers, layout.pp, layout.vpp):
+        arguments["account_for_embedding_in_pipeline_split"] = True
+        arguments["account_for_loss_in_pipeline_split"] = True
     if layout.pp > 1 and layout.vpp == 1 and num_layers % layout.pp:
         layers_per_stage = -(-num_layers // layout.pp)
         arguments["num_layers_in_last_pipeline_stage"] = num_layers - layers_per_stage * (layout.pp - 1)
@@ -118,7 +123,12 @@ def model(job: PlannedJob) -> dict[str, object]:
     """Return the fields of Megatron's `TransformerConfig`."""
     if job.layout.recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {"recompute_granularity": "selective" if job.layout.recompute == "selective" else None}
+    if job.layout.recompute == "selective":
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": list(recomputed_modules(job.workload)),
+        }
+    return {"recompute_granularity": None}
 
 
 def unexpressed(job: PlannedJob) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ names the older options in a comment.
 from __future__ import annotations
 
 from flatout.emit.plan_heading import script, torchrun_words
-from flatout.records.plan import Layout
+from flatout.records.plan import Layout, counts_ends
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -93,12 +93,13 @@ def _pipeline(job: PlannedJob) -> dict[str, str]:
     """Return the options of the pipeline."""
     layout = job.layout
     layers_per_chunk = max(1, -(-job.workload.num_layers // (layout.pp * layout.vpp)))
+    less_layers = str(int(counts_ends(job.workload.num_layers, layout.pp, layout.vpp)))
     return {
         "parallelism.pipeline_parallel_schedule": _schedule(job),
         "parallelism.num_pp_microbatches": str(layout.num_micro_batches),
         "parallelism.pipeline_parallel_layers_per_stage": str(layers_per_chunk),
-        "parallelism.pipeline_parallel_first_stage_less_layers": "0",
-        "parallelism.pipeline_parallel_last_stage_less_layers": "0",
+        "parallelism.pipeline_parallel_first_stage_less_layers": less_layers,
+        "parallelism.pipeline_parallel_last_stage_less_layers": less_layers,
     }
 
 

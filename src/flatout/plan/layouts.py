@@ -5,7 +5,8 @@ The rules come from Megatron-LM's arguments.py and the papers named in the other
 - The product of the degrees is the number of GPUs.
 - TP divides the heads, the hidden width and the feed-forward widths; it divides the key-value heads or is a multiple
   of them.
-- The number of pipeline chunks divides the layers, or without interleaving, leaves each stage at least one layer.
+- The number of pipeline chunks divides the layers, or the layers and the two ends; or without interleaving, leaves each
+  stage at least one layer.
 - With interleaving, the number of micro-batches is a multiple of the number of stages.
 - The sequence is divisible into 2 * CP pieces.
 - EP divides the experts and the ranks of a stage.
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES
-from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training, Workload
+from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training, Workload, counts_ends
 
 Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
@@ -84,9 +85,13 @@ def tp_is_valid(workload: Workload, tp: int) -> bool:
 
 
 def chunks_are_valid(workload: Workload, pp: int, vpp: int) -> bool:
-    """Whether the layers can be distributed over the pipeline's chunks."""
+    """Whether the layers can be distributed over the pipeline's chunks.
+
+    Several chunks are equal, or the embedding and the logits count as a layer each: the first and the last chunk then
+    have one layer less.
+    """
     layers = workload.num_layers
-    if layers % (pp * vpp) == 0:
+    if layers % (pp * vpp) == 0 or counts_ends(layers, pp, vpp):
         return vpp == 1 or pp > 1
     layers_of_first_stages = (pp - 1) * -(-layers // pp)
     return vpp == 1 and pp <= layers and layers_of_first_stages < layers
@@ -139,7 +144,7 @@ def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
     """Return all layouts with these degrees, with one row per name in `_COLUMNS` and one column per layout."""
     tp, pp, cp, ep, etp = split
     sequences = spec.global_batch // dp
-    all_chunks = divisors(spec.workload.num_layers // pp or 1, MOST_CHUNKS)
+    all_chunks = range(1, min(-(-spec.workload.num_layers // pp), MOST_CHUNKS) + 1)
     shardings = _shardings(spec, dp * cp, tp, pp)
     micro_batch, vpp, sharding, sp, recompute, schedule = _combinations(
         np.array(divisors(sequences, MOST_MICRO_BATCH), dtype=np.float64),

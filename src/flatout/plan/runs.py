@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from flatout.errors import InputError
 from flatout.input_files import open_csv
@@ -90,13 +91,11 @@ def _run(row: RunRow) -> MeasuredRun | None:
     workload, machine, layout = model_of(row), cluster_of(row), layout_of(row, software)
     if workload is None or machine is None or layout is None:
         return None
-    step_time_s = row.number("step_time_s") or row.number("step_time_s_derived")
-    peak_gb = row.number("peak_mem_gb")
-    ran_out_of_memory = row.lower("oom") in _YES
-    if step_time_s is None and peak_gb is None and not ran_out_of_memory:
+    measured = _measured(row)
+    if measured is None:
         return None
     if layout.offload:  # the file has no data on host memory and its link
-        step_time_s, peak_gb = None, None
+        measured = measured._replace(step_time_s=None, peak_bytes=None)
     cluster, shares = machine
     columns = {
         **workload_columns(workload, row.whole("seq_len"), document_tokens_of(row)),
@@ -108,12 +107,29 @@ def _run(row: RunRow) -> MeasuredRun | None:
         source=row.text("source_family") or row.text("source") or "unnamed",
         group=row.text("group"),
         columns={name: float(value) for name, value in columns.items()},
-        step_time_s=None if ran_out_of_memory else step_time_s,
-        peak_memory_bytes=None if peak_gb is None else peak_gb * 2**30,
-        ran_out_of_memory=ran_out_of_memory,
+        step_time_s=measured.step_time_s,
+        peak_memory_bytes=measured.peak_bytes,
+        ran_out_of_memory=measured.ran_out_of_memory,
         software=software,
         says_recompute=says_recompute(row),
     )
+
+
+class _Measured(NamedTuple):
+    step_time_s: float | None
+    peak_bytes: float | None
+    ran_out_of_memory: bool
+
+
+def _measured(row: RunRow) -> _Measured | None:
+    """Return what was measured of the run; None if nothing was."""
+    step_time_s = row.number("step_time_s") or row.number("step_time_s_derived")
+    peak_gb = row.number("peak_mem_gb")
+    ran_out_of_memory = row.lower("oom") in _YES
+    if step_time_s is None and peak_gb is None and not ran_out_of_memory:
+        return None
+    peak_bytes = None if peak_gb is None else peak_gb * 2**30
+    return _Measured(None if ran_out_of_memory else step_time_s, peak_bytes, ran_out_of_memory)
 
 
 def _has_what_is_needed(row: RunRow) -> bool:

@@ -115,7 +115,8 @@ def _valid_layouts(context: SearchContext, fixed: tuple[str, ...]) -> Columns:
     if not len(columns["tp"]):
         raise no_valid_layout(context.spec)
     columns = only(context.spec, columns, fixed)
-    if not context.software.fused_attention or context.software.selective_share:
+    software = context.software
+    if not software.fused_attention or software.selective_share or software.selects_modules:
         return columns
     # Selective recomputation repeats attention's scores, which fused kernels never store: it equals no recomputation.
     is_not_selective = columns["recompute"] != 1

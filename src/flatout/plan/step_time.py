@@ -129,7 +129,12 @@ def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _La
     backward = np.maximum(on_gpu, 2.0 * host)
 
     attention_again = np.where(inputs.fused > 0, 0.0, scores_forward)
-    selected_again = attention_again + inputs.selective_share * matmuls + (inputs.selective_share > 0) * moved
+    operators_again = inputs.selective_share * matmuls + (inputs.selective_share > 0) * moved
+    # Of the modules (norms, the experts' activation, latent attention's up projections), the first two take less than
+    # all elementwise operations, and the last less than all projections of attention's inputs.
+    is_latent = inputs.heads * inputs.head_dim + inputs.kv_width > inputs.qkv_width
+    modules_again = inputs.selects_modules * (moved + np.where(is_latent, attention_in, 0.0))
+    selected_again = attention_again + operators_again + modules_again
     recomputed = inputs.full * forward + inputs.selective * selected_again
     return _Layer(
         forward=forward,

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.catalog.targets import targets
+import msgspec
+
+from flatout.catalog.targets import target_named, targets
 from flatout.errors import UsageError
 from flatout.plan.adapters import trained_parameters
 from flatout.plan.clusters import cluster as read_cluster
@@ -16,6 +18,8 @@ from flatout.plan.inputs import PRECISIONS
 from flatout.plan.layouts import TrainingSpec
 from flatout.plan.model_names import executed_file, workload
 from flatout.plan.optimizers import OPTIMIZERS
+from flatout.plan.run_layout import software_of
+from flatout.plan.run_row import RunRow
 from flatout.plan.search_context import SearchContext
 from flatout.plan.shipped import shipped
 from flatout.plan.targets import ANY
@@ -96,7 +100,7 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         spec=spec,
         precision=request.precision,
         matmul_share=matmul_share,
-        software=_software(request.training),
+        software=_software(request.training, request.target),
         calibration=shipped(),
         risk=request.risk,
         target=request.target,
@@ -106,9 +110,15 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
     return calibrated(context, request.calibrate, request.fixed, note)
 
 
-def _software(training: Training) -> Software:
+def _software(training: Training, target: str) -> Software:
+    """Return what the target's framework does in a step; for any framework, what most current ones do."""
+    software = Software()
+    if target != ANY:
+        framework = target_named(target)
+        usual = software_of(RunRow(framework.columns))
+        software = msgspec.structs.replace(usual, **framework.software)
     gradient_bytes = GRADIENT_BYTES[training.gradients]
-    return Software(gradient_bytes=gradient_bytes, held_gradient_bytes=gradient_bytes)
+    return msgspec.structs.replace(software, gradient_bytes=gradient_bytes, held_gradient_bytes=gradient_bytes)
 
 
 def _check_number_types(request: PlanRequest) -> None:

@@ -117,15 +117,20 @@ def windows(config: ModelConfig, rule: str | int) -> list[int]:
         return [window if kind in _WINDOWED else 0 for kind in types]
     if not window:
         return [0] * layers
+    return [window if is_windowed else 0 for is_windowed in _are_windowed(config, rule, layers)]
+
+
+def _are_windowed(config: ModelConfig, rule: str | int, layers: int) -> list[bool]:
+    """Whether each layer has the window, if the config does not give the layers' types."""
     if rule == "all":
-        return [window] * layers
+        return [True] * layers
     if rule in ("switched", "layers"):
         is_on = rule == "layers" or config.is_on("use_sliding_window")
         first = config.whole("max_window_layers", default=layers)
-        return [window if is_on and layer >= first else 0 for layer in range(layers)]
-    every = config.value("sliding_window_pattern", "_sliding_window_pattern") or rule
-    every = len(every) if isinstance(every, str) else int(every)
-    return [window if (layer + 1) % every else 0 for layer in range(layers)]
+        return [is_on and layer >= first for layer in range(layers)]
+    pattern = config.value("sliding_window_pattern", "_sliding_window_pattern") or rule
+    every = len(pattern) if isinstance(pattern, str) else int(pattern)
+    return [(layer + 1) % every > 0 for layer in range(layers)]
 
 
 def check_length(config: ModelConfig, name: str, values: list[str], layers: int) -> None:

@@ -162,43 +162,68 @@ def _requeues(
     may_touch: Callable[[JobView], bool],
 ) -> Iterator[Action]:
     """Yield requeues that free GPUs for waiting jobs: idle jobs for any waiting job, busy jobs only for urgent ones."""
-    candidates = {job.id: job for job in view.jobs if may_touch(job) and _may_preempt(job, memory, settings)}
-    idle = set(view.idle_for_s) if settings.reclaims_idle else set()
-    room = FreeCapacity(view)
-
-    def cost(job: JobView) -> float:
-        restart_gpu_s = settings.restart_cost_s * job.held_gpus
-        if job.id in idle:
-            return restart_gpu_s * _IDLE_RESTART_COST
-        return job.lost_gpu_s(view.now_unix_s) + restart_gpu_s
-
+    room = _Room(view, memory, settings, may_touch)
     for job in waiting:
-        if job.reason not in _WAITS_FOR_ROOM:
-            continue
-        placement = room.placement(job)
-        if placement is not None:
-            room.take(placement)
-            continue
-        if _was_given_room(job, view, memory, settings):
+        if job.reason not in _WAITS_FOR_ROOM or room.seats(job) or _was_given_room(job, view, memory, settings):
             continue
         is_urgent = job.id in urgent
-        # Idle jobs in a fixed order: of two that cost the same, the first is chosen.
-        allowed_ids = list(candidates) if is_urgent else sorted(idle.intersection(candidates))
-        if not allowed_ids:
-            continue
-        victims = victims_for(job, room, [candidates[job_id] for job_id in allowed_ids], cost)
+        victims = room.victims_for(job, is_urgent=is_urgent)
         if not victims:
             continue
-        for victim in victims:
-            del candidates[victim.id]
-            room.give(victim)
-        placement = room.placement(job)
-        assert placement is not None
-        room.take(placement)
+        placement = room.seat_in_place_of(victims, job)
         if settings.reserves_nodes and is_urgent:
             yield from _reserved(job, sorted(placement))
         for victim in victims:
-            yield from _requeued(victim, job, view, settings, idle)
+            yield from _requeued(victim, job, view, settings, room.idle)
+
+
+class _Room:
+    """What is free for waiting jobs, and the running jobs that may be requeued to free more."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        memory: ControllerState,
+        settings: ControllerSettings,
+        may_touch: Callable[[JobView], bool],
+    ) -> None:
+        self.idle = set(view.idle_for_s) if settings.reclaims_idle else set()
+        self._now_unix_s = view.now_unix_s
+        self._restart_cost_s = settings.restart_cost_s
+        self._free = FreeCapacity(view)
+        self._candidates = {job.id: job for job in view.jobs if may_touch(job) and _may_preempt(job, memory, settings)}
+
+    def seats(self, job: JobView) -> bool:
+        """Whether the job fits into what is free; if so, it takes its part."""
+        placement = self._free.placement(job)
+        if placement is not None:
+            self._free.take(placement)
+        return placement is not None
+
+    def victims_for(self, job: JobView, *, is_urgent: bool) -> Sequence[JobView]:
+        """Return the jobs to requeue: idle jobs, or for an urgent job any; none if they would free too little."""
+        # Idle jobs in a fixed order: of two that cost the same, the first is chosen.
+        allowed = list(self._candidates) if is_urgent else sorted(self.idle.intersection(self._candidates))
+        if not allowed:
+            return ()
+        return victims_for(job, self._free, [self._candidates[job_id] for job_id in allowed], self._cost) or ()
+
+    def seat_in_place_of(self, victims: Sequence[JobView], job: JobView) -> dict[str, int]:
+        """Give the victims' nodes back, seat the job, and return its placement."""
+        for victim in victims:
+            del self._candidates[victim.id]
+            self._free.give(victim)
+        placement = self._free.placement(job)
+        assert placement is not None
+        self._free.take(placement)
+        return placement
+
+    def _cost(self, job: JobView) -> float:
+        """Return the GPU-seconds that requeuing the job loses."""
+        restart_gpu_s = self._restart_cost_s * job.held_gpus
+        if job.id in self.idle:
+            return restart_gpu_s * _IDLE_RESTART_COST
+        return job.lost_gpu_s(self._now_unix_s) + restart_gpu_s
 
 
 def _was_given_room(job: JobView, view: ClusterView, memory: ControllerState, settings: ControllerSettings) -> bool:

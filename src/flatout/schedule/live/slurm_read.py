@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -131,16 +131,10 @@ def _job(entry: Mapping[str, Any]) -> JobView:
     reason = _text(entry.get("state_reason"))
     priority = _whole(entry.get("priority"))
     limit_min = _number(entry.get("time_limit"))
-    is_held = priority == 0 or bool(entry.get("hold"))
     has_dependency = bool(_text(entry.get("dependency"))) or reason in _WAITS_FOR
-
     nodes = () if is_pending else expanded(_text(entry.get("nodes")))
     num_nodes = _whole(entry.get("node_count")) or 1
-    held, indices = _held_gpus(nodes, entry.get("gres_detail") or ())
-    num_gpus = sum(held.values()) or _requested_gpus(entry, num_nodes)
-    if num_gpus and not held:  # GPUs by node are unknown: assume equally many on each
-        held = {node: num_gpus // len(nodes) for node in nodes}
-
+    gpus = _job_gpus(entry, nodes, num_nodes)
     return JobView(
         id=_job_id(entry),
         state=state,
@@ -155,7 +149,7 @@ def _job(entry: Mapping[str, Any]) -> JobView:
         priority=priority,
         nice=_whole(entry.get("nice")) or 0,
         num_nodes=num_nodes,
-        num_gpus=num_gpus,
+        num_gpus=gpus.num_gpus,
         gpus_per_node=_gpus(_text(entry.get("tres_per_node"))) or None,
         cpus=_whole(entry.get("cpus")),
         eligible_unix_s=_time(entry.get("eligible_time")),
@@ -163,18 +157,34 @@ def _job(entry: Mapping[str, Any]) -> JobView:
         time_limit_s=limit_min * 60.0 if limit_min else None,
         restarts=_whole(entry.get("restart_cnt")) or 0,
         may_requeue=bool(entry.get("requeue")) and bool(entry.get("batch_flag")),
-        is_held=is_pending and is_held,
+        is_held=is_pending and (priority == 0 or bool(entry.get("hold"))),
         is_dependent=is_pending and has_dependency,
         reservation=_text(entry.get("resv_name")),
         is_composite=bool(_number(entry.get("het_job_id"))),
         required_features=_text(entry.get("features")),
         required_nodes=expanded(_text(entry.get("required_nodes"))),
         excluded_nodes=expanded(_text(entry.get("excluded_nodes"))),
-        gpus_by_node=held,
-        gpu_indices=indices,
+        gpus_by_node=gpus.by_node,
+        gpu_indices=gpus.indices,
         cpus_by_node=_held_cpus(entry, nodes),
         last_checkpoint_unix_s=_last_checkpoint(comment) if state == "running" else None,
     )
+
+
+class _JobGpus(NamedTuple):
+    """The GPUs of one job: those that it has, or for a waiting job those that it asks for."""
+
+    num_gpus: int
+    by_node: dict[str, int]
+    indices: dict[str, tuple[int, ...]]
+
+
+def _job_gpus(entry: Mapping[str, Any], nodes: Sequence[str], num_nodes: int) -> _JobGpus:
+    by_node, indices = _held_gpus(nodes, entry.get("gres_detail") or ())
+    num_gpus = sum(by_node.values()) or _requested_gpus(entry, num_nodes)
+    if num_gpus and not by_node:  # GPUs by node are unknown: assume equally many on each
+        by_node = {node: num_gpus // len(nodes) for node in nodes}
+    return _JobGpus(num_gpus, by_node, indices)
 
 
 def _state(value: object) -> JobState:
