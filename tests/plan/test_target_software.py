@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.plan.test_model import machine_of, one_case
@@ -9,11 +11,11 @@ from tests.plan.test_search import setting_of
 
 from flatout.catalog import all_models
 from flatout.catalog.targets import targets
+from flatout.errors import InputError
 from flatout.plan.constants import from_logs
 from flatout.plan.layouts import all_layouts
 from flatout.plan.memory import MemoryConstants, memory
 from flatout.plan.search import plan
-from flatout.plan.search_context import SearchContext
 from flatout.plan.shipped import shipped
 from flatout.plan.step_time import step_time
 from flatout.plan_pipeline import PlanRequest, search_context
@@ -52,15 +54,11 @@ def test_recomputed_modules_are_offered_where_the_framework_has_them() -> None:
     context = setting_of("deepseek-v3", "h100x512", 1024, 4096)
     fixed = ("pp=8", "ep=32", "tp=2", "recompute=selective")
 
-    def offered(software: Software) -> SearchContext:
-        from dataclasses import replace
-
-        return replace(context, software=software)
-
-    listed = plan(offered(Software(selects_modules=True)), fixed=fixed, num_layouts=1).layouts
-    assert listed[0].layout.recompute == "selective"
-    with pytest.raises(Exception, match="recompute=selective"):
-        plan(offered(Software()), fixed=fixed, num_layouts=1)
+    with_modules = replace(context, software=Software(selects_modules=True))
+    assert plan(with_modules, fixed=fixed, num_layouts=1).layouts[0].layout.recompute == "selective"
+    with pytest.raises(InputError, match=r"recompute=selective .* equals recompute=none") as caught:
+        plan(replace(context, software=Software()), fixed=fixed, num_layouts=1)
+    assert caught.value.hint is not None and "--for megatron" in caught.value.hint
 
 
 def test_recomputed_modules_cost_time_and_save_memory() -> None:

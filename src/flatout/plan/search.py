@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from flatout.catalog.targets import runners
+from flatout.errors import InputError
 from flatout.plan.adapters import trained_parameters
 from flatout.plan.calibrate import Z_90, predict_logs
 from flatout.plan.constants import from_logs
@@ -17,7 +18,7 @@ from flatout.plan.counts import num_parameters, training_flops_per_token
 from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.fixed_parameters import only
 from flatout.plan.infeasible import no_valid_layout, too_large
-from flatout.plan.inputs import Column
+from flatout.plan.inputs import RECOMPUTE, Column
 from flatout.plan.layouts import Columns, TrainingSpec, all_layouts, layout_at
 from flatout.plan.memory import memory
 from flatout.plan.neighbours import neighbours, sensitivity, why_worse
@@ -119,7 +120,13 @@ def _valid_layouts(context: SearchContext, fixed: tuple[str, ...]) -> Columns:
     if not software.fused_attention or software.selective_share or software.selects_modules:
         return columns
     # Selective recomputation repeats attention's scores, which fused kernels never store: it equals no recomputation.
-    is_not_selective = columns["recompute"] != 1
+    is_not_selective = columns["recompute"] != RECOMPUTE.index("selective")
+    if not is_not_selective.any():
+        raise InputError(
+            "recompute=selective repeats what fused attention never stores, so for software in general it equals "
+            "recompute=none",
+            hint="--fix recompute=none; or name a framework that repeats more: --for megatron, nemo or torchtitan",
+        )
     return {name: values[is_not_selective] for name, values in columns.items()}
 
 
