@@ -304,3 +304,20 @@ def test_long_steps_come_by_chance_if_another_trial_has_the_same_steps_and_there
     second = {first_of_second + 21: 1.0, first_of_second + 51: 1.0}
     (work,) = work_of([numbered(0, 20, 60, {30: 1.0, 55: 1.0}), numbered(1, first_of_second, 60, second)])
     assert work.is_random is is_random
+
+
+@pytest.mark.parametrize(
+    ("between", "is_found"), [((13, 26, 34, 47, 53, 68), True), ((13, 21, 26, 34, 41, 47, 53, 60, 68), False)]
+)
+def test_a_period_is_found_with_two_other_long_steps_in_it_and_not_with_three(
+    between: tuple[int, ...], is_found: bool
+) -> None:
+    has_work = flags(80, 10, 30, 50, 70, *between)
+    schedule = common_schedule([np.arange(80)] * 2, [has_work] * 2, [np.ones(80, dtype=np.bool_)] * 2)
+    assert (schedule is not None and schedule.period.steps == 20) == is_found
+
+
+@pytest.mark.parametrize(("num_trials", "is_found"), [(1, False), (2, True)])
+def test_two_trials_with_the_same_steps_show_a_common_schedule(num_trials: int, is_found: bool) -> None:
+    of_trials = [np.arange(80)] * num_trials, [flags(80, 10, 30, 50, 70)] * num_trials
+    assert (common_schedule(*of_trials, [np.ones(80, dtype=np.bool_)] * num_trials) is not None) == is_found

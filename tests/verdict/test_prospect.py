@@ -111,3 +111,9 @@ def test_a_forecast_supposes_the_widest_sensible_spread_at_most(sd: float, is_ca
 
 def test_the_doubt_between_models_is_taken_at_the_level_of_the_first_analyses() -> None:
     assert [analysis.level for analysis in ANALYSES[:3]] == [USUAL_LEVEL] * 3
+
+
+def test_noise_of_less_than_a_thousandth_makes_no_difference_to_what_can_be_detected() -> None:
+    least, more = detectable_effect(0.001, 9), detectable_effect(0.0015, 9)
+    assert detectable_effect(0.0003, 9) == detectable_effect(0.0005, 9) == least
+    assert least is not None and more is not None and more > least

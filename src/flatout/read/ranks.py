@@ -165,18 +165,14 @@ def _guess(metas: Sequence[TraceMeta], ranks: list[int | None], missing: list[in
     """Guess the ranks of files that state none: from the numbers that end their names, else in order."""
     world_size = max((meta.world_size or 0 for meta in metas), default=0)
     taken = {rank for rank in ranks if rank is not None}
-    numbers = [_number_at_end(metas[index].path) for index in missing]
     limit = world_size or max(len(metas) * 64, 4096)
-    distinct = {number for number in numbers if number is not None and number < limit}
-    if len(missing) > 1 and len(distinct) == len(missing) and not distinct & taken:
-        how = "from the number at the end of the file name"
-        for index, number in zip(missing, numbers, strict=True):
-            ranks[index] = number
-    else:
+    guessed = _numbers_at_ends([metas[index].path for index in missing], taken, limit)
+    how = "from the number at the end of the file name"
+    if guessed is None:
+        guessed = sorted(set(range(len(metas) + len(taken))) - taken)
         how = "in the order of the files"
-        free = iter(sorted(set(range(len(metas) + len(taken))) - taken))
-        for index in missing:
-            ranks[index] = next(free)
+    for index, rank in zip(missing, guessed, strict=False):
+        ranks[index] = rank
     if len(metas) == 1 and world_size <= 1:
         return
     quality.append(
@@ -185,6 +181,18 @@ def _guess(metas: Sequence[TraceMeta], ranks: list[int | None], missing: list[in
             effect=f"ranks are guessed, {how}; assign them with --rank FILE=N",
         )
     )
+
+
+def _numbers_at_ends(paths: Sequence[str], taken: set[int], limit: int) -> list[int] | None:
+    """Return the numbers that end the names; None if they cannot be ranks: one is missing, double, taken or too large.
+
+    A single number says nothing: it may be a date or a process.
+    """
+    numbers = [number for path in paths if (number := _number_at_end(path)) is not None and number < limit]
+    is_complete = len(numbers) == len(paths) > 1
+    if not is_complete or len(set(numbers)) < len(numbers) or not taken.isdisjoint(numbers):
+        return None
+    return numbers
 
 
 def _files(count: int) -> str:

@@ -7,7 +7,7 @@ what changed, by how much, and the range of step times within each run. It gives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TypeVar
 
@@ -160,9 +160,7 @@ def _speedup(a: DiffSide, b: DiffSide) -> tuple[float | None, bool | None]:
 
 def _without_trace(a: Diagnosis, b: Diagnosis) -> str:
     """Return the names of the sides that have no trace, `A and B`; empty if both have one."""
-    sides = {"A": a, "B": b}
-    names = (name for name, side in sides.items() if not any(sum(part_values(rank.parts_s)) for rank in side.ranks))
-    return " and ".join(names)
+    return _sides_that(lambda side: not any(sum(part_values(rank.parts_s)) for rank in side.ranks), a, b)
 
 
 def _mean(diagnosis: Diagnosis, is_step: bool) -> tuple[float, ...]:
@@ -304,26 +302,54 @@ def _cost_s(finding: Finding | None, diagnosis: Diagnosis, is_step: bool) -> flo
 
 
 def _notes(a: Diagnosis, b: Diagnosis, is_step: bool) -> tuple[str, ...]:
-    notes = []
-    sides = {"A": a, "B": b}
+    notes = (
+        _note_on_steps(a, b, is_step),
+        _note_on_step_logs(a, b) if is_step else None,
+        _note_on_num_ranks(a, b),
+        _note_on_devices(a, b),
+        _note_on_missing_ranks(a, b),
+    )
+    return tuple(note for note in notes if note is not None)
+
+
+def _sides_that(applies: Callable[[Diagnosis], bool], a: Diagnosis, b: Diagnosis) -> str:
+    """Return the names of the sides to which it applies, `A and B`; empty if it applies to neither."""
+    return " and ".join(name for name, side in (("A", a), ("B", b)) if applies(side))
+
+
+def _note_on_steps(a: Diagnosis, b: Diagnosis, is_step: bool) -> str | None:
     untraced = _without_trace(a, b)
     if untraced:
         has = "has" if len(untraced) == 1 else "have"
-        notes.append(
-            f"{untraced} {has} no trace, so it is unknown which part of a step changed: record without --light"
-        )
-    elif not is_step:
-        names = " and ".join(name for name, side in sides.items() if not any(rank.steps for rank in side.ranks))
-        notes.append(f"no steps are marked in {names}: complete recordings are compared, including the warm-up")
-    without_totals = [name for name, side in sides.items() if not isinstance(side.job.mean_step_s, float)]
-    if is_step and len(without_totals) == 1:
-        notes.append(f"{without_totals[0]} has no step log, so only the traced windows are compared, not all steps")
-    if a.job.num_ranks != b.job.num_ranks:
-        notes.append(f"A has {counted(a.job.num_ranks, 'rank')} and B {b.job.num_ranks:,}: times are means over ranks")
-    if a.job.device != b.job.device:
-        a_device, b_device = (job.device or "an unnamed device" for job in (a.job, b.job))
-        notes.append(f"A ran on {a_device} and B on {b_device}")
-    incomplete = " and ".join(name for name, side in sides.items() if side.job.missing_ranks)
-    if incomplete:
-        notes.append(f"ranks are missing in {incomplete}: waiting may be counted as unsplit communication")
-    return tuple(notes)
+        return f"{untraced} {has} no trace, so it is unknown which part of a step changed: record without --light"
+    if is_step:
+        return None
+    unmarked = _sides_that(lambda side: not any(rank.steps for rank in side.ranks), a, b)
+    return f"no steps are marked in {unmarked}: complete recordings are compared, including the warm-up"
+
+
+def _note_on_step_logs(a: Diagnosis, b: Diagnosis) -> str | None:
+    without_log = _sides_that(lambda side: not isinstance(side.job.mean_step_s, float), a, b)
+    if without_log not in ("A", "B"):
+        return None
+    return f"{without_log} has no step log, so only the traced windows are compared, not all steps"
+
+
+def _note_on_num_ranks(a: Diagnosis, b: Diagnosis) -> str | None:
+    if a.job.num_ranks == b.job.num_ranks:
+        return None
+    return f"A has {counted(a.job.num_ranks, 'rank')} and B {b.job.num_ranks:,}: times are means over ranks"
+
+
+def _note_on_devices(a: Diagnosis, b: Diagnosis) -> str | None:
+    if a.job.device == b.job.device:
+        return None
+    a_device, b_device = (job.device or "an unnamed device" for job in (a.job, b.job))
+    return f"A ran on {a_device} and B on {b_device}"
+
+
+def _note_on_missing_ranks(a: Diagnosis, b: Diagnosis) -> str | None:
+    incomplete = _sides_that(lambda side: bool(side.job.missing_ranks), a, b)
+    if not incomplete:
+        return None
+    return f"ranks are missing in {incomplete}: waiting may be counted as unsplit communication"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.patches import unapplied
 from flatout.trial.start_costs import counted_from_s, start_costs
 from flatout.trial.step_kinds import common_steps, measured_rows, step_numbers, step_spells
+
+_Value = TypeVar("_Value")
 
 
 class _Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,27 +279,33 @@ def _start_s(ranks: Sequence[RankRecording], start_unix_s: float) -> float | Non
 
 def covariates(hosts: Sequence[HostUse], ended: ExitStatus | None = None) -> Covariates:
     """Return the conditions during a run; `ended` names the scheduler's job and nodes."""
-    clocks = [gpu.sm_clock_hz for host in hosts for gpu in host.gpus if gpu.sm_clock_hz is not None]
-    heats = [gpu.temperature_c for host in hosts for gpu in host.gpus if gpu.temperature_c is not None]
-    shares: dict[str, float] = {}
-    for host in hosts:
-        for gpu in host.gpus:
-            for reason, share in gpu.throttle_share.items():
-                shares[reason] = max(share, shares.get(reason, 0.0))
-    xids = [host.xids for host in hosts if host.xids is not None]
-    others = [host.cores_busy_by_others for host in hosts if host.cores_busy_by_others is not None]
-    quotas = [host.throttled_s_per_s for host in hosts if host.throttled_s_per_s is not None]
+    gpus = [gpu for host in hosts for gpu in host.gpus]
+    clocks = _known(gpu.sm_clock_hz for gpu in gpus)
+    has_nodes = ended is not None and ended.nodes is not None
     return Covariates(
         sm_clock_hz=float(np.mean(clocks)) if clocks else None,
-        throttle_share=shares,
-        xids=_all_known(xids, len(hosts)),
-        temperature_c=max(heats, default=None),
-        cores_busy_by_others=max(others, default=None),
+        throttle_share=_largest_shares(gpu.throttle_share for gpu in gpus),
+        xids=_all_known(_known(host.xids for host in hosts), len(hosts)),
+        temperature_c=max(_known(gpu.temperature_c for gpu in gpus), default=None),
+        cores_busy_by_others=max(_known(host.cores_busy_by_others for host in hosts), default=None),
         cores_allowed=min((host.cores_allowed for host in hosts), default=None),
-        quota_throttled_s_per_s=max(quotas, default=None),
+        quota_throttled_s_per_s=max(_known(host.throttled_s_per_s for host in hosts), default=None),
         nodes=ended.nodes if ended is not None else None,
-        job=ended.job if ended is not None and ended.nodes is not None else None,
+        job=ended.job if ended is not None and has_nodes else None,
     )
+
+
+def _known(values: Iterable[_Value | None]) -> list[_Value]:
+    return [value for value in values if value is not None]
+
+
+def _largest_shares(of_gpus: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the largest share of each reason that any GPU was throttled for."""
+    largest: dict[str, float] = {}
+    for shares in of_gpus:
+        for reason, share in shares.items():
+            largest[reason] = max(share, largest.get(reason, 0.0))
+    return largest
 
 
 def _all_known(xids: Sequence[tuple[Xid, ...]], num_hosts: int) -> tuple[Xid, ...] | None:

@@ -60,24 +60,12 @@ def find(context: DiagnosisContext) -> list[Finding]:
         is_skew = context.num_steps <= 1 and skew is not None and skew >= 0.5 * cost
         num_late = len(steps_of.get(rank, ()))
         is_once = context.num_steps > 1 and num_late < MIN_LATE_STEPS
-        waits: dict[int, float] = defaultdict(float)
-        for (waiting, part), s in context.waits_for[rank].items():
-            waits[waiting] += s if context.is_straggling(part) else 0.0
-        waited = {str(waiting): waits[waiting] for waiting in sorted(waits)}
-        if cause in UNKNOWN:
-            title = f"rank {rank} is late for a reason that its trace does not show"
-        else:
-            title = f"rank {rank} is slower in {cause.replace('_', ' ')}"
-        title += f": other ranks wait up to {cost_time(context, cost)} {context.period}, {share_words(context, cost)}"
-        if num_late < context.num_steps:
-            title += f"; it was late in {num_late} of {context.num_steps} steps"
-        if is_skew:
-            title += "; with a single step, whose start times differ as much, the cause is inconclusive"
+        waited = _waiting_s(context, rank)
         result += finding(
             context,
             code=CODE,
             name=NAME,
-            title=title,
+            title=_title(context, rank, cause, cost, num_late=num_late, is_skew=is_skew),
             ranks=(rank,),
             cost_s=cost,
             evidence={
@@ -95,6 +83,26 @@ def find(context: DiagnosisContext) -> list[Finding]:
             confidence=_confidence(context.num_steps, num_late, is_skew=is_skew, is_once=is_once),
         )
     return result
+
+
+def _waiting_s(context: DiagnosisContext, rank: int) -> dict[str, float]:
+    """Return how long each other rank waits for this one where it straggles, by the other rank's number."""
+    waits: dict[int, float] = defaultdict(float)
+    for (waiting, part), seconds in context.waits_for[rank].items():
+        waits[waiting] += seconds if context.is_straggling(part) else 0.0
+    return {str(waiting): waits[waiting] for waiting in sorted(waits)}
+
+
+def _title(context: DiagnosisContext, rank: int, cause: str, cost: float, *, num_late: int, is_skew: bool) -> str:
+    title = f"rank {rank} is slower in {cause.replace('_', ' ')}"
+    if cause in UNKNOWN:
+        title = f"rank {rank} is late for a reason that its trace does not show"
+    title += f": other ranks wait up to {cost_time(context, cost)} {context.period}, {share_words(context, cost)}"
+    if num_late < context.num_steps:
+        title += f"; it was late in {num_late} of {context.num_steps} steps"
+    if is_skew:
+        title += "; with a single step, whose start times differ as much, the cause is inconclusive"
+    return title
 
 
 def _changes(rank: int, *, is_once: bool, has_gpu: bool) -> tuple[str, ...]:
