@@ -30,6 +30,7 @@ from flatout.cli.help import NO_WRAP
 from flatout.conditions.words import WORDS
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
+from flatout.nccl_tuner.candidates import all_settings, all_spaces, start_of_choices
 from flatout.plan.counts import num_active_parameters, num_parameters
 from flatout.plan.huggingface import from_values
 from flatout.plan.models.uniform import layer_kinds
@@ -38,6 +39,7 @@ from flatout.records.buying import BuyOrRent, OwnershipCost
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
+from flatout.records.collective_table import CollectiveTable, TableRow
 from flatout.records.comparison import (
     Arm,
     CallDifference,
@@ -78,6 +80,7 @@ from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 from flatout.records.loading import CodePlace, FoundCause, LoaderSpeed, LoadingProfile, RankLoading, SampleStage
 from flatout.records.machine import Xid
+from flatout.records.nccl_tuning import Case, GroupShape, NcclTuning, SizeResult, Work, WrongAnswer
 from flatout.records.placement import ExchangeTime, LinkLoad, PlacedJob, Placement
 from flatout.records.plan import (
     ExcludedLayouts,
@@ -502,6 +505,29 @@ def ceilings_json() -> str:
     )
 
 
+def nccl_tuning_json() -> str:
+    """The contract `flatout/nccl-tuning`, from the records that are written."""
+    records = (NcclTuning, Work, GroupShape, Case, SizeResult, WrongAnswer, CollectiveTable, TableRow)
+    return _contract("flatout/nccl-tuning", records)
+
+
+def nccl_spaces() -> str:
+    """The candidates of each transport."""
+    rows = []
+    for space in all_spaces():
+        settings = [f"`{name}={value}`" for start in space.start for name, value in start.environment.items()]
+        others = start_of_choices(space, "default", {}, has_plugin=True).candidates[1:]
+        names = [candidate.name for candidate in others]
+        rows.append([f"`{space.transport}`", ", ".join(dict.fromkeys(settings)), "; ".join(names), space.source])
+    return table(["Transport", "Settings of the process", "Choices and options", "Source"], rows)
+
+
+def nccl_settings() -> str:
+    """When NCCL reads each setting."""
+    rows = [[f"`{setting.name}`", f"once a {setting.reads}", setting.source] for setting in all_settings()]
+    return table(["Setting", "Read", "Source"], rows)
+
+
 def doctor_hosts_json() -> str:
     """The contract `flatout/doctor-hosts`, from the records that are written."""
     return _contract("flatout/doctor-hosts", (HostsReport, HostDifference, ComparedFact), version=2)
@@ -816,6 +842,9 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         doctor_json,
         doctor_hosts_json,
         ceilings_json,
+        nccl_tuning_json,
+        nccl_spaces,
+        nccl_settings,
         parts,
         safety,
         gpus,

@@ -56,6 +56,7 @@ COMPOSERS = {
     "diagnosis_pipeline",
     "doctor_pipeline",
     "loading_pipeline",
+    "nccl_tuner",
     "plan_pipeline",
     "rank_executor",
     "run",

@@ -130,6 +130,11 @@ def test_nothing_in_the_catalogue_is_fenced_off(change: Change) -> None:
         {"NCCL_IB_TC": "106"},
         {"NCCL_IB_GID_INDEX": "3"},
         {"NCCL_TUNER_PLUGIN": "example"},
+        {"NCCL_TUNER_PLUGIN": "/cache/libnccl-tuner-flatout-0123.so"},  # without a table
+        {"NCCL_TUNER_PLUGIN": "/cache/libnccl-tuner-other.so", "FLATOUT_NCCL_TABLE": "table.txt"},
+        # Since NCCL 2.31, the collectives that are not named are left without an algorithm.
+        {"NCCL_ALGO": "allreduce:^NVLS"},
+        {"NCCL_PROTO": "allreduce:^LL;allgather:^LL;reducescatter:^LL;broadcast:^LL"},
     ],
     ids=str,
 )
@@ -143,7 +148,10 @@ def test_what_is_fast_and_wrong_is_fenced_off_with_a_reason(environment: dict[st
     "environment",
     [
         {"NCCL_P2P_NET_CHUNKSIZE": "524288", "NCCL_BUFFSIZE": "8388608"},
-        {"NCCL_ALGO": "allreduce:^NVLS"},
+        {"NCCL_ALGO": "^NVLS"},
+        {"NCCL_ALGO": "AllReduce:^NVLS; allgather:^Tree;reducescatter:^Tree;broadcast:^Tree;reduce:^Tree"},
+        {"NCCL_ALGO": "^Tree;allreduce:^NVLS"},
+        {"NCCL_TUNER_PLUGIN": "/cache/libnccl-tuner-flatout-0123.so", "FLATOUT_NCCL_TABLE": "table.txt"},
         {"NCCL_PROTO": "^LL128"},
         {"NCCL_NTHREADS": "256"},
         {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "16"},

@@ -22,6 +22,8 @@ CONNECTIONS = {
     "keep/exporter.py": "`run --metrics-port`",
     "probe/ceilings/rank_group.py": "`torch.distributed` (gloo, NCCL) of the benchmark's ranks",
     "checkpoint/peers.py": "a gloo group among the job's ranks",
+    "nccl_tuner/backends.py": "of the ranks that measure",
+    "nccl_tuner/rank.py": "of the ranks that measure",
     "probe/ceilings/collectives.py": "of the benchmark's ranks",
     "inside/patches/background_checkpoint.py": "`background_checkpoint`",
     "schedule/live/usage.py": "`schedule slurm --usage URL`",

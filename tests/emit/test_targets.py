@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from tests.emit.tunings import COMMAND, changes, every_change, own_argument, tuning
 
+from flatout.change.nccl_measured import MEASURED
 from flatout.change.patches import PATCHES
+from flatout.change.setting import setting
 from flatout.emit import deepspeed, environment, kubernetes, lightning, ray_job, slurm, snippet, torchrun
 from flatout.emit.targets import TARGETS
 from flatout.records.change import Change
@@ -256,3 +258,16 @@ def test_a_command_that_calls_srun_is_not_started_by_another() -> None:
     text = slurm.emit(made).text
     assert "srun torchrun t.py" in text and "srun srun" not in text
     assert "#SBATCH --ntasks-per-node=1" in text
+
+
+def test_a_table_for_nccl_is_applied_by_flatout_run_where_the_ranks_compare_it() -> None:
+    table = {"NCCL_TUNER_PLUGIN": "/c/libnccl-tuner-flatout-0123.so", "FLATOUT_NCCL_TABLE": "/t/nccl-table.txt"}
+    settings_only = setting(MEASURED, environment={"NCCL_BUFFSIZE": "1048576"})
+    with_table = setting(MEASURED, environment=table)
+    assert not tuning(settings_only).needs_run
+    assert environment.emit(tuning(settings_only)).notes == ()
+    assert tuning(with_table).needs_run
+    assert "flatout run --config" in torchrun.emit(tuning(with_table)).text
+    [note] = environment.emit(tuning(with_table)).notes
+    assert "changes nothing until the ranks have compared it" in note
+    assert "export FLATOUT_NCCL_TABLE=/t/nccl-table.txt" in environment.emit(tuning(with_table)).text

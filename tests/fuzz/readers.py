@@ -67,6 +67,31 @@ def _command(*arguments: str) -> Callable[[Path], object]:
     return lambda path: run(*(argument.replace("{}", str(path)) for argument in arguments))
 
 
+def _simulated_fabric(path: Path) -> object:
+    from flatout.nccl_tuner.command import read_fabric
+
+    return read_fabric(path)
+
+
+def _measured_collectives(path: Path) -> object:
+    from flatout.nccl_tuner.in_tuning import kept_measurement
+
+    return kept_measurement(path)
+
+
+def _work_of_recording(path: Path) -> object:
+    from flatout.diagnosis_pipeline import diagnose_paths
+    from flatout.nccl_tuner.work import work_of
+
+    return work_of(diagnose_paths([path]).job, 2, "a recording")
+
+
+def _collective_table(path: Path) -> object:
+    from flatout.nccl_tuner.table_file import read_table
+
+    return read_table(path)
+
+
 # Samples
 
 
@@ -720,6 +745,10 @@ READERS: tuple[Reader, ...] = (
         ),
         ("flatout cost spot trace",),
     ),
+    Reader("table of collectives", _one("collective_table.txt"), _collective_table),
+    Reader("tune nccl --fabric", _one("fabric.toml"), _simulated_fabric, ("flatout tune nccl --fabric",)),
+    Reader("tune nccl --recording", _trace_samples, _work_of_recording, ("flatout tune nccl --recording",)),
+    Reader("tune nccl, its result", _one("nccl.json"), _measured_collectives),
     Reader("checkpoints", lambda: [_checkpoints()], _resume),
     Reader("checkpoints, altered", lambda: [_checkpoints()], _resume_from_altered),
     Reader("checkpoint of a script", lambda: [_scripted()], _scripted_checkpoint, _OF_CHECKPOINTS),

@@ -40,6 +40,9 @@ NOT_OF_A_USER = {
     "keep.exporter": "follows the ledger of the run that it belongs to, line by line as `ledger` does",
     "keep.flight": "waits two seconds for the answers of live ranks",
     "keep.heartbeats": "maps the heartbeats of live ranks",
+    "nccl_tuner.build": "reads the source that the package ships",
+    "nccl_tuner.measure": "reads what its own ranks printed",
+    "nccl_tuner.candidates": "reads the spaces that the package ships",
     "plan.shipped": "reads the constants that the package ships",
     "predict.calibrate": "reads the records that the package ships",
     "keep.stacks": "reads the stacks that live ranks wrote when they were asked",
@@ -60,6 +63,7 @@ WRITTEN = {
     ),
     *("flatout schedule kubernetes --out", "flatout compare --out"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
+    "flatout tune nccl --out",
     *("flatout track show --html", "flatout track check --html"),
 }
 

@@ -129,6 +129,8 @@ def test_the_variables_are_those_that_users_and_jobs_know() -> None:
         "FLATOUT_DATA_CACHE",
         "FLATOUT_SAFE_SAVE",
         "FLATOUT_SAVES",
+        "FLATOUT_NCCL_TABLE",
+        "FLATOUT_NCCL_TABLE_COMPARED",
         "FLATOUT_HEARTBEAT",
         "FLATOUT_CHECKPOINT_EVERY_S",
         "FLATOUT_JOB",

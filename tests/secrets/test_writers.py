@@ -41,6 +41,8 @@ WRITERS = {
     "keep/ledger.py": "the ledger, for the user alone; each text is masked by the function that it is given",
     "launch/standard_input.py": "the standard input of the job, in a temporary file for the user alone",
     "launch/witness.py": "/dev/null",
+    "nccl_tuner/backends.py": "the table of a candidate",
+    "nccl_tuner/measure.py": "what the ranks that measure say",
     "plan/run_apart.py": "a pipe",
     "plan/run_calibration.py": "fitted constants",
     "predict/history.py": "predictions and measurements of changes",

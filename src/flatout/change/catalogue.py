@@ -15,6 +15,7 @@ from flatout.change import (
     kernels,
     memory,
     nccl,
+    nccl_measured,
     optimizer,
     process,
 )
@@ -25,6 +26,7 @@ from flatout.records.change import Change, JobFacts, Knob, Need, Scalar
 # A family is a module with FAMILY, KNOBS and `changes(facts)`, which gives the values that suit the facts, best first.
 # If the bounds of two changes are equal, the one further up is tried first.
 FAMILIES: tuple[ModuleType, ...] = (
+    nccl_measured,
     nccl,
     dataloader,
     ddp,

@@ -9,8 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from flatout.inside.protocol import PLUGIN_NAME, Variable
+
 MIB = 1 << 20
+_FUNCTIONS = {"broadcast", "reduce", "allgather", "reducescatter", "allreduce"}
 _LEAVES_NONE = "a collective that none of those named supports then fails: exclude with ^ instead of naming"
+_LEAVES_OTHERS_NONE = (
+    "since NCCL 2.31, to set one collective leaves the others without any algorithm: exclude for all five (vllm#58179)"
+)
 _SITE = "belongs to the site and must match its fabric: ask the administrators, do not search"
 
 
@@ -47,11 +53,25 @@ def _protocol(value: str, _: Mapping[str, str]) -> str | None:
     named = _named(value)
     if any("LL128" in protocol.upper() for protocol in named):
         return "LL128 corrupts data if NCCL does not choose it itself (NCCL documentation)"
-    return _LEAVES_NONE if named else None
+    if named:
+        return _LEAVES_NONE
+    return None if _covers_all(value) else _LEAVES_OTHERS_NONE
 
 
 def _algorithm(value: str, _: Mapping[str, str]) -> str | None:
-    return _LEAVES_NONE if _named(value) else None
+    if _named(value):
+        return _LEAVES_NONE
+    return None if _covers_all(value) else _LEAVES_OTHERS_NONE
+
+
+def _tuner(value: str, environment: Mapping[str, str]) -> str | None:
+    """Allow Flatout's own plugin with a table, which changes nothing for sizes that the table lacks."""
+    is_ours = PLUGIN_NAME.part(value.rpartition("/")[2]) is not None
+    if is_ours and environment.get(Variable.NCCL_TABLE):
+        return None
+    if is_ours:
+        return "Flatout's tuner plugin needs a table: flatout tune nccl"
+    return "the usual tuner plugin uses one channel for sizes that its table lacks, and is slow there"
 
 
 def _sockets(value: str, environment: Mapping[str, str]) -> str | None:
@@ -72,7 +92,7 @@ FORBIDDEN: Mapping[str, Rule] = {
     "NCCL_ALGO": _algorithm,
     "NCCL_SOCKET_NTHREADS": _sockets,
     "NCCL_NSOCKS_PERTHREAD": _sockets,
-    "NCCL_TUNER_PLUGIN": _always("a tuner plugin uses one channel for sizes that its table lacks, and is slow there"),
+    "NCCL_TUNER_PLUGIN": _tuner,
     "NCCL_TUNER_CONFIG_FILE": _always("see NCCL_TUNER_PLUGIN"),
     "NCCL_P2P_LEVEL": _always("the topology decides; LOC switches direct links off"),
     "NCCL_NET_GDR_LEVEL": _always("the topology decides; forcing more may not help (NVIDIA/nccl#1151)"),
@@ -109,6 +129,14 @@ def _integer(text: str) -> int | None:
 def _is_power_of_two(text: str, least: int, most: int) -> bool:
     number = _integer(text)
     return number is not None and least <= number <= most and number & (number - 1) == 0
+
+
+def _covers_all(value: str) -> bool:
+    """Whether NCCL_ALGO or NCCL_PROTO sets all five collectives, by name or in a first item without one."""
+    items = value.lower().split(";")
+    if ":" not in items[0]:
+        return True
+    return {item.partition(":")[0].strip() for item in items} >= _FUNCTIONS
 
 
 def _named(value: str) -> list[str]:

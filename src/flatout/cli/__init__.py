@@ -39,6 +39,8 @@ HEADINGS: dict[str, tuple[str, ...]] = {
     "Over time": ("track",),
     "Many jobs": ("submit", "schedule", "cost"),
 }
+# Commands below a verb that takes a command of the user, and so cannot be a group: by name, with their functions.
+BELOW_VERBS = {"tune nccl": "tune_nccl"}
 VERBS: tuple[str, ...] = tuple(name for names in HEADINGS.values() for name in names)
 
 
@@ -50,6 +52,12 @@ class _Commands(Group):
     """
 
     headings = HEADINGS
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        name = " ".join(args[:2])
+        if name in BELOW_VERBS:
+            return name, self.commands[name], args[2:]
+        return super().resolve_command(ctx, args)  # type: ignore[arg-type, unused-ignore]
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # click moved into typer in 0.26
         try:
@@ -93,6 +101,8 @@ for _verb in VERBS:
         app.add_typer(_module.app, name=_verb)
     else:
         app.command(_verb, cls=Command)(getattr(_module, _verb))
+for _name, _function in BELOW_VERBS.items():
+    app.command(_name, cls=Command)(getattr(import_module(f"flatout.cli.{_function}"), _function))
 
 
 @cache

@@ -40,7 +40,7 @@ class Group(TyperGroup):
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         sections = self.headings or {"Commands": list(self.commands)}
-        width = max(map(len, self.commands))
+        width = max(len(name) for names in sections.values() for name in names)
         for heading, names in sections.items():
             rows = [(name.ljust(width), summary(self.commands[name])) for name in names]
             with formatter.section(heading):

@@ -80,6 +80,8 @@ def tune(
 ) -> None:
     """Find the changes that make a training command faster, without touching its code.
 
+    `flatout tune nccl` tries only what it measures for NCCL.
+
     Exits with code 0 if a change was accepted, otherwise with 1; with --fail-on, with 1 only if a condition holds.
 
     Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}

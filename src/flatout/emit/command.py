@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.change.arguments import with_arguments
 from flatout.change.launchers import calls, started_by, with_launch_words
+from flatout.inside.protocol import Variable
 from flatout.records.change import ChangeSet
 from flatout.records.tuning import HEAD_NODE, Tuning
 
@@ -71,11 +72,18 @@ def named_head(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def patch_note(changes: ChangeSet) -> tuple[str, ...]:
-    """Return a note on how to apply the patches, for a file that cannot hold them."""
+    """Return notes on how to apply what is done inside the processes, for a file that cannot hold it."""
+    table: tuple[str, ...] = ()
+    if Variable.NCCL_TABLE in changes.environment:
+        table = (
+            f"the table for NCCL changes nothing until the ranks have compared it, which they do under"
+            f" `flatout run --config {CONFIG}`",
+        )
     if not changes.patches:
-        return ()
+        return table
     names = ", ".join(change.name for change in changes.changes if change.patch is not None)
-    return (f"{names}: applied inside the process, by `flatout run --config {CONFIG}` or by the snippet in your code",)
+    by_run = f"`flatout run --config {CONFIG}`"
+    return (*table, f"{names}: applied inside the process, by {by_run} or by the snippet in your code")
 
 
 def argument_notes(changes: ChangeSet) -> list[str]:

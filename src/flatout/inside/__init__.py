@@ -15,6 +15,7 @@ environment variables.
     data_cache/     reads of files from copies on the node
     loader_stages/  how long each stage of making a batch takes
     checks/         whether a trial still computes the right numbers
+    equal_tables    whether all ranks have the same table for NCCL
     patches/        the changes that a tuning tries inside the process
     blocks/         changes that are switched on and off while the job trains
 

@@ -29,6 +29,7 @@ from flatout.inside.blocks.schedule import read_schedule
 from flatout.inside.checkpoints.checkpoint_hooks import CheckpointHooks
 from flatout.inside.checkpoints.safe_save import save_safely
 from flatout.inside.data_cache.reads import hook_reads
+from flatout.inside.equal_tables import hook_equal_tables
 from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.failure.failure_hooks import note_failures
 from flatout.inside.identity import is_loader_worker
@@ -138,6 +139,8 @@ def install() -> list[Callable[[], None]]:
     guarded(redirect)(LOG.folder)
     guarded(save_safely)()
     undos: list[Callable[[], None] | None] = [guarded(hook_reads)()]
+    if os.environ.get(Variable.NCCL_TABLE):
+        undos.append(guarded(hook_equal_tables)())
     if settings is not None and settings.has_gradients:
         # Before the patches, so that their changes to gradients before clipping run first.
         undos.append(guarded(_hook_clipping)())

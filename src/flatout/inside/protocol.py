@@ -38,6 +38,8 @@ class Variable:
     HEARTBEAT = "FLATOUT_HEARTBEAT"  # folder for heartbeats
     CHECKPOINT_EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # seconds between checkpoints of `flatout.checkpoint`
     SAVES = "FLATOUT_SAVES"  # folder in which `flatout.checkpoint` notes what it saved and what failed
+    NCCL_TABLE = "FLATOUT_NCCL_TABLE"  # table of Flatout's tuner plugin for NCCL, which reads this variable too
+    NCCL_TABLE_COMPARED = "FLATOUT_NCCL_TABLE_COMPARED"  # checksum of the table, once the ranks have compared theirs
 
     # Settings that Flatout's own processes read.
     JOB = "FLATOUT_JOB"  # name of the job, the same each time its scheduler starts it
@@ -130,6 +132,10 @@ class File:
     # Next to a checkpoint that torch.save has written under SAFE_SAVE.
     PREVIOUS = FileName("", ".previous")  # the previous checkpoint
     CHECKSUMS = FileName("", ".checksums")  # sizes and CRC-32s of both
+
+
+# The library of the tuner plugin: the part of its name is the hash of its source.
+PLUGIN_NAME = FileName("libnccl-tuner-flatout-", ".so")
 
 
 class ProcessEvent:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from flatout.inside.protocol import Variable
 from flatout.records.change import Change, ChangeSet, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.step_time import StepTime
@@ -71,7 +72,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_patches(self) -> bool:
-        return bool(self.changes.patches)
+        """Whether something is done inside the processes: patches, or comparing the ranks' tables for NCCL."""
+        return bool(self.changes.patches) or Variable.NCCL_TABLE in self.changes.environment
 
     @property
     def needs_run(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import candidates, regular_share, share_in_trial
 from flatout.errors import UsageError
+from flatout.nccl_tuner.in_tuning import FAMILIES, with_measured_collectives
 from flatout.predict.predict import predict_all, situation_of
 from flatout.predict.situation import Situation
 from flatout.records.change import Change
@@ -37,6 +38,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     Only a few values of each knob are among them.
     """
     profiled = _with_loader_load(profiled)
+    progress, profiled = _with_measured_collectives(setup, progress, profiled)
     progress, own = _own_changes(setup, progress, profiled)
     is_for_memory = progress.objective == "peak_memory_bytes"
     applied = progress.applied.changes.changes
@@ -48,6 +50,8 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
         own=own,
         for_memory=is_for_memory,
     )
+    if setup.options.nccl.is_only:
+        possible = [change for change in possible if change.family in FAMILIES]
     possible = [change for change in possible if change.name not in progress.outcomes.excluded]
     progress = _without_impossible(progress, possible)
     estimates = _Estimates()
@@ -84,6 +88,16 @@ def _with_loader_load(profiled: Profiled) -> Profiled:
         return profiled
     facts = msgspec.structs.replace(profiled.facts, loader_load=share / (1 - share))
     return msgspec.structs.replace(profiled, facts=facts)
+
+
+def _with_measured_collectives(setup: Setup, progress: Progress, profiled: Profiled) -> tuple[Progress, Profiled]:
+    """Return the profile with what was measured for the job's collectives, where they are exposed."""
+    runner = setup.runner
+    facts, note = with_measured_collectives(profiled.facts, profiled.done, runner.out, setup.options.nccl, setup.say)
+    if note is not None and note not in progress.notes:
+        setup.say(note)
+        progress = progress.with_note(note)
+    return progress, msgspec.structs.replace(profiled, facts=facts)
 
 
 def _without_impossible(progress: Progress, possible: Sequence[Change]) -> Progress:

@@ -20,6 +20,8 @@ from flatout.inside.protocol import Variable
 from flatout.launch import Launcher, LocalLauncher, SlurmLauncher, StandardInput
 from flatout.launch.guard import end_marked
 from flatout.launch.slurm import job_name
+from flatout.nccl_tuner.in_tuning import FOLDER as MEASURED
+from flatout.nccl_tuner.in_tuning import NcclRequest
 from flatout.predict.calibrate import Calibration, calibrate
 from flatout.predict.history import append_history, prediction_record, read_history
 from flatout.records.prediction import PredictionRecord
@@ -82,7 +84,7 @@ def open_tuning(
         shown_options = {
             name: _shown_option(value)
             for name, value in msgspec.structs.asdict(options).items()
-            if name not in _BUDGETS
+            if name not in _BUDGETS and value != NcclRequest()  # journals of earlier versions have no such option
         }
         journal = Journal(
             folder / JOURNAL,
@@ -136,7 +138,7 @@ def _claim(folder: Path, options: TuneOptions, *, force: bool) -> bool:
         lock_folder(folder, "tuning")
     if is_ours and force:
         _check_only_ours(folder)
-        for name in ("runs", JOURNAL, *RESULTS):
+        for name in ("runs", MEASURED, JOURNAL, *RESULTS):
             _remove(folder / name)
     has_results = any((folder / name).exists() for name in RESULTS)
     if has_results:
@@ -170,7 +172,7 @@ def is_of_tuning(entry: Path) -> bool:
         return False
     if entry.is_dir():
         names = [inner.name for inner in entry.iterdir()] if entry.name == "runs" else []
-        is_left = entry.name == "files" or entry.name.startswith(TRIED)
+        is_left = entry.name in ("files", MEASURED) or entry.name.startswith(TRIED)
         return is_left or (entry.name == "runs" and all(map(_is_of_runs, names)))
     return entry.name in (JOURNAL, LOCK, *RESULTS)
 

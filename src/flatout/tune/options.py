@@ -7,6 +7,7 @@ import shlex
 import msgspec
 
 from flatout.errors import UsageError
+from flatout.nccl_tuner.in_tuning import NcclRequest
 from flatout.records.change import Safety
 from flatout.records.tuning import TuneRequest
 from flatout.records.verdict import Objective
@@ -41,6 +42,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rounds: int = 50  # each excludes what it tried, so that rounds end before that
     max_screened: int = 10  # candidates per round
     uses_history: bool = True  # correct predictions using earlier tuning runs, and add this run to them
+    nccl: NcclRequest = NcclRequest()  # how NCCL is measured where communication is exposed
     blocks: bool = False  # compare changes that can be switched in blocks of steps within one job, before their trials
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these options; None: runs are local
 

@@ -159,8 +159,11 @@ def _is_asked() -> bool:
     if _protocol is None:
         return False
     variable = _protocol.Variable
-    asked = (variable.RECORDING, variable.PATCHES, variable.DIVERT, variable.SAFE_SAVE, variable.HEARTBEAT)
-    return any(os.environ.get(name) for name in (*asked, variable.DATA_CACHE))
+    asked = (
+        *(variable.RECORDING, variable.PATCHES, variable.DIVERT, variable.SAFE_SAVE, variable.HEARTBEAT),
+        *(variable.DATA_CACHE, variable.NCCL_TABLE),
+    )
+    return any(os.environ.get(name) for name in asked)
 
 
 _protocol = _read_protocol()

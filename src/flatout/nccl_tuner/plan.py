@@ -1,0 +1,55 @@
+"""What the ranks are given to measure: one start, and for how long."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.records.nccl_tuning import DEFAULT, Start, Work
+
+
+class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The time of a collective in a simulated fabric: `latency_s + num_bytes / bytes_per_s`, for one candidate."""
+
+    candidate: str = DEFAULT
+    settings: str | None = None  # of the process; None: with any
+    collective: str | None = None  # None: of every collective
+    latency_s: float
+    bytes_per_s: float
+    is_hanging: bool = False  # it never ends
+    is_wrong: bool = False  # an all-gather comes in the wrong order, and sums are off by one
+
+    def seconds(self, num_bytes: int) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A simulated fabric with a known law, to rehearse a tuning on ranks without GPUs."""
+
+    transport: str
+    noise: float = 0.0  # relative standard deviation of a sample
+    seed: int = 0
+    law: tuple[Law, ...]
+
+    def law_of(self, settings: str, candidate: str, collective: str) -> Law | None:
+        """Return the first law that fits; None if the candidate behaves like the default."""
+        for law in self.law:
+            fits_settings = law.settings in (None, settings)
+            if law.candidate == candidate and fits_settings and law.collective in (None, collective):
+                return law
+        return None
+
+
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What each rank reads on its standard input."""
+
+    backend: str  # nccl, gloo or simulated
+    start: Start
+    work: Work
+    first_round: int
+    num_rounds: int
+    time_s: float
+    folder: str  # for tables; on this host
+    meeting: str = ""  # differs between the starts of one command
+    meeting_file: str | None = None  # None: the ranks were started by a launcher, and meet at its address
+    plugin: str | None = None
+    fabric: Fabric | None = None

@@ -1,0 +1,156 @@
+"""`tune nccl` on real ranks: what is chosen on a fabric whose law is known, and what is caught."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from tests.nccl_tuner.fabrics import DEFAULT, ENVIRONMENT, KIB, MIB, tuned, work
+from tests.nccl_tuner.plugin import ALL_REDUCE, TREE, Plugin
+from tests.slurm import free_port
+
+from flatout.nccl_tuner import measure
+from flatout.nccl_tuner.plan import Fabric, Law
+from flatout.nccl_tuner.table_file import read_table
+from flatout.nccl_tuner.tuning import TuningRequest, tune_nccl
+from flatout.records.collective_table import TableRow
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+# Latency against the default's 100 us, and 3 GB/s: better up to 64 KiB (1.17x there), worse from 256 KiB.
+TREE_LAW = Law(candidate="tree", collective="all_reduce", latency_s=40e-6, bytes_per_s=1e9)
+
+
+def test_a_table_is_chosen_by_size_and_asked_by_the_plugin(tmp_path: Path, plugin: Plugin) -> None:
+    """Better where `40 us + n / 1 GB/s` is below `100 us + n / 3 GB/s` by 2 %: at 4, 16 and 64 KiB."""
+    # As fast as nothing else, but with an all-gather in the wrong order of ranks.
+    wrong = Law(candidate="ring", latency_s=1e-6, bytes_per_s=1e12, is_wrong=True)
+    result = tuned(tmp_path, work("all_reduce", "all_gather"), TREE_LAW, wrong)
+    row = TableRow(
+        collective="all_reduce",
+        min_bytes=4 * KIB,
+        max_bytes=128 * KIB,  # half of the way from 64 to 256 KiB, on a logarithmic scale
+        num_ranks=2,
+        num_nodes=1,
+        algorithm="tree",
+    )
+    assert result.table.rows == (row,)
+    chosen = {size.num_bytes: size for size in result.sizes if size.candidate is not None}
+    assert sorted(chosen) == [4 * KIB, 16 * KIB, 64 * KIB]
+    small = chosen[4 * KIB]
+    truth = (100e-6 + 4096 / 3e9) / (40e-6 + 4096 / 1e9)
+    assert small.speedup == pytest.approx(truth, rel=0.05)
+    assert small.interval is not None
+    assert small.interval[0] < truth < small.interval[1]
+    assert small.confirmed_speedup == pytest.approx(truth, rel=0.05)
+    # The wrong candidate is caught and named, and its speed does not count.
+    assert [(each.candidate, result.work.cases[each.case or 0].collective) for each in result.wrong] == [
+        ("ring", "all_reduce")
+    ]
+    assert re.search(r"rank \d: \d+ of \d+ elements are wrong", result.wrong[0].problem)
+    # The file is the table, and the plugin answers by it.
+    assert result.table_file is not None
+    path = Path(result.table_file)
+    assert read_table(path) == result.table
+    answers = plugin.ask(path, (ALL_REDUCE, 64 * KIB), (ALL_REDUCE, 256 * KIB)).answers
+    assert [list(answer.changed) for answer in answers] == [[(TREE, 0)], []]
+    assert result.environment == {}, "a simulated fabric has nothing to apply"
+
+
+def test_an_all_gather_in_the_wrong_order_of_ranks_is_caught(tmp_path: Path) -> None:
+    wrong = Law(candidate="nvls", collective="all_gather", latency_s=1e-6, bytes_per_s=1e12, is_wrong=True)
+    result = tuned(tmp_path, work("all_gather", sizes=(16 * KIB,)), wrong)
+    assert result.table.rows == ()
+    [caught] = result.wrong
+    assert caught.candidate == "nvls"
+    assert "2 where 1 is right" in caught.problem or "1 where 2 is right" in caught.problem
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_candidates_that_equal_the_default_get_no_rows(tmp_path: Path, seed: int) -> None:
+    result = tuned(tmp_path, work("all_reduce", "reduce_scatter", sizes=(KIB, MIB)), noise=0.05, seed=seed)
+    assert result.table.rows == ()
+    assert result.table_file is None
+    assert not any(tmp_path.glob("*.txt"))
+    assert result.settings == {}
+
+
+def test_settings_of_the_process_are_compared_in_turns_and_choices_on_top_of_them(tmp_path: Path) -> None:
+    """Twice as fast by its rate; a limit of channels is faster with these settings only."""
+    name = "copy engine"
+    laws = (
+        Law(settings=name, latency_s=100e-6, bytes_per_s=6e9),
+        Law(settings=name, candidate="at most 2 channels", latency_s=50e-6, bytes_per_s=6e9),
+        Law(settings="buffer 1 MiB", latency_s=100e-6, bytes_per_s=3e9),
+        Law(candidate="at most 2 channels", latency_s=200e-6, bytes_per_s=3e9),
+    )
+    said: list[str] = []
+    of_work = work("all_reduce", sizes=(16 * KIB, 16 * MIB), calls_per_step=10.0)
+    result = tuned(tmp_path, of_work, *laws, transport="shared_memory", said=said)
+    assert result.settings == {"NCCL_SHM_USE_CUDA_MEMCPY": "1"}
+    # By hand: 10 calls of each size in one step.
+    default_s = 2 * 100e-6 + (16 * KIB + 16 * MIB) / 3e9
+    chosen_s = 2 * 100e-6 + (16 * KIB + 16 * MIB) / 6e9
+    assert result.settings_speedup == pytest.approx(default_s / chosen_s, rel=0.03)
+    assert [(row.min_bytes, row.max_bytes, row.max_channels) for row in result.table.rows] == [(16 * KIB, 512 * KIB, 2)]
+    turns = [line.removeprefix("measuring ") for line in said if "turn" in line]
+    starts = ["default", "copy engine", "buffer 1 MiB"]
+    assert turns[:6] == [f"{start}, turn 1 of 4" for start in starts] + [
+        f"{start}, turn 2 of 4" for start in reversed(starts)
+    ]
+
+
+def test_a_candidate_that_hangs_is_ended_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SILENCE_LIMIT_S", 5.0)
+    hanging = Law(candidate="ring", latency_s=1e-6, bytes_per_s=1e12, is_hanging=True)
+    result = tuned(tmp_path, work("all_reduce", sizes=(4 * KIB,)), hanging, TREE_LAW)
+    assert list(result.not_measured) == ["choices, ring"]
+    assert "wait for each other" in result.not_measured["choices, ring"]
+    assert [row.algorithm for row in result.table.rows] == ["tree"]
+
+
+def test_gloo_is_measured_with_its_own_settings_and_right_answers(tmp_path: Path) -> None:
+    """In real time, so nothing is said about which is faster."""
+    of_work = work("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", sizes=(4 * KIB, 256 * KIB))
+    request = TuningRequest(backend="gloo", transport="gloo", num_ranks=2, work=of_work, folder=tmp_path, time_s=60.0)
+    result = tune_nccl(request, lambda _: None, ENVIRONMENT)
+    assert (result.wrong, result.not_measured) == ((), {})
+    assert result.num_candidates == 2
+    assert len(result.sizes) == 10
+    assert all(size.default_s > 0 for size in result.sizes)
+    assert result.table.rows == (), "gloo asks no table"
+    assert "gloo" in result.software
+
+
+def test_one_command_per_rank_under_a_launcher_decides_alike(tmp_path: Path) -> None:
+    """As torchrun and srun start commands: each starts its own rank, and the first one writes the table."""
+    variables = ENVIRONMENT | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    fabric = Fabric(transport="nvlink", noise=0.02, law=(TREE_LAW, DEFAULT))
+    results = {}
+
+    def run(rank: int) -> None:
+        request = TuningRequest(
+            backend="simulated",
+            transport="nvlink",
+            num_ranks=2,
+            work=work("all_reduce", sizes=(4 * KIB,)),
+            folder=tmp_path / str(rank),
+            time_s=60.0,
+            fabric=fabric,
+            reports=rank == 0,
+        )
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        results[rank] = tune_nccl(request, lambda _: None, variables | place)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert results[0].table == results[1].table
+    assert [row.algorithm for row in results[0].table.rows] == ["tree"]
+    assert [(tmp_path / str(rank) / "nccl-table.txt").exists() for rank in range(2)] == [True, False]

@@ -1,0 +1,140 @@
+"""A tuning tries what was measured for the job's collectives; `flatout tune nccl -- COMMAND` tries only that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.change.jobs import diagnosis, facts
+from tests.nccl_tuner.fabrics import KIB, work
+from tests.tune.simulated import COMMUNICATION, SOCKETS, SimulatedRunner, tuned
+
+from flatout.diagnosis_pipeline import Diagnosed
+from flatout.nccl_tuner import in_tuning
+from flatout.nccl_tuner.in_tuning import FOLDER, MIN_EXPOSED_SHARE, NcclRequest, with_measured_collectives
+from flatout.nccl_tuner.tuning import TuningRequest
+from flatout.records.change import JobFacts
+from flatout.records.collective_table import CollectiveTable, TableRow
+from flatout.records.nccl_tuning import NcclTuning
+from flatout.tune.result import is_better
+
+VARIABLES = {"NCCL_TUNER_PLUGIN": "/c/libnccl-tuner-flatout-0123456789abcdef.so", "FLATOUT_NCCL_TABLE": "/t/table.txt"}
+MEASURED = NcclTuning(
+    backend="nccl",
+    transport="socket",
+    software="torch 2.11.0, NCCL 2.28.9",
+    work=work("all_reduce", sizes=(KIB,)),
+    num_candidates=5,
+    num_rounds=12,
+    table=CollectiveTable(rows=(TableRow(collective="all_reduce", min_bytes=0, algorithm="ring"),)),
+    environment=VARIABLES,
+)
+CHANGE = "nccl-measured"
+
+
+def runner_with(folder: Path, speedups: dict[str, float], tuning: NcclTuning = MEASURED) -> SimulatedRunner:
+    """A job whose collectives were measured before its tuning was interrupted."""
+    (folder / FOLDER).mkdir(parents=True)
+    (folder / FOLDER / "nccl.json").write_bytes(msgspec.json.encode(tuning))
+    runner = SimulatedRunner(speedups, costs=COMMUNICATION)
+    runner.out = folder
+    return runner
+
+
+def test_what_was_measured_is_accepted_by_the_jobs_step(tmp_path: Path) -> None:
+    result = tuned(runner_with(tmp_path, {CHANGE: 1.5, SOCKETS: 1.2}), nccl=NcclRequest(is_only=True))
+    assert is_better(result)
+    assert result.tuning.changes.environment == VARIABLES
+    assert {one.name for one in result.tried if not one.name.startswith("nccl-")} == set()
+
+
+def test_what_is_faster_alone_but_not_in_the_job_is_not_accepted(tmp_path: Path) -> None:
+    result = tuned(runner_with(tmp_path, {CHANGE: 0.8}), nccl=NcclRequest(is_only=True))
+    assert not is_better(result)
+    assert CHANGE in {one.name for one in result.tried}
+
+
+def test_where_nothing_was_faster_there_is_no_such_change(tmp_path: Path) -> None:
+    nothing = msgspec.structs.replace(MEASURED, environment={}, table=CollectiveTable())
+    result = tuned(runner_with(tmp_path, {}, nothing), nccl=NcclRequest(is_only=True))
+    assert CHANGE not in {one.name for one in result.tried}
+
+
+class NoGpus:
+    problem = "none"
+
+    def facts(self) -> list[object]:
+        return []
+
+
+class EightGpus(NoGpus):
+    def facts(self) -> list[object]:
+        return [{}] * 8
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    job: JobFacts | None = None,
+    exposed: float = 0.3,
+    request: NcclRequest | None = None,
+    gpus: type[NoGpus] = EightGpus,
+) -> tuple[bool, str | None]:
+    """Whether NCCL is measured for a job, and the note."""
+    requests: list[TuningRequest] = []
+
+    def measure(request: TuningRequest, *_: object) -> NcclTuning:
+        requests.append(request)
+        return MEASURED
+
+    monkeypatch.setattr(in_tuning, "Gpus", gpus)
+    monkeypatch.setattr(in_tuning, "tune_nccl", measure)
+    monkeypatch.setattr(in_tuning, "work_of", lambda *_: MEASURED.work)
+    done = Diagnosed(diagnosis=diagnosis({"exposed-communication": exposed}), job=None, sources={})  # type: ignore[arg-type]
+    known = facts(num_ranks=4, num_hosts=1) if job is None else job
+    found, note = with_measured_collectives(known, done, tmp_path, request or NcclRequest(), lambda _: None)
+    assert (found.measured_collectives == VARIABLES) == bool(requests)
+    return bool(requests), note
+
+
+def test_it_is_measured_once_where_communication_is_exposed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    is_measured, note = asked(monkeypatch, tmp_path)
+    assert is_measured
+    assert note is not None
+    assert "5 candidates" in note
+    assert "a table of 1 rows" in note
+    with pytest.raises(AssertionError):  # the second time the variables are there, and nothing is measured
+        asked(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(("share", "is_measured"), [(MIN_EXPOSED_SHARE - 1e-6, False), (MIN_EXPOSED_SHARE, True)])
+def test_where_communication_is_hidden_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float, is_measured: bool
+) -> None:
+    assert asked(monkeypatch, tmp_path, exposed=share)[0] == is_measured
+    assert MIN_EXPOSED_SHARE == 0.05
+
+
+def test_who_asks_for_nccl_alone_gets_it_measured_in_any_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert asked(monkeypatch, tmp_path, exposed=0.0, request=NcclRequest(is_only=True))[0]
+
+
+@pytest.mark.parametrize(
+    ("job", "gpus", "words"),
+    [
+        (facts(num_ranks=4, num_hosts=1, backend="gloo"), EightGpus, "do not use it"),
+        (facts(num_ranks=4, num_hosts=2), EightGpus, "on several hosts"),
+        (facts(num_ranks=4, num_hosts=1, transport=None), EightGpus, "pass --transport"),
+        (facts(num_ranks=16, num_hosts=1), EightGpus, "has 8 GPUs for 16 ranks"),
+        (facts(num_ranks=2, num_hosts=1), NoGpus, "has 0 GPUs for 2 ranks"),
+    ],
+)
+def test_why_it_is_not_measured_is_reported_to_who_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: JobFacts, gpus: type[NoGpus], words: str
+) -> None:
+    is_measured, note = asked(monkeypatch, tmp_path, job=job, gpus=gpus, request=NcclRequest(is_only=True))
+    assert not is_measured
+    assert note is not None
+    assert words in note
