@@ -515,10 +515,11 @@ def nccl_spaces() -> str:
     """The candidates of each transport."""
     rows = []
     for space in all_spaces():
-        settings = [f"`{name}={value}`" for start in space.start for name, value in start.environment.items()]
+        starts = [" ".join(f"{name}={value}" for name, value in start.environment.items()) for start in space.start]
+        settings = "; ".join(f"`{words}`" for words in starts)
         others = start_of_choices(space, "default", {}, has_plugin=True).candidates[1:]
         names = [candidate.name for candidate in others]
-        rows.append([f"`{space.transport}`", ", ".join(dict.fromkeys(settings)), "; ".join(names), space.source])
+        rows.append([f"`{space.transport}`", settings, "; ".join(names), space.source])
     return table(["Transport", "Settings of the process", "Choices and options", "Source"], rows)
 
 

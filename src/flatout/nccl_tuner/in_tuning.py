@@ -7,6 +7,7 @@ folder of the tuning, so that a tuning that is resumed does not measure again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,8 @@ FOLDER = "nccl"  # in the folder of a tuning
 FAMILIES = ("nccl", "nccl_measured")  # of the changes that `flatout tune nccl` tries
 FINDINGS = ("exposed-communication", "exposed-all-gather", "redundant-gradient-sync")
 MIN_EXPOSED_SHARE = 0.05  # of the step; below it, the measurement takes longer than it can save
+
+_READ_BY_COMMUNICATION = ("NCCL_", "FI_", "UCX_", "CUDA_", "LD_LIBRARY_PATH")
 
 Say = Callable[[str], None]
 
@@ -107,11 +110,17 @@ def _measure(facts: JobFacts, done: Diagnosed, folder: Path, request: NcclReques
             force=True,
         ),
         say,
-        facts.environment,
+        _environment(facts),
         gpus.xids() if gpus is not None and gpus.problem is None else None,
     )
     write_new(folder / FOLDER / RESULT_FILE, msgspec.json.encode(tuning), force=True)
     return tuning
+
+
+def _environment(facts: JobFacts) -> dict[str, str]:
+    """Return the environment of the ranks that measure: that of this process, and the job's own variables of NCCL."""
+    read = {name: value for name, value in facts.environment.items() if name.startswith(_READ_BY_COMMUNICATION)}
+    return {**os.environ, **read}
 
 
 def kept_measurement(path: Path) -> NcclTuning | None:
