@@ -70,6 +70,8 @@ def test_every_option_that_takes_a_time_is_known() -> None:
             "flatout submit --deadline",
             "flatout submit --time",
             "flatout tune --budget",
+            "flatout tune nccl --budget",
+            "flatout tune nccl --time",
         ]
     )
 
