@@ -11,13 +11,22 @@ from tests.nccl_tuner.fabrics import DEFAULT, ENVIRONMENT, KIB, MIB, tuned, work
 from tests.nccl_tuner.plugin import ALL_REDUCE, TREE, Plugin
 from tests.slurm import free_port
 
-from flatout.nccl_tuner import measure
+from flatout.nccl_tuner import measure, tuning
 from flatout.nccl_tuner.plan import Fabric, Law
 from flatout.nccl_tuner.table_file import read_table
 from flatout.nccl_tuner.tuning import TuningRequest, tune_nccl
 from flatout.records.collective_table import TableRow
 
 pytestmark = pytest.mark.usefixtures("warm")
+
+
+@pytest.fixture(autouse=True)
+def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fewest starts that can be compared, as each takes a second."""
+    monkeypatch.setattr(tuning, "NUM_TURNS", 3)
+    monkeypatch.setattr(tuning, "ROUNDS_OF_TURN", 2)
+    monkeypatch.setattr(tuning, "NUM_ROUNDS", 8)
+
 
 # Latency against the default's 100 us, and 3 GB/s: better up to 64 KiB (1.17x there), worse from 256 KiB.
 TREE_LAW = Law(candidate="tree", collective="all_reduce", latency_s=40e-6, bytes_per_s=1e9)
@@ -44,7 +53,7 @@ def test_a_table_is_chosen_by_size_and_asked_by_the_plugin(tmp_path: Path, plugi
     assert small.speedup == pytest.approx(truth, rel=0.05)
     assert small.interval is not None
     assert small.interval[0] < truth < small.interval[1]
-    assert small.confirmed_speedup == pytest.approx(truth, rel=0.05)
+    assert small.confirmed_speedup == pytest.approx(truth, rel=0.1)
     # The wrong candidate is caught and named, and its speed does not count.
     assert [(each.candidate, result.work.cases[each.case or 0].collective) for each in result.wrong] == [
         ("ring", "all_reduce")
@@ -97,8 +106,8 @@ def test_settings_of_the_process_are_compared_in_turns_and_choices_on_top_of_the
     assert [(row.min_bytes, row.max_bytes, row.max_channels) for row in result.table.rows] == [(16 * KIB, 512 * KIB, 2)]
     turns = [line.removeprefix("measuring ") for line in said if "turn" in line]
     starts = ["default", "copy engine", "buffer 1 MiB"]
-    assert turns[:6] == [f"{start}, turn 1 of 4" for start in starts] + [
-        f"{start}, turn 2 of 4" for start in reversed(starts)
+    assert turns[:6] == [f"{start}, turn 1 of 3" for start in starts] + [
+        f"{start}, turn 2 of 3" for start in reversed(starts)
     ]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flatout.inside.protocol import Variable
-from flatout.nccl_tuner.known_answers import Buffers
+from flatout.nccl_tuner.known_answers import Buffers, num_elements
 from flatout.nccl_tuner.plan import Fabric, Law, RankPlan
 from flatout.nccl_tuner.settings import options_problem
 from flatout.nccl_tuner.table_file import checksum, table_text
@@ -209,7 +209,7 @@ class _SimulatedCommunicator:
         self._buffers.fill(case.collective, num_bytes)
         self._buffers.call(case.collective, num_bytes, self._group)
         if self._law(case).is_wrong:
-            self._damage(case.collective)
+            self._damage(case.collective, num_elements(num_bytes, len(self._buffers.ranks)))
         return self._buffers.wrong(case.collective, num_bytes)
 
     def _law(self, case: Case) -> Law:
@@ -231,11 +231,11 @@ class _SimulatedCommunicator:
         row = table.row_for(case.collective, case.num_bytes, len(self._buffers.ranks), 1)
         return DEFAULT if row is None else row_name(row.algorithm, row.protocol, row.max_channels)
 
-    def _damage(self, collective: str) -> None:
+    def _damage(self, collective: str, count: int) -> None:
         """Do what fast and wrong settings did: an all-gather in another order of ranks, or another sum."""
         if collective == "all_gather":
-            shares = self._buffers.output[: self._buffers.output.numel()]
-            self._buffers.output = shares.roll(self._buffers.output.numel() // len(self._buffers.ranks))
+            share = count // len(self._buffers.ranks)
+            self._buffers.output[:count] = self._buffers.output[:count].roll(share)
         else:
             self._buffers.input += 1.0
             self._buffers.output += 1.0
