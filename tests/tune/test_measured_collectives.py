@@ -92,7 +92,7 @@ def asked(
     monkeypatch.setattr(in_tuning, "Gpus", gpus)
     monkeypatch.setattr(in_tuning, "tune_nccl", measure)
     monkeypatch.setattr(in_tuning, "work_of", lambda *_: MEASURED.work)
-    done = Diagnosed(diagnosis=diagnosis({"exposed-communication": exposed}), job=None, sources={})  # type: ignore[arg-type]
+    done = Diagnosed(diagnosis=diagnosis({"exposed-communication": exposed}, step_s=1.0), job=None, sources={})  # type: ignore[arg-type]
     known = facts(num_ranks=4, num_hosts=1) if job is None else job
     found, note = with_measured_collectives(known, done, tmp_path, request or NcclRequest(), lambda _: None)
     assert (found.measured_collectives == VARIABLES) == bool(requests)
