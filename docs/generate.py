@@ -57,6 +57,7 @@ from flatout.records.diagnosis import (
     DeviceDiagnosis,
     Diagnosis,
     Finding,
+    GroupCommunication,
     JobSummary,
     RankDiagnosis,
     StepDiagnosis,
@@ -204,6 +205,7 @@ def json() -> str:
     """The contract `flatout/diagnosis`, from the records that are written."""
     records = (
         *(Diagnosis, JobSummary, RankDiagnosis, DeviceDiagnosis, StepDiagnosis, Blame, Finding, Quality),
+        GroupCommunication,
         *(RecordedTime, StepTimeline, TimelineLane),
         *(StallTrace, StalledRank, TracedActivity),
     )

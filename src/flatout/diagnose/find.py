@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.diagnose.by_group import communication_by_group
 from flatout.diagnose.confidence import limited
 from flatout.diagnose.context import MIN_TRACED_SHARE, DiagnosisContext
 from flatout.diagnose.finding import rank_words
@@ -85,6 +86,7 @@ def diagnose(
         findings=tuple(findings),
         data_quality=(*quality, *_quality(context, stall_share)),
         stall_trace=msgspec.UNSET if stall_trace is None else stall_trace,
+        communication=communication_by_group(context),
     )
 
 

@@ -81,7 +81,7 @@ def traffic_of(context: DiagnosisContext) -> tuple[Traffic, ...]:
     num_messages: dict[TrafficKind, int] = defaultdict(int)
     sizes: dict[TrafficKind, list[int]] = defaultdict(list)
     for timeline in context.ranks:
-        kinds = _RankKinds(context, timeline, wrapper)
+        kinds = CallKinds(context, timeline, wrapper)
         exposed = context.job.exposed_transfer_ns[timeline.rank] + context.job.exposed_unsplit_ns[timeline.rank]
         kernels_seen: set[int] = set()
         for call in _calls_in_steps(timeline):
@@ -107,7 +107,7 @@ def traffic_of(context: DiagnosisContext) -> tuple[Traffic, ...]:
 
 def calls_of_kind(context: DiagnosisContext, timeline: RankTimeline, kind: TrafficKind) -> list[CommunicationCall]:
     """Return the rank's calls in steps that carry this kind of data."""
-    kinds = _RankKinds(context, timeline, wrapper_of(context))
+    kinds = CallKinds(context, timeline, wrapper_of(context))
     return [call for call in _calls_in_steps(timeline) if kinds.of(call) is kind]
 
 
@@ -128,7 +128,7 @@ def _kind_by_name(description: str | None) -> TrafficKind | None:
     return TrafficKind.ACTIVATIONS if _TENSOR_GROUP.search(description) else None
 
 
-class _RankKinds:
+class CallKinds:
     """The kind of each call of one rank. Calls of one operation in one group are of one kind."""
 
     def __init__(self, context: DiagnosisContext, timeline: RankTimeline, wrapper: Wrapper | None) -> None:
@@ -142,7 +142,8 @@ class _RankKinds:
         self._kinds = {key: self._kind(*key) for key in self._calls}
 
     def of(self, call: CommunicationCall) -> TrafficKind:
-        return self._kinds[call.operation, call.group]
+        """Return the kind of a call in steps, or of a call before them if there are such calls in steps."""
+        return self._kinds.get((call.operation, call.group), TrafficKind.OTHER)
 
     def _kind(self, operation: str, group: str | None) -> TrafficKind:
         if operation in ("all_reduce", "reduce", "reduce_scatter", "all_gather"):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import msgspec
@@ -70,6 +70,42 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float
 
 
+class GroupPurpose(StrEnum):
+    """What the process groups of a job are for."""
+
+    DATA = "data"
+    TENSOR = "tensor"
+    CONTEXT = "context"
+    PIPELINE = "pipeline"
+    EXPERT = "expert"
+    OTHER = "other"
+    UNKNOWN = "unknown"  # communication that no recorded call covers
+
+
+class GroupSpan(StrEnum):
+    WITHIN_NODE = "within node"
+    BETWEEN_NODES = "between nodes"
+    UNKNOWN = "unknown"  # the traces do not name the hosts of all its ranks
+
+
+class GroupCommunication(msgspec.Struct, frozen=True, kw_only=True):
+    """Exposed communication of the groups of one purpose, size and place: means over all ranks, per step."""
+
+    purpose: GroupPurpose
+    span: GroupSpan
+    group_size: int | None  # ranks; null: not recorded
+    num_groups: int  # 0: not recorded
+    names: tuple[str, ...]  # of up to 8 groups
+    transfer_s: float
+    wait_s: float
+    bubble_s: float
+    unsplit_s: float  # the traces do not show whether it is waiting or transfer
+
+    @property
+    def exposed_s(self) -> float:
+        return self.transfer_s + self.wait_s + self.bubble_s + self.unsplit_s
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     code: str  # F01, ... stable
     name: str  # kebab-case
@@ -127,3 +163,5 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     data_quality: tuple[Quality, ...]
     recorded: RecordedTime | msgspec.UnsetType = msgspec.UNSET  # of a recording with ordinary steps
     stall_trace: StallTrace | msgspec.UnsetType = msgspec.UNSET  # the second trace of a recording, if there is one
+    # Exposed communication by process group, most first: together all of it. A ledger of an older version has none.
+    communication: tuple[GroupCommunication, ...] = ()

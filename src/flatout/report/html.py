@@ -18,6 +18,7 @@ from flatout.report.axis import step_labels, ticks
 from flatout.report.blame import SMALLEST_SHARE, STRONGEST_SHARE, Cell, charges, matrix
 from flatout.report.command import command_line
 from flatout.report.evidence import evidence_texts
+from flatout.report.group_phrases import HEADER, TITLE, group_lines
 from flatout.report.parts import PART_LABELS, PART_MEANINGS, SAFETY_MEANINGS, part_label, part_values, rounded_shares
 from flatout.report.phrases import cost, cost_base, counted, job_summary, ranks_of_job, ranks_text
 from flatout.report.quality import shared_notes
@@ -83,6 +84,9 @@ def page_content(diagnosis: Diagnosis, command: Sequence[str], explain: Mapping[
         "tolerance": None if rows.tolerance is None else f"{rows.tolerance * 100:.3g} %",
         "part_columns": [{"part": part, "label": PART_LABELS[PART_NAMES[part]]} for part in _used_parts(rows)],
         "steps": _steps(rows),
+        "communication": group_lines(diagnosis),
+        "communication_header": HEADER,
+        "communication_title": TITLE,
         "blame": _blame(diagnosis, rows),
         "notes": [
             {"ranks": ranks_of_job(note.ranks, diagnosis), "problem": note.problem, "effect": note.effect}

@@ -15,12 +15,14 @@ from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding
 from flatout.records.recorded_time import RecordedTime
 from flatout.report.blame import charges
 from flatout.report.evidence import evidence_texts
+from flatout.report.group_phrases import HEADER, TITLE, group_lines
 from flatout.report.parts import part_label, rounded_shares
 from flatout.report.phrases import cost, counted, job_summary, ranks_of_job, ranks_text
 from flatout.report.quality import shared_notes
 from flatout.report.recorded_text import recorded_lines
 from flatout.report.rows import Rows, rank_rows
 from flatout.report.terminal import TextStyle
+from flatout.report.text_table import text_table
 
 MOST_RANKS = 16
 MOST_ROWS = 12
@@ -52,6 +54,7 @@ def diagnosis_text(diagnosis: Diagnosis, *, style: TextStyle | None = None, next
         _header(diagnosis, style),
         _recorded(diagnosis, style),
         _parts_table(diagnosis, style),
+        _communication(diagnosis, style),
         _findings(diagnosis, style),
         _blame(diagnosis, style),
         _data_quality(diagnosis, style),
@@ -246,6 +249,13 @@ def _blame(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
         rest_share = units.percent(sum(charge.mean_wait_s for charge in rest) / total_s)
         lines.append(f"  and {counted(len(rest), 'smaller cause')}, {rest_share} of all waiting")
     return lines
+
+
+def _communication(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
+    rows = group_lines(diagnosis)
+    if not rows:
+        return []
+    return [_title(TITLE, style), *text_table(HEADER, rows, style=style, flexible=[0, 1])]
 
 
 def _data_quality(diagnosis: Diagnosis, style: TextStyle) -> list[str]:

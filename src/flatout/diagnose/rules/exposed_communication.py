@@ -16,7 +16,8 @@ Evidence
 Change to try
     Small messages cost latency: send fewer, larger ones (larger gradient buckets with DDP, larger units with FSDP,
     larger bucket sizes with ZeRO). Large messages at a low rate: check that NCCL uses the intended transport
-    (`NCCL_DEBUG=INFO`). Large messages at a good rate: hide them behind compute, or send fewer bytes.
+    (`NCCL_DEBUG=INFO`). Large messages at a good rate: hide them behind compute, or send fewer bytes. Tensor groups
+    that span nodes: place each within a node (`flatout plan place`).
 
 When this is wrong
     If the traces of other ranks are missing, waiting and transfer cannot be told apart and the finding is inconclusive:
@@ -32,10 +33,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flatout.diagnose.by_group import communication_by_group
 from flatout.diagnose.communication_advice import advice
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_time, finding, share_words
 from flatout.diagnose.host_evidence import network_rate
+from flatout.diagnose.placement_advice import placement_advice
 from flatout.diagnose.traffic import SMALL_MESSAGE_BYTES, Traffic, TrafficKind, traffic_of, wrapper_of
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import num_bytes
@@ -72,7 +75,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     title += _messages_words(context, traffic)
     title += _certainty_words(bandwidth, is_known=is_known, lacks_ranks=lacks_ranks)
     changes = advice(traffic, wrapper_of(context), bandwidth=bandwidth if is_known else None, has_gpu=context.has_gpu)
-    changes = changes[:MAX_ADVICE]
+    changes = (*placement_advice(context, communication_by_group(context)), *changes)[:MAX_ADVICE]
     if lacks_ranks and not is_known:
         changes = ("record the other ranks too, and diagnose all of them together", *changes)
     return finding(
