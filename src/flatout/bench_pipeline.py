@@ -18,7 +18,7 @@ from flatout.probe.ceilings.raw import About, BenchSettings
 from flatout.probe.ceilings.saved import SCHEMA, VERSION, saved_path
 from flatout.probe.ceilings.start import about_machine, given_rank, run_workers
 from flatout.probe.ceilings.storage import NAMES as STORAGE_NAMES
-from flatout.probe.ceilings.summary import PEER_SHARE, ceilings_of
+from flatout.probe.ceilings.summary import ceilings_of
 from flatout.probe.foreign_load import ForeignLoad
 from flatout.probe.limits import allowed_cores, free_bytes
 from flatout.records.ceilings import Ceilings
@@ -85,7 +85,7 @@ def measure(request: BenchRequest, progress: Callable[[int, int, str], None]) ->
     ceilings = ceilings_of(
         raw,
         took_s=time.monotonic() - began_s,
-        outliers=lambda values: outliers(values, share=PEER_SHARE),
+        outliers=lambda values, share: outliers(values, share=share),
         min_peers=MIN_PEERS,
         cores_busy_by_others=other_processes.read(),
     )

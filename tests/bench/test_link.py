@@ -162,7 +162,7 @@ def measured(*links: LoadedLink | None) -> Ceilings:
         software="torch",
         not_measured={},
     )
-    return ceilings_of(raw, took_s=1.0, outliers=lambda _: {}, min_peers=4)
+    return ceilings_of(raw, took_s=1.0, outliers=lambda _, share: {}, min_peers=4)
 
 
 FIELDS = ("speed_gt_per_s", "width", "best_speed_gt_per_s", "best_width", "source")

@@ -26,7 +26,7 @@ def ceilings(*ranks: list[RawBenchmark], is_gpu: bool = True) -> Ceilings:
         not_measured={},
     )
     return ceilings_of(
-        raw, took_s=1.0, outliers=lambda values: outliers(values, share=0.05), min_peers=MIN_PEERS
+        raw, took_s=1.0, outliers=lambda values, share: outliers(values, share=share), min_peers=MIN_PEERS
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ CONNECTIONS = {
     "nccl_tuner/backends.py": "of the ranks that measure",
     "nccl_tuner/rank.py": "of the ranks that measure",
     "probe/ceilings/collectives.py": "of the benchmark's ranks",
+    "probe/ceilings/pairs.py": "of the benchmark's ranks",
     "inside/patches/background_checkpoint.py": "`background_checkpoint`",
     "schedule/live/usage.py": "`schedule slurm --usage URL`",
     "submit/ray.py": "`submit --to ray`",

@@ -25,7 +25,7 @@ def test_keys_are_those_of_the_contract_in_its_order() -> None:
     found = json.loads(diagnosis_json(builder.straggler(), COMMAND))
     assert list(found) == [
         *("schema", "version", "tool_version", "command"),
-        *("job", "ranks", "blame", "findings", "data_quality"),
+        *("job", "ranks", "blame", "findings", "data_quality", "communication"),
     ]
     assert found["schema"] == "flatout/diagnosis"
     assert found["version"] == 2

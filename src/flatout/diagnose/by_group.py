@@ -1,7 +1,7 @@
 """Split a job's exposed communication by what its process groups are for, and within against between nodes.
 
 In: the attributed ranks. Out: one `GroupCommunication` per purpose, place and size of the groups, the longest first.
-Together they have all of the ranks' exposed communication: what no recorded call covers is a line of its own. A group's
+Together they have all of the ranks' exposed communication: what no recorded call covers is a separate line. A group's
 purpose follows from its name (Megatron's, DeviceMesh's), else from what it carries (`traffic.py`). Where two groups
 communicate at once, the time counts for the one that began first, as in the findings. Whether a group spans nodes
 follows from the host names in the traces; for sends and receives, from the hosts of the two ranks.

@@ -35,7 +35,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     unit: Unit
     spread: float  # interquartile range of the repetitions, in the same unit
     device: str  # the vendor's name
-    ranks: tuple[int, ...]  # number of ranks that ran it at the same time
+    ranks: tuple[int, ...]  # ranks that ran it at the same time; of a pair, the sender first
     n: int  # repetitions
     seconds: float  # median of one call, timed as `timed` says
     checked: str  # reference of the result's check
@@ -44,7 +44,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None  # bytes: of a collective as nccl-tests counts them, of a copy, or of a record read
     dtype: str | None = None
     shape: tuple[int, ...] | None = None  # m, n, k of a matrix multiplication
-    group: str | None = None  # ranks of a collective: all, pairs, node, across
+    group: str | None = None  # ranks of a collective: all, pairs, node, across; of a pair: its turn
     threads: int | None = None
     backend: str = ""  # torch, numpy, gloo, nccl, ...
     note: str = ""  # a limitation, such as a cache that could not be emptied
@@ -97,6 +97,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     backend: str  # of the collectives
     software: str  # versions
     measurements: tuple[Measurement, ...]
+    hosts: tuple[str, ...] = ()  # of each rank; a file of an older version has none
     fits: tuple[CollectiveFit, ...] = ()
     peers: tuple[PeerDifference, ...] = ()
     num_peers: dict[str, int] = {}  # kind -> number of peers that were compared; kinds with too few are absent

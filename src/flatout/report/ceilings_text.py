@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement
+from flatout.report.pairs_text import PAIRS, pair_lines
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import bytes_per_s, flops_per_s, num_bytes, number, percent, rank_ranges, seconds
@@ -18,7 +19,7 @@ _BUSY_CORES = 0.2
 
 def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
     """Return rates with their spread (the interquartile range as a share of the median)."""
-    single = [each for each in ceilings.measurements if each.name not in _COLLECTIVES]
+    single = [each for each in ceilings.measurements if each.name not in (*_COLLECTIVES, *PAIRS)]
     notes_of_name: dict[str, set[str]] = {}
     for measurement in single:
         notes_of_name.setdefault(measurement.name, set()).add(measurement.note)
@@ -29,6 +30,7 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
         *_wrong_results(ceilings, style),
         *_table(single, noted_in_table, style),
         *_collectives(ceilings, style),
+        *pair_lines(ceilings, style),
         *_notes([each for each in single if each.name not in noted_in_table], style),
         *_links(single, style),
         "",

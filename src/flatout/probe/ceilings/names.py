@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flatout.probe.ceilings.bus import COLLECTIVES
+from flatout.probe.ceilings.pairs import NAMES as PAIRS
 from flatout.probe.ceilings.storage import NAMES as STORAGE
 
 NAMES = (
     *("matmul", "memory_copy", "memory_triad", "host_memory_copy", "kernel_launch", "operator_dispatch"),
     *("host_to_device_pinned", "host_to_device_pageable", "device_to_host_pinned", "device_to_host_pageable"),
     *COLLECTIVES,
+    *PAIRS,
     *("decode_jpeg", "decode_zlib"),
     *STORAGE,
 )
@@ -26,5 +28,5 @@ def concerns(what: str, only: Collection[str]) -> bool:
         return True
     words = [part.split()[0] for part in what.split(", ") if part]
     if words[:1] == ["collectives"]:
-        return any(name in COLLECTIVES for name in only)
+        return any(name in COLLECTIVES or name in PAIRS for name in only)
     return any(name == word or name.startswith(f"{word}_") for name in only for word in words)

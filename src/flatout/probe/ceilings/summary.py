@@ -12,7 +12,9 @@ import numpy as np
 
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.fit import fitted
+from flatout.probe.ceilings.pairs import NAMES as PAIRS
 from flatout.probe.ceilings.raw import Raw, RawBenchmark, what_of
+from flatout.probe.ceilings.slow_links import slow_links
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 
 # A smaller difference between peers matters to no job.
@@ -20,12 +22,16 @@ PEER_SHARE = 0.05
 # Device time cannot exceed the time timed by the host; if it does by more than this factor, it is not used.
 _NO_LONGER = 1.1
 Rule = Callable[[Mapping[str, float]], Mapping[str, float]]
+RuleForShare = Callable[[Mapping[str, float], float], Mapping[str, float]]
 
 
 def ceilings_of(
-    raw: Raw, *, took_s: float, outliers: Rule, min_peers: int, cores_busy_by_others: float | None = None
+    raw: Raw, *, took_s: float, outliers: RuleForShare, min_peers: int, cores_busy_by_others: float | None = None
 ) -> Ceilings:
-    """Summarise the repetitions. `outliers` returns the peers that differ: name -> value / median - 1."""
+    """Summarise the repetitions.
+
+    `outliers` returns the peers that differ by at least a share of the median: name -> value / median - 1.
+    """
     measurements: list[Measurement] = []
     wrong: list[WrongResult] = []
     for index in range(len(raw.benchmarks[0])):
@@ -37,13 +43,16 @@ def ceilings_of(
                     WrongResult(
                         name=ones[0].name,
                         what=what_of(ones[0].labels),
-                        ranks=tuple(bad),
+                        ranks=_wrong_ranks(ones[0], ranks, bad),
                         reason=str(next(iter(bad.values()))),
                     )
                 )
             elif all(one.seconds for one in ones):
                 measurements.append(_measurement(ranks, ones, raw))
-    peers = _peers(measurements, outliers, min_peers)
+    between = [one for one in measurements if one.name in PAIRS]
+    alone = [one for one in measurements if one.name not in PAIRS]
+    peers = _peers(alone, lambda values: outliers(values, PEER_SHARE), min_peers)
+    links = slow_links(between, raw.hosts, outliers, min_peers)
     return Ceilings(
         host=raw.hosts[0],
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -52,16 +61,22 @@ def ceilings_of(
         num_devices=len(raw.devices),
         is_gpu=raw.is_gpu,
         backend=raw.backend,
+        hosts=raw.hosts,
         software=raw.software,
         measurements=tuple(measurements),
         fits=tuple(_fits(measurements)),
-        peers=tuple(peers.differences),
-        num_peers=peers.num_compared,
-        peers_compared=peers.described,
+        peers=(*peers.differences, *links.differences),
+        num_peers=peers.num_compared | links.num_compared,
+        peers_compared=peers.described | {what: f"{number} peers" for what, number in links.num_compared.items()},
         wrong=tuple(wrong),
         cores_busy_by_others=cores_busy_by_others,
         not_measured=raw.not_measured,
     )
+
+
+def _wrong_ranks(one: RawBenchmark, ranks: tuple[int, ...], bad: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks to name: both ends of a link, else those whose result was wrong."""
+    return tuple(sorted(one.labels.get("route", ranks))) if one.name in PAIRS else tuple(bad)
 
 
 def _teams(by_rank: Mapping[int, RawBenchmark]) -> dict[tuple[int, ...], list[RawBenchmark]]:
@@ -94,7 +109,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawBenchmark], raw: Raw) -> 
         unit=ones[0].unit,  # type: ignore[arg-type]
         spread=float(high - low),
         device=raw.devices[ranks[0]],
-        ranks=ranks,
+        ranks=tuple(labels.get("route", ranks)),
         n=len(seconds),
         seconds=statistics.median(seconds),
         timed="queued_ahead" if is_queued else "as_called",

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.probe.ceilings import copy, decode, launch_rate, matmul, storage, transfer
+from flatout.probe.ceilings import copy, decode, launch_rate, matmul, pairs, storage, transfer
 from flatout.probe.ceilings.benchmark import Benchmark, Who
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
@@ -124,9 +124,10 @@ def _benchmarks(
         benchmarks += _cpu_benchmarks(torch, device, rank_group, not_measured)
     if _COLLECTIVES in settings.without:
         not_measured[_COLLECTIVES] = settings.without[_COLLECTIVES]
-    elif wants(*COLLECTIVES):
+    elif wants(*COLLECTIVES, *pairs.NAMES):
         where.at(_COLLECTIVES)  # their buffers are among the largest, so a rank can be lost here
         benchmarks += _collectives(torch, device, rank_group, not_measured)
+        benchmarks += _pairs(torch, device, rank_group, not_measured)
         where.at(None)
     if wants("decode_jpeg", "decode_zlib"):
         benchmarks += decode.benchmarks()
@@ -232,6 +233,28 @@ def _collectives(torch: Any, device: Any, rank_group: RankGroup, not_measured: d
         )
         not_measured[f"collectives above {collectives.sizes[-1]:,} B"] = why
     return list(collectives.benchmarks())
+
+
+def _pairs(torch: Any, device: Any, rank_group: RankGroup, not_measured: dict[str, str]) -> list[Benchmark]:
+    """Return the benchmarks between pairs of ranks, and between the GPUs of this host."""
+    if torch is None or rank_group.size == 1:
+        return []
+    if rank_group.size > pairs.MOST_RANKS:
+        reason = f"{rank_group.size} ranks have too many pairs: at most {pairs.MOST_RANKS} ranks"
+        not_measured["pair_send, pair_round_trip"] = reason
+        return []
+    largest = min(rank_group.gathered(free_bytes())) // (8 * rank_group.size)
+    benchmarks = list(pairs.Pairs(torch, device, largest=max(largest // 4096 * 4096, 4096)).benchmarks())
+    if device.type != "cuda":
+        not_measured["peer_write, peer_read"] = "torch sees no GPU"
+        return benchmarks
+    here = rank_group.hosts.count(socket.gethostname())
+    counts = {rank_group.hosts.count(host) for host in rank_group.hosts}
+    if torch.cuda.device_count() < here or len(counts) > 1:
+        not_measured["peer_write, peer_read"] = "the ranks do not see each other's GPUs, or hosts differ in number"
+        return benchmarks
+    peers = [torch.device("cuda", place) for place in range(here)]
+    return [*benchmarks, *pairs.peer_benchmarks(torch, device, peers, rank_group.rank)]
 
 
 def _array_bytes() -> int:
