@@ -1,9 +1,42 @@
-"""The sizes of networks: how many nodes a leaf switch serves."""
+"""The sizes of networks: how many nodes a leaf switch serves, and what switches and links cost to buy."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from flatout.input_files import read_toml
+
 SWITCH_PORTS = 64  # of current InfiniBand and Ethernet switches at the rate of one adapter: QM9700, SN5600
 FABRICS = ("fat-tree", "rail", "ring", "torus")
+_PRICES = Path(__file__).with_name("network_prices.toml")
+
+
+class NetworkPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A switch or a link, with the range of its price in USD."""
+
+    name: str
+    gbit_per_s: float
+    low: float
+    typical: float
+    high: float
+    source: str
+    date: str
+    ports: int | None = None  # of a switch
+
+
+class NetworkPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `network_prices.toml`."""
+
+    switch: tuple[NetworkPart, ...]
+    link: tuple[NetworkPart, ...]
+
+
+@cache
+def network_prices() -> NetworkPrices:
+    return msgspec.convert(read_toml(_PRICES), NetworkPrices)
 
 
 def ports_down(oversubscription: float) -> int:

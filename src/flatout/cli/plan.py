@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatout.cli import plan_place
+from flatout.cli.fabric_options import FABRIC, LEAF_NODES, OVERSUBSCRIPTION, TORUS
 from flatout.cli.help import Command, Group
 from flatout.cli.next_command import repeated
 from flatout.cli.output import print_json, text_style, typed_command
@@ -137,6 +138,10 @@ def plan(
         str | None,
         typer.Option(metavar="NAME", help="For --goal: power grid, for carbon, e.g. FR or us-east-1."),
     ] = None,
+    fabric: Annotated[str | None, FABRIC] = None,
+    oversubscription: Annotated[float | None, OVERSUBSCRIPTION] = None,
+    leaf_nodes: Annotated[int | None, LEAF_NODES] = None,
+    torus: Annotated[str | None, TORUS] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the plan as an HTML page.")] = None,
     emit: Annotated[
         list[str] | None,
@@ -190,11 +195,13 @@ def plan(
             gradients=gradients,
             is_pure_bf16=pure_bf16,
         ),
+        fabric=pipeline.requested_fabric(fabric, oversubscription, leaf_nodes, torus),
     )
     result, context = pipeline.planned(
         pipeline.search_context(request, _note), goal_request, num_layouts=top, fixed=request.fixed, note=_note
     )
     result = pipeline.with_goal(result, context, goal_request, request.fixed)
+    result = pipeline.with_network(result, context, request.fabric, request.fixed)
     next_command = _next_command(result, has_emitted=bool(emit))
     files.write(result, context, command=typed_command(), next_command=next_command, fixed=request.fixed, note=_note)
     if json:

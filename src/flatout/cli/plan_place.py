@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.fabric_options import FABRIC, LEAF_NODES, OVERSUBSCRIPTION, TORUS
 from flatout.cli.help import Command
 from flatout.cli.next_command import repeated
 from flatout.cli.output import print_json, text_style
-from flatout.cli.values import amount, whole_number
+from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
     from flatout.records.placement import PlacedJob
-
-FABRIC = typer.Option(metavar="KIND", help="Network between the nodes: fat-tree, rail (rail-optimised), ring or torus.")
-OVERSUBSCRIPTION = amount(
-    metavar="RATIO", least=1.0, most=64.0, help="Rate of a leaf switch's ports to nodes over that of its uplinks."
-)
-LEAF_NODES = whole_number(least=1, most=4096, help="Nodes below one leaf switch (with rails: below each of a group).")
-TORUS = typer.Option(metavar="SHAPE", help="For a torus: nodes in each dimension, e.g. 4x4.")
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +61,6 @@ def place(
     Example: flatout plan place --model llama3-70b --cluster h100x64 --oversubscription 4 --leaf-nodes 2
     """
     from flatout import plan_pipeline as pipeline
-    from flatout.plan.fabrics import FabricRequest
 
     request = pipeline.PlaceRequest(
         nodes=nodes,
@@ -84,7 +77,7 @@ def place(
         seq=seq,
         precision=precision,
         fixed=tuple(fix or ()),
-        fabric=FabricRequest(fabric=fabric, oversubscription=oversubscription, leaf_nodes=leaf_nodes, torus=torus),
+        fabric=pipeline.requested_fabric(fabric, oversubscription, leaf_nodes, torus),
     )
     job = pipeline.placed(plan_request, request, _note)
     pipeline.write_files(job, request, _note)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flatout.plan.cables import exchange_share, neighbour_share
 from flatout.plan.constants import Constants
 from flatout.plan.inputs import Column, CostModelInputs
 
@@ -71,7 +72,8 @@ def dispatch_s(
     near = token_bytes * topk * (inside - 1.0) / inside / (inputs.link * constants.link)
     copies = (domains - 1.0) * (1.0 - (1.0 - 1.0 / domains) ** topk)
     # These are point-to-point sends without a ring, for which DeepEP reaches the adapter's rate.
-    far = token_bytes * copies / (inputs.nic * _core_share(inputs, size * stride, inputs.pod))
+    network_share = _core_share(inputs, size * stride, inputs.pod) * exchange_share(inputs, size * stride)
+    far = token_bytes * copies / (inputs.nic * network_share)
     network_hop = NETWORK_HOP_S * inputs.network_latency * (domains > 1)
     latency = constants.latency * (BASE_S + HOP_S * (inside - 1.0) + network_hop)
     return np.where(size > 1, near + far + latency, 0.0)
@@ -81,7 +83,8 @@ def send_s(inputs: CostModelInputs, constants: Constants, num_bytes: Column, str
     """Return the seconds of one transfer to the rank `stride` ranks away."""
     is_in_domain = stride < inputs.domain
     near_rate = inputs.link * constants.link
-    far_rate = inputs.nic * constants.nic * _core_share(inputs, stride + 1.0, inputs.rail_pod)
+    network_share = _core_share(inputs, stride + 1.0, inputs.rail_pod) * neighbour_share(inputs, stride)
+    far_rate = inputs.nic * constants.nic * network_share
     hop = np.where(is_in_domain, HOP_S, NETWORK_HOP_S * inputs.network_latency)
     return num_bytes / np.where(is_in_domain, near_rate, far_rate) + constants.latency * hop
 
@@ -104,7 +107,7 @@ def _ring_rate(inputs: CostModelInputs, constants: Constants, size: Column, insi
     Each member in a domain can use its own adapter, and the rings of one node share its adapters evenly. On a network
     with rails, a ring of GPUs at the same position in their nodes reaches further within its rail's switch.
     """
-    between = inside * inputs.nic * constants.nic
+    between = inside * inputs.nic * constants.nic * neighbour_share(inputs, stride)
     if not _has_full_core(inputs):
         pod = np.where(inside > 1, inputs.pod, inputs.rail_pod)
         between = between * _core_share(inputs, size * stride, pod)

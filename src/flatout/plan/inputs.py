@@ -77,6 +77,11 @@ class CostModelInputs:
     core: Column  # share of the adapters' rate that the network's core carries
     pod: Column  # GPUs that reach each other without the network's core
     rail_pod: Column  # the same for GPUs on one rail
+    # Nodes in each dimension of a ring or torus, the fastest last; 1: not used; all 1: a network with switches.
+    torus_x: Column
+    torus_y: Column
+    torus_z: Column
+    node_gpus: Column
     network_latency: Column
     host_link: Column
     host_memory: Column
@@ -220,6 +225,7 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
         "core": 1.0 / cluster.oversubscription,
         "pod": pod,
         "rail_pod": rail_pod,
+        **_torus_columns(cluster),
         "network_latency": network_latency,
         "host_link": cluster.host_link_bytes_per_s,
         "host_memory": cluster.host_memory_bytes_per_s,
@@ -232,6 +238,11 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
         "element_bytes": element_bytes,
         "is_low": is_low,
     }
+
+
+def _torus_columns(cluster: Cluster) -> dict[str, float]:
+    shape = (1, 1, 1, *cluster.torus)[-3:]
+    return {**dict(zip(("torus_x", "torus_y", "torus_z"), shape, strict=True)), "node_gpus": cluster.gpus_per_node}
 
 
 def _half_type(precision: str, peaks: dict[str, float]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from flatout.plan_pipeline.files import PlanFiles, planned_files
 from flatout.plan_pipeline.goal import GoalRequest, planned, requested_goal, with_goal
+from flatout.plan_pipeline.network import with_network
 from flatout.plan_pipeline.placement import PlaceRequest, placed, write_files
-from flatout.plan_pipeline.request import PlanRequest, requested_training, search_context
+from flatout.plan_pipeline.request import PlanRequest, requested_fabric, requested_training, search_context
 
 __all__ = [
     "GoalRequest",
@@ -19,9 +20,11 @@ __all__ = [
     "placed",
     "planned",
     "planned_files",
+    "requested_fabric",
     "requested_goal",
     "requested_training",
     "search_context",
     "with_goal",
+    "with_network",
     "write_files",
 ]

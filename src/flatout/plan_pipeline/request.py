@@ -70,6 +70,13 @@ def requested_training(
     )
 
 
+def requested_fabric(
+    fabric: str | None, oversubscription: float | None, leaf_nodes: int | None, torus: str | None
+) -> FabricRequest:
+    """Return the network that the options describe."""
+    return FabricRequest(fabric=fabric, oversubscription=oversubscription, leaf_nodes=leaf_nodes, torus=torus)
+
+
 def search_context(request: PlanRequest, note: Callable[[str], object]) -> SearchContext:
     """Read the model, the cluster and the measurements.
 

@@ -6,6 +6,7 @@ import msgspec
 
 from flatout.records.goal import GoalAnswer
 from flatout.records.layers import LayerKind, Tower
+from flatout.records.network import NetworkAnswer
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +203,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     risk: float = 0.10  # layouts are offered below this probability of running out of memory
     calibrated_with: int  # measured runs; 0: the published accuracy applies
     goal: GoalAnswer | None = None  # with --goal
+    network: NetworkAnswer | None = None  # with --fabric, --oversubscription, --leaf-nodes or --torus
     target: str = ""  # with --for: the framework that can run every layout, or `any`
     excluded: tuple[ExcludedLayouts, ...] = ()  # why the target cannot run other valid layouts
 

@@ -14,6 +14,7 @@ from flatout.records.plan_details import PlanDetails, StageMemory
 from flatout.report.axis import ticks
 from flatout.report.command import command_line, quoted
 from flatout.report.goal_text import INTERVALS, goal_rows, goal_sentence, option_rows
+from flatout.report.network_text import network_sentences
 from flatout.report.plan_charts import PipelineChart, beginning_s, front_points, pipeline_chart
 from flatout.report.plan_phrases import SENSITIVITY, difference, layout_words, memory_part, schedule_name, step_part
 from flatout.report.plan_text import calibration_note, excluded_note, layout_text
@@ -50,6 +51,7 @@ def page_content(
         "layout": layout_text(best.layout),
         "layout_words": layout_words(best.layout),
         "goal": _goal(plan),
+        "network": [] if plan.network is None else network_sentences(plan.network),
         "step": _bar(best.parts_s, step_part, units.seconds),
         "pipeline": _pipeline(best, details),
         "memory": _memory(details, plan.risk),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flatout.records.plan import Layout, Plan, PlanEvaluation, PlannedLayout, SourceAccuracy
 from flatout.report.goal_text import goal_text
+from flatout.report.network_text import network_lines
 from flatout.report.phrases import counted
 from flatout.report.plan_phrases import difference
 from flatout.report.terminal import TextStyle
@@ -106,6 +107,8 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
     lines += style.wrapped(calibration_note(plan))
     if plan.goal is not None:
         lines += ["", *goal_text(plan.goal, style)]
+    if plan.network is not None:
+        lines += ["", *network_lines(plan.network, style)]
     lines += ["", f"next: {next_command}"]
     return "\n".join(lines)
 

@@ -2,8 +2,8 @@
 
 In: the measurements between pairs, and the host of each rank. Out: what is slower than its peers, the widest cause
 first: a rail (the adapters at one position in every host), a rank, then single pairs among the rest, so that a slow
-rank is not reported once for each of its partners. Pairs within a host are compared with each other only, and so are pairs
-between hosts. Fewer than four peers are not compared.
+rank is not reported once for each of its partners. Pairs within a host are compared with each other only, and so are
+pairs between hosts. Fewer than four peers are not compared.
 """
 
 from __future__ import annotations
