@@ -20,6 +20,7 @@ import msgspec
 
 from flatout.catalog import all_gpu_facts, all_models, all_systems
 from flatout.catalog.carbon import all_grids
+from flatout.catalog.fabrics import network_prices as all_network_prices
 from flatout.catalog.failures import known_failures
 from flatout.catalog.links import all_gpu_links, all_nics, all_pcie
 from flatout.catalog.prices import Price, Range, all_prices
@@ -82,6 +83,7 @@ from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 from flatout.records.loading import CodePlace, FoundCause, LoaderSpeed, LoadingProfile, RankLoading, SampleStage
 from flatout.records.machine import Xid
 from flatout.records.nccl_tuning import Case, GroupShape, NcclTuning, SizeResult, Work, WrongAnswer
+from flatout.records.network import NetworkAnswer, NetworkBill
 from flatout.records.placement import ExchangeTime, LinkLoad, PlacedJob, Placement
 from flatout.records.plan import (
     ExcludedLayouts,
@@ -283,7 +285,11 @@ def tuning_json() -> str:
 def plan_json() -> str:
     """The contract `flatout/plan`."""
     return _contract(
-        "flatout/plan", (Plan, PlannedLayout, Layout, ExcludedLayouts, GoalAnswer, Goal, GoalOption, GoalEstimate)
+        "flatout/plan",
+        (
+            *(Plan, PlannedLayout, Layout, ExcludedLayouts, GoalAnswer, Goal, GoalOption, GoalEstimate),
+            *(NetworkAnswer, NetworkBill),
+        ),
     )
 
 
@@ -320,6 +326,17 @@ def spot_json() -> str:
 def submission_json() -> str:
     """The contract `flatout/submission`."""
     return _contract("flatout/submission", (Submitted,))
+
+
+def network_prices() -> str:
+    """Prices of switches and links, each with its source."""
+    known = all_network_prices()
+    header = ["", "Low, USD", "Typical", "High", "Source", "Date"]
+    rows = [
+        [part.name, f"{part.low:,g}", f"{part.typical:,g}", f"{part.high:,g}", part.source, part.date]
+        for part in (*known.switch, *known.link)
+    ]
+    return table(header, rows)
 
 
 def prices() -> str:
@@ -822,6 +839,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         tuning_json,
         plan_json,
         placement_json,
+        network_prices,
         plan_evaluation_json,
         cost_json,
         buy_or_rent_json,

@@ -95,8 +95,7 @@ def test_a_few_nodes_need_one_switch_and_one_node_none() -> None:
 
 
 def test_more_leaves_than_a_spine_has_ports_need_a_third_level() -> None:
-    # 8,192 GPUs: 256 leaves with 8,192 uplinks to 256 middle switches, and 8,192 more to 128 top switches. The 384
-    # switches of the cost sheet's network of 8,192 GPUs are for two levels less one.
+    # 8,192 GPUs: 256 leaves with 8,192 uplinks to 256 middle switches, and 8,192 more links to 128 top switches.
     assert parts(cluster("h100x8192", fabric="fat-tree")) == (256 + 256 + 128, 3 * 8192)
     assert parts(cluster("h100x2048", fabric="fat-tree")) == (64 + 32, 2 * 2048)
     assert parts(cluster("h100x2080", fabric="fat-tree"))[1] == 3 * 2080
@@ -129,13 +128,8 @@ def test_adapters_of_another_rate_than_the_priced_parts_are_told() -> None:
 
 
 def inputs(**options: object) -> CostModelInputs:
-    request = PlanRequest(
-        model="llama3-8b",
-        cluster="h100x512",
-        global_batch=512,
-        seq=2048,
-        fabric=msgspec.convert(options, FabricRequest),
-    )
+    fabric = msgspec.convert(options, FabricRequest)
+    request = PlanRequest(model="llama3-8b", cluster="h100x512", global_batch=512, seq=2048, fabric=fabric)
     return inputs_of(search_context(request, lambda _: None), Layout(dp=512))
 
 
@@ -172,13 +166,8 @@ def test_an_exchange_among_all_nodes_of_a_ring_goes_a_quarter_of_it_in_the_mean(
 
 
 def answered(**options: object) -> Plan:
-    request = PlanRequest(
-        model="llama3-70b",
-        cluster="h100x512",
-        global_batch=1024,
-        seq=8192,
-        fabric=msgspec.convert(options, FabricRequest),
-    )
+    fabric = msgspec.convert(options, FabricRequest)
+    request = PlanRequest(model="llama3-70b", cluster="h100x512", global_batch=1024, seq=8192, fabric=fabric)
     context = search_context(request, lambda _: None)
     fixed = ("tp=1", "pp=1", "zero=3")
     return with_network(search(context, num_layouts=1, fixed=fixed), context, request.fabric, fixed)

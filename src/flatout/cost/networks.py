@@ -42,7 +42,7 @@ def network_bill(cluster: Cluster) -> NetworkBill:
 
 
 def _rate_note(cluster: Cluster, gbit_per_s: float) -> str:
-    """Return what the prices leave out, if the adapters' rate is not that of the priced parts."""
+    """Say that the prices are of other parts, if the adapters' rate is not that of the priced parts."""
     rate = cluster.nic_bytes_per_s * 8 / 1e9
     if abs(rate / gbit_per_s - 1.0) <= SAME_RATE:
         return ""

@@ -23,7 +23,7 @@ def with_network(plan: Plan, context: SearchContext, request: FabricRequest, fix
     if request == CLUSTERS_OWN:
         return plan
     cluster = context.spec.cluster
-    # Without the nodes of its own leaf switches: those of a switch without oversubscription.
+    # The leaf switches of this network may have another number of nodes.
     full_cluster = with_fabric(msgspec.structs.replace(cluster, pod_gpus=0, torus=()), _FULL)
     full_context = replace(context, spec=replace(context.spec, cluster=full_cluster))
     full_s = search(full_context, num_layouts=1, fixed=fixed).layouts[0].step_time_s

@@ -13,13 +13,13 @@ class NetworkBill(msgspec.Struct, frozen=True, kw_only=True):
     low_usd: float
     typical_usd: float
     high_usd: float
-    note: str  # what the prices leave out; empty: nothing
+    note: str  # why the prices do not fit this network; empty: they do
     sources: tuple[str, ...]
     date: str
 
 
 class NetworkAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What another network does to the best layout's step, and what it costs, beside one without oversubscription."""
+    """What another network does to the best layout's step, and what it costs: both compared with a full fat-tree."""
 
     fabric: str  # fat-tree, rail, ring or torus
     oversubscription: float
