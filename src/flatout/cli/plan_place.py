@@ -92,7 +92,7 @@ def place(
 def _next_command(job: PlacedJob, *, has_emitted: bool) -> list[str]:
     """Return the command that writes the order, or if it is written or unchanged, the one that plans the layout."""
     if has_emitted or not job.placement.is_changed:
-        return ["flatout", "bench", "--only", "send_recv"]
+        return ["flatout", "bench", "--only", "pair_send"]
     words = repeated(sys.argv[1:], without=("--emit", "--out"))
     named = [] if "--nodes" in " ".join(words) else ["--nodes", "HOSTS"]
     return [*words, *named, "--emit", "slurm"]

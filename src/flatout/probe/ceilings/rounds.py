@@ -336,7 +336,9 @@ class Rounds:
                 self._threads(benchmark.who)
                 self._where.at(self._keys[index])
                 try:
-                    self.found[index].wrong = self.found[index].wrong or benchmark.check()
+                    # Also where the result was wrong at first: the other ranks of a group wait for this one.
+                    wrong = benchmark.check()
+                    self.found[index].wrong = self.found[index].wrong or wrong
                 except _FAILURES as error:
                     if benchmark.who == "group":
                         raise

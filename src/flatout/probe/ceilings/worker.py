@@ -126,7 +126,8 @@ def _benchmarks(
         not_measured[_COLLECTIVES] = settings.without[_COLLECTIVES]
     elif wants(*COLLECTIVES, *pairs.NAMES):
         where.at(_COLLECTIVES)  # their buffers are among the largest, so a rank can be lost here
-        benchmarks += _collectives(torch, device, rank_group, not_measured)
+        if wants(*COLLECTIVES):
+            benchmarks += _collectives(torch, device, rank_group, not_measured)
         benchmarks += _pairs(torch, device, rank_group, not_measured)
         where.at(None)
     if wants("decode_jpeg", "decode_zlib"):
@@ -237,7 +238,10 @@ def _collectives(torch: Any, device: Any, rank_group: RankGroup, not_measured: d
 
 def _pairs(torch: Any, device: Any, rank_group: RankGroup, not_measured: dict[str, str]) -> list[Benchmark]:
     """Return the benchmarks between pairs of ranks, and between the GPUs of this host."""
-    if torch is None or rank_group.size == 1:
+    if torch is None:
+        return []
+    if rank_group.size == 1:
+        not_measured["pair_send, pair_round_trip"] = "they need at least 2 ranks"
         return []
     if rank_group.size > pairs.MOST_RANKS:
         reason = f"{rank_group.size} ranks have too many pairs: at most {pairs.MOST_RANKS} ranks"
