@@ -31,6 +31,8 @@ from typer.main import get_command
 from flatout.checkpoint.files import write_json
 from flatout.cli import app
 from flatout.input_files import decode_json, read_lines
+from flatout.placement.switches import leaf_switches
+from flatout.schedule.live.hostlist import expanded
 from flatout.testing import TraceBuilder
 
 TESTS = Path(__file__).parents[1]
@@ -653,10 +655,7 @@ READERS: tuple[Reader, ...] = (
     Reader(
         "plan place --switches",
         lambda: [_file(OWN / "plan" / "topology.conf")],
-        _command(
-            *("plan", "place", "--model", "llama3-8b", "--cluster", "h100x32", "--nodes", "n[1-4]", *_FIXED),
-            *("--global-batch", "64", "--seq", "2048", "--switches", "{}"),
-        ),
+        lambda path: leaf_switches(path, ("n1", "n2", "n3", "n4"), expanded),  # the command plans for a second first
         ("flatout plan place --switches",),
     ),
     Reader(
