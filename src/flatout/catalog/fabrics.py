@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import msgspec
-
-from flatout.input_files import read_toml
 
 SWITCH_PORTS = 64  # of current InfiniBand and Ethernet switches at the rate of one adapter: QM9700, SN5600
 FABRICS = ("fat-tree", "rail", "ring", "torus")
@@ -36,7 +35,7 @@ class NetworkPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @cache
 def network_prices() -> NetworkPrices:
-    return msgspec.convert(read_toml(_PRICES), NetworkPrices)
+    return msgspec.convert(tomllib.loads(_PRICES.read_text(encoding="utf-8")), NetworkPrices)
 
 
 def ports_down(oversubscription: float) -> int:

@@ -25,7 +25,9 @@ MOST_NUMBERS = 1 << 22  # ranks of all candidates together
 MOST_MOVES = 2500  # pairs of ranks or of nodes to exchange in one round
 MOST_ROUNDS = 50
 MOST_ORDERS_TO_TRY = 40_320  # 8!, which take about a second
-NUM_STARTS = 6  # candidates that are improved
+NUM_STARTS, NUM_STARTS_OF_MANY = 6, 2  # candidates that are improved; of more than `MANY` GPUs
+MANY = 128
+MOST_IN_ROUNDS = 1 << 23  # ranks of all orders that the improvement of one candidate looks at
 
 
 def best_order(
@@ -223,7 +225,8 @@ def _best_improved(network: Network, exchanges: Sequence[Exchange], candidates: 
     """Return the best of the candidates after improving the best few. The first is kept where none is better."""
     of_candidates = costs(network, exchanges, candidates)
     by_cost = np.lexsort((of_candidates.shared_bytes, of_candidates.seconds))
-    starts = dict.fromkeys([of_candidates.best(), *by_cost[:NUM_STARTS].tolist()])
+    num_starts = NUM_STARTS if network.fabric.num_gpus <= MANY else NUM_STARTS_OF_MANY
+    starts = dict.fromkeys([of_candidates.best(), *by_cost[:num_starts].tolist()])
     improved = [_improved(network, exchanges, candidates[start], moves) for start in starts]
     finalists = np.stack([candidates[0], *improved])
     return np.asarray(finalists[costs(network, exchanges, finalists).best()])
@@ -231,7 +234,10 @@ def _best_improved(network: Network, exchanges: Sequence[Exchange], candidates: 
 
 def _improved(network: Network, exchanges: Sequence[Exchange], order: Slots, moves: Sequence[Move]) -> Slots:
     """Make the best move while that helps."""
-    for _ in range(MOST_ROUNDS if moves else 0):
+    if not moves:
+        return order
+    num_rounds = max(MOST_IN_ROUNDS // (len(moves) * len(order)), 1)
+    for _ in range(min(num_rounds, MOST_ROUNDS)):
         rank_at = np.argsort(order)
         moved = np.tile(rank_at, (len(moves) + 1, 1))
         for row, (changed, origin) in enumerate(moves, 1):
