@@ -21,12 +21,12 @@ _SUMS = {
     LinkKind.NVLINK: "NVLink",
 }
 EXCHANGES = {
-    "tensor": "tensor parallelism (TP)",
-    "context": "context parallelism (CP)",
-    "data": "data parallelism (DP)",
+    "tensor": "tensor (TP)",
+    "context": "context (CP)",
+    "data": "data (DP)",
     "data_shards": "DP within shard groups",
     "data_copies": "DP between shard groups",
-    "expert": "expert parallelism (EP)",
+    "expert": "expert (EP)",
     "expert_data": "DP of experts",
     "pipeline": "pipeline (PP)",
 }
