@@ -16,11 +16,11 @@ from flatout.keep.explain_failure import explain_failure
 DATA = Path(__file__).parents[1] / "data" / "failures"
 # `failure_messages.csv` was there before the table of failures; `public_texts.csv` was collected from public issues, or
 # composed from the sources of the programs, after the table was written.
-# `later_texts.csv` has eight sets, by the first letter of the id. Each was composed, with its answers, before the table
+# `later_texts.csv` has nine sets, by the first letter of the id. Each was composed, with its answers, before the table
 # was tried on it, and the table was extended after each. At first sight, class and decision were right in 70 and 70 %
 # (a), 50 and 78 % (b), 72 and 88 % (c), 65 and 82 % (d), 95 and 95 % (e), 72 and 78 % (f), 85 and 82 % (g), 75 and 85 %
-# (h). Of the answers of g and h, 20 were changed afterwards: earlier sets have another one for the same words. What the
-# table reaches now says nothing about texts that it has never seen.
+# (h), 88 and 92 % (i). Of the answers of g to i, 21 were changed afterwards: earlier sets have another one for the same
+# words. What the table reaches now says nothing about texts that it has never seen.
 CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv")
 
 
@@ -38,7 +38,7 @@ def phase_of(row: dict[str, str]) -> Phase:
 
 
 @pytest.mark.parametrize(
-    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 418)]
+    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 458)]
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
