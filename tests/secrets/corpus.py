@@ -180,6 +180,25 @@ python train.py model.hub.use_auth_token=«hf_abcdefghijklmnop»
 python train.py --hparams 'lr=0.1,api_key=«k9Xv2»,steps=3'
 NPM_CONFIG_//registry.npmjs.org/:_authToken=«npmtok123» npm ci
 snowsql -a acct -u me --private-key-passphrase «hunter2x»
+python train.py --wandb.key=«0123456789abcdef0123456789abcdef01234567»
+python train.py --secrets.hf «hf_abcdefghijklmnop»
+kubectl create secret generic s --from-literal=HF_TOKEN=«t0k3nvalue1»
+aws s3 cp a b --sse-c-key «Zm9vYmFyMDEyMzQ1»
+s3cmd --access_key=«AK0123abc» --secret_key=«SK0123abc» ls
+mc config host add s3 https://host «AKIAIOSFODNN7EXAMPLE» key
+rclone config create s3 s3 secret_access_key «abc123DEF»
+ray start --head --redis-password=«hunter2x»
+clearml-init --api-secret «SK0123abc»
+dvc remote modify --local s3 secret_access_key «abc123DEF»
+git config --global url.https://«t0k3nvalue1»@github.com/.insteadOf https://github.com/
+poetry config pypi-token.pypi «pypi-AgEIcHlwaS5vcmcCJDExample»
+poetry publish -u me -p «hunter2x»
+twine upload -u __token__ -p «pypi-AgEIcHlwaS5vcmcCJDExample» dist/x
+podman run --env-file .env -e 'OPENAI_API_KEY=«k9Xv2abc»' image
+singularity pull --docker-password «hunter2x» docker://x
+apptainer registry login -u me -p «hunter2x» oras://x
+sbatch --wrap 'export WANDB_API_KEY=«k9Xv2abc»; python train.py'
+xonsh -c '$HF_TOKEN="«t0k3nvalue1»"'
 """
 
 TEXTS = r"""
@@ -347,6 +366,23 @@ wandb.login(key="«0123456789abcdef0123456789abcdef01234567»")
 run.config.update({"api_key": "«k9Xv2»"})
 setx OPENAI_API_KEY "«k9Xv2abc»"
 $env:OPENAI_API_KEY = "«k9Xv2abc»"
+WANDB_API_KEY is set to «k9Xv2abcdefgh0123456»
+Using token: «hf_abcdefghijklmnop» (from cache)
+api_key = os.getenv("API_KEY", "«k9Xv2abc»")
+{"headers": {"authorization": ["Bearer «abc.def12»"]}}
+{"password": {"value": "«hunter2x»"}}
+headers={'x-api-key': '«k9Xv2»', 'anthropic-version': '2023-06-01'}
+psycopg2.connect("host=db user=me password='«hunter2x»'")
+redis.exceptions.AuthenticationError: invalid username-password pair for redis://me:«hunter2x»@h:1
+SECRET_KEY_BASE=«0123456789abcdef0123456789abcdef»
+ - hf-token=«t0k3nvalue1»
+--env HF_TOKEN=«t0k3nvalue1» \
+vault: token=«hvs.CAESIabcdefghijklmnopqr» policies=[default]
+ssh://me:«hunter2x»@host:22/x
+ldap_bind_password «hunter2x»
+("Authorization", "Bearer «abc.def12»")
+cookie: «session=0123abcd»
+WebSocket wss://host/ws?auth=«abc123DEF456»
 """
 
 HARMLESS = r"""
@@ -610,4 +646,11 @@ the passphrase was changed
 https://discuss.pytorch.org/t/error-4-gpus-hang-at-init/12345
 net use of memory: 3 GiB -U 5%
 Passwort vergessen?
+git config --global user.name me
+the fields are api_key name and value
+HF_TOKEN is not set; WANDB_API_KEY is missing
+rclone config create s3 s3 provider AWS2 region eu-central-1
+poetry publish -r internal
+max_new_tokens 512 num_key_value_heads 8
+python train.py data.secret_santa_2024 on
 """

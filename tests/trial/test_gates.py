@@ -76,11 +76,17 @@ def test_an_exact_change_may_move_the_mean_loss_by_half_a_per_cent_after_the_fir
     assert gate.is_passed == is_passed, gate.reason
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1.1e100, -1e300])
 def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
     broken = (*losses()[:10], value, *losses()[11:])
     gate = check_losses(trial(broken), DETERMINISTIC, changes("semantic"))
     assert not gate.is_passed and gate.reason == "its loss is not finite, but the baseline's is"
+
+
+def test_losses_up_to_ten_to_the_hundredth_are_compared() -> None:
+    large = [trial([1e100 * (1 - run / 1000)] * 30) for run in range(3)]
+    assert check_losses(trial([1e100] * 30), large, changes("semantic")).is_passed
+    assert not check_losses(trial([-1e100] * 30), large, changes("semantic")).is_passed
 
 
 @pytest.mark.parametrize("at", [0, 1, 10, 29])

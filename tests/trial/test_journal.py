@@ -267,3 +267,38 @@ def test_a_journal_of_an_earlier_version_is_of_the_same_tuning_if_new_options_ha
     else:
         with pytest.raises(InputError, match="with other --blocks"):
             Journal(path, with_options(now))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step_s", [0.1, 0.0]),
+        ("step_s", [0.1, -0.1]),
+        ("step_s", [0.1, 1e8]),
+        ("step_s", [0.1, "nan"]),
+        ("samples_per_step", -8.0),
+        ("peak_memory_bytes", -1),
+        ("energy_j_per_step", 1e19),
+        ("index", -1),
+        ("epoch_ends", [-1]),
+        ("spells", [[3, "evaluation", -1.0]]),
+        ("covariates", {"sm_clock_hz": -1e9}),
+    ],
+)
+def test_a_line_with_a_number_that_cannot_be_is_damaged(path: Path, field: str, value: object) -> None:
+    """Such numbers have no logarithm, or no square; a resumed tuning ended in an internal error."""
+    Journal(path, HEADING).add("a", trial(0))
+    heading, line = path.read_text().splitlines()
+    content = json.loads(line)
+    content["result"][field] = value
+    path.write_text(f"{heading}\n{json.dumps(content)}\n")
+    again = Journal(path, HEADING)
+    assert (again.num_damaged, again.recall("a")) == (1, None)
+    assert again.damaged[0].number == 2 and f"$.result.{field}" in again.damaged[0].problem
+
+
+@pytest.mark.parametrize("step_s", [1e-9, 1e7])
+def test_the_shortest_and_the_longest_step_are_read(path: Path, step_s: float) -> None:
+    Journal(path, HEADING).add("a", trial(0, step_s=(step_s, step_s)))
+    again = Journal(path, HEADING)
+    assert (again.num_damaged, again.num_before) == (0, 1)

@@ -44,15 +44,14 @@ class StepSpell(msgspec.Struct, frozen=True, array_like=True):
 class Covariates(msgspec.Struct, frozen=True, kw_only=True):
     """Conditions during a trial's measured steps (Xids: during the complete trial). None if not measured."""
 
-    sm_clock_hz: float | None = None  # mean over samples and GPUs
-    throttle_share: dict[
-        str, float
-    ] = {}  # share of the samples by reason as `probe/` names it, on the GPU with the most
+    sm_clock_hz: Amount | None = None  # mean over samples and GPUs
+    # Share of the samples by reason as `probe/` names it, on the GPU with the most.
+    throttle_share: dict[str, Amount] = {}
     xids: tuple[Xid, ...] | None = None  # GPU errors that the driver logged, including those that the job caused
     temperature_c: float | None = None  # highest
-    cores_busy_by_others: float | None = None  # cores busy with processes outside the job, on the busiest host
-    cores_allowed: float | None = None  # for the job, on the host with the fewest
-    quota_throttled_s_per_s: float | None = None  # by the cgroup's CPU quota
+    cores_busy_by_others: Amount | None = None  # cores busy with processes outside the job, on the busiest host
+    cores_allowed: Amount | None = None  # for the job, on the host with the fewest
+    quota_throttled_s_per_s: Amount | None = None  # by the cgroup's CPU quota
     nodes: str | None = None  # allocated by a scheduler, with its names
     job: str | None = None  # the scheduler's job ID
 

@@ -17,6 +17,7 @@ _HEADER = re.compile(r"(?s)()([A-Za-z][\w-]*)(:\s*)(.*)")
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "ssh", "pdsh", "clush"}
 _LINE = re.compile(r"(?:[A-Za-z_]\w*=\S+\s+)+[\w./-]+\s")
 _WHITE = re.compile(r"\s")
+_UNDERSCORED = re.compile(r"[A-Za-z]+(?:_[A-Za-z0-9]+)+")
 
 
 def masked_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -32,7 +33,8 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
             masked.append(MASK if is_secret else masked_word(word))
             before = None
             continue
-        before = _named_by(word, masked)
+        following = words[len(masked) + 1] if len(masked) + 1 < len(words) else ""
+        before = _named_by(word, masked) or _named_in_pair(word, following)
         masked.append(masked_text(word) if runs_shell and _is_line(word) else masked_word(word))
     return tuple(masked)
 
@@ -67,6 +69,14 @@ def _named_by(word: str, before: Sequence[str]) -> tuple[SecretKind, str] | None
     name = word.strip("-:")
     kind = secret_kind(name)
     return (kind, name) if kind is not None else None
+
+
+def _named_in_pair(word: str, following: str) -> tuple[SecretKind, str] | None:
+    """Return what `_named_by` does, for a name such as `secret_access_key` before a value that no other word can be."""
+    kind = secret_kind(word) if _UNDERSCORED.fullmatch(word) else None
+    if kind is None or masked_text(f"{word} {following}") != f"{word} {MASK}":
+        return None
+    return kind, word
 
 
 def _without_arguments_of_programs(words: list[str]) -> list[str]:

@@ -34,6 +34,13 @@ _SET = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"[ \t]{1,10}(?:-v[ \t]{1,3})?(?=[^\s-])"
 )
+# `secret_access_key X` of `rclone config create` and of settings, and `NAME is set to X`: only if X mixes letters and
+# digits, because other words follow such names in sentences.
+_SPACED = re.compile(
+    r"(?<![\w.-])(?P<name>[A-Za-z]{1,40}(?:_[A-Za-z0-9]{1,40}){1,6})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
+    r"[ \t]{1,10}(?:(?:is|was)[ \t](?:set[ \t]to[ \t])?)?"
+    r"(?=[\w.~+/-]{0,80}\d)(?=[\w.~+/-]{0,80}[A-Za-z])(?=[\w.~+/-]{6})"
+)
 # A pair in code: `environ.setdefault("NAME", "value")`, `[('NAME', 'value')]`; a list of two names is none.
 _PAIRED = re.compile(
     r"(?<=[(\[])[\"'](?P<name>[A-Za-z_][\w.-]{0,120})(?P<close>[\"'])(?P<separator>,)(?P<space>)(?P<gap>[ \t]{0,3})"
@@ -63,7 +70,7 @@ _VALUE_CHARACTERS, _RANDOM_CHARACTERS = 4100, 200
 
 def masked_values(text: str) -> str:
     """Mask the value after each name of a secret."""
-    for pattern in (_ASSIGNED, _OPTION, _SET, _PAIRED):
+    for pattern in (_ASSIGNED, _OPTION, _SET, _SPACED, _PAIRED):
         text = _masked(text, pattern)
     return text
 

@@ -36,6 +36,7 @@ _HEADS = (
     r"htpasswd[ \t]{1,3}-\w{0,8}b\w{0,8}[ \t]{1,3}(?:\S{1,200}[ \t]{1,3}){2}",
     rf"mosquitto_(?:pub|sub|rr){_BEFORE}-P[ \t]{{1,3}}",
     rf"(?:sqlcmd|bcp|isql|tsql){_BEFORE}-P[ \t]{{0,3}}",
+    rf"(?:poetry|uv|hatch|flit|twine)[ \t](?:publish|upload){_BEFORE}-p[ \t]{{1,3}}",
     rf"cqlsh{_BEFORE}-p[ \t]{{1,3}}",
     r"vault[ \t]{1,3}login[ \t]{1,3}(?=s\.\w{20})",
     r"rabbitmqctl[ \t]{1,3}(?:add_user|change_password)[ \t]{1,3}\S{1,200}[ \t]{1,3}",

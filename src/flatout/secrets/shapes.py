@@ -128,7 +128,8 @@ def _is_token(scheme: str, user: str) -> bool:
     """Whether a URL's user without a password is a token, as in `https://TOKEN@github.com`."""
     if not user or user == MASK or user.lower() in _NAMES_OF_USERS or user.startswith("$"):
         return False
-    return looks_random(user) if not scheme.lower().startswith(("http", "git+http", "ws")) else True
+    protocol = scheme.lower().rpartition(".")[2]  # `url.https://TOKEN@github.com/.insteadOf` of git
+    return looks_random(user) if not protocol.startswith(("http", "git+http", "ws")) else True
 
 
 def _masked_segment(match: re.Match[str]) -> str:

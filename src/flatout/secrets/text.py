@@ -37,7 +37,7 @@ _WORDS_OF_NAMES = (
 _PROGRAMS = (
     *("sshpass", "curl", "wget", "http", "mysql", "wandb", "login", "redis-cli", "ldap", "smbclient", "xh "),
     *("zip", "7z", "mongo", "lftp", "ssh-keygen", "pass:", "htpasswd", "sqlcmd", "bcp", "isql", "tsql", "cqlsh"),
-    *("rabbitmqctl", "sudo", "kinit", "-stdin", "with-token", "net ", "mosquitto"),
+    *("rabbitmqctl", "sudo", "kinit", "-stdin", "with-token", "net ", "mosquitto", "publish", "twine"),
 )
 _HEADER = re.compile(
     r"(?i)((?<![\w-])(?:proxy-|x-)?authorization\\{0,8}[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\{0,8}[\"']?)"

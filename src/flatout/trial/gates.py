@@ -27,6 +27,7 @@ from flatout.units import num_bytes, percent
 
 FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another order differ by 4e-4 to 1e-3
 NUM_FIRST = 5
+MOST_LOSS = 1e100  # larger ones have no square, and count as infinite
 ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: an absent loss was NaN
 SPREADS = 4.0
 # For means: in unseeded runs of ResNet-50 on two H200 over 23 steps, a new run was up to 4.8 times as far from the mean
@@ -215,8 +216,9 @@ def _num_unknown_first(baselines: Sequence[TrialResult]) -> int:
 
 
 def _known(trial: TrialResult, start: int) -> NDArray[np.float64]:
-    """Return the losses from that step (counted from 0) up to the first unknown loss."""
+    """Return the losses from that step (counted from 0) up to the first unknown loss; infinity for those beyond use."""
     losses = np.asarray(trial.losses[start:], dtype=np.float64)
+    losses = np.where(np.abs(losses) > MOST_LOSS, np.copysign(np.inf, losses), losses)
     unknown = np.flatnonzero(np.isnan(losses))
     return losses[: int(unknown[0])] if len(unknown) else losses
 
