@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from flatout.records.prediction import Prediction
 from flatout.records.step_time import StepTime
 from flatout.records.trial import SpellKind
 from flatout.records.tuning import Bound, EndedBy, MoreTrials, Outlook, Separation, TriedOutcome, TriedSet, TuneResult
-from flatout.records.verdict import NoiseFloor, Objective, VerdictName
+from flatout.records.verdict import NoiseFloor, Objective, Verdict, VerdictName
 from flatout.report.json import enveloped_json
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
 from flatout.report.tuning_phrases import why_ended
@@ -126,6 +127,34 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+# Fields of a report that have the value of the verdict; null without one.
+_OF_TUNING = (
+    "speedup",
+    "mean_speedup",
+    "interval",
+    "num_pairs",
+    "num_baselines",
+    "num_candidates",
+    "num_void",
+    "order",
+    "error_rate",
+    "min_effect",
+    "reason",
+)
+_OF_CHANGE = ("verdict", "speedup", "mean_speedup", "interval", "num_pairs")
+_OF_TRIED = (
+    "verdict",
+    "speedup",
+    "mean_speedup",
+    "interval",
+    "num_pairs",
+    "num_void",
+    "num_baselines",
+    "num_candidates",
+    "probability_better",
+)
+
+
 def tuning_json(result: TuneResult, command: Sequence[str], *, pretty: bool = True) -> bytes:
     """Return the contract's object: schema, version, tool version, command (secrets masked), then the report."""
     return enveloped_json(SCHEMA, VERSION, command, tuning_report(result), pretty=pretty)
@@ -137,9 +166,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
     without = result.prediction_errors_without_history
     return TuningReport(
         verdict=verdict.verdict if verdict is not None else "undecided",
-        speedup=verdict.speedup if verdict is not None else None,
-        mean_speedup=verdict.mean_speedup if verdict is not None else None,
-        interval=verdict.interval if verdict is not None else None,
+        **_of_verdict(verdict, _OF_TUNING),
         changes=tuple(change for row in adopted_rows(result) for change in _changes(row)),
         num_trials=result.num_trials,
         num_resumed=result.num_resumed,
@@ -151,15 +178,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
         max_trials=result.request.max_trials if result.request is not None else None,
         objective=result.objective,
         allowed_safety=result.allowed_safety,
-        num_pairs=verdict.num_pairs if verdict is not None else None,
-        num_baselines=verdict.num_baselines if verdict is not None else None,
-        num_candidates=verdict.num_candidates if verdict is not None else None,
-        num_void=verdict.num_void if verdict is not None else None,
         void_reasons=verdict.void_reasons if verdict is not None else (),
-        order=verdict.order if verdict is not None else None,
-        error_rate=verdict.error_rate if verdict is not None else None,
-        min_effect=verdict.min_effect if verdict is not None else None,
-        reason=verdict.reason if verdict is not None else None,
         unmeasured_work=verdict.unmeasured_work if verdict is not None else (),
         job_command=masked_command(tuning.command),
         baseline_step_s=result.baseline_step_s,
@@ -199,11 +218,7 @@ def _changes(row: Adopted) -> list[AdoptedChange]:
             bound=_bound(prediction, row.bound if is_alone else change.predicted_speedup),
             predicted_speedup=_finite(prediction.speedup) if prediction is not None else None,
             predicted_interval=_interval(prediction),
-            verdict=verdict.verdict if verdict is not None else None,
-            speedup=verdict.speedup if verdict is not None else None,
-            mean_speedup=verdict.mean_speedup if verdict is not None else None,
-            interval=verdict.interval if verdict is not None else None,
-            num_pairs=verdict.num_pairs if verdict is not None else None,
+            **_of_verdict(verdict, _OF_CHANGE),
             measured_in=None if is_alone else row.name,
             is_shown_alone=change.name not in row.not_shown,
             had_own_trial=change.name not in row.only_together,
@@ -229,17 +244,13 @@ def _tried(one: TriedSet) -> TriedChange:
         predicted_speedup=_finite(one.prediction.speedup) if one.prediction is not None else None,
         predicted_interval=_interval(one.prediction),
         screened_speedup=_finite(one.screened) if one.outcome != "unsafe" else None,
-        verdict=verdict.verdict if verdict is not None else None,
-        speedup=verdict.speedup if verdict is not None else None,
-        mean_speedup=verdict.mean_speedup if verdict is not None else None,
-        interval=verdict.interval if verdict is not None else None,
-        num_pairs=verdict.num_pairs if verdict is not None else None,
-        num_void=verdict.num_void if verdict is not None else None,
-        num_baselines=verdict.num_baselines if verdict is not None else None,
-        num_candidates=verdict.num_candidates if verdict is not None else None,
-        probability_better=verdict.probability_better if verdict is not None else None,
+        **_of_verdict(verdict, _OF_TRIED),
         more=one.more,
     )
+
+
+def _of_verdict(verdict: Verdict | None, names: Sequence[str]) -> dict[str, Any]:
+    return {name: None if verdict is None else getattr(verdict, name) for name in names}
 
 
 def _bound(prediction: Prediction | None, of_findings: float | None) -> float | None:

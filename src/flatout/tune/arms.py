@@ -6,17 +6,15 @@ first trial of a set is the one that chose it; its others alternate with those o
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 import msgspec
 
 from flatout.records.change import ChangeSet
-from flatout.records.verdict import Objective, Prospect, Verdict
+from flatout.records.verdict import Prospect, Verdict
 from flatout.trial.gates import GateResult
 from flatout.tune.budget import num_left
 from flatout.tune.progress import Progress, Setup
 from flatout.tune.trials import check_gates, run_trial
-from flatout.verdict.arms import judge_arms
+from flatout.verdict.arms import Asked, judge_arms
 from flatout.verdict.prospect import is_worth_more, what_next
 
 MAX_FAILED = 2  # trials of a comparison
@@ -30,16 +28,6 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
     num_screened: int
 
 
-class _Question(TypedDict):
-    """The arguments that a verdict and what may follow it have in common."""
-
-    baseline: str
-    objective: Objective
-    num_screened: int
-    chosen_by: frozenset[int]
-    min_effect: float
-
-
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     gate: GateResult  # of the candidate's last trial
@@ -48,16 +36,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def judged(setup: Setup, progress: Progress, arms: Arms, *, is_last: bool = False) -> Verdict:
     """Return the verdict on the candidate from all trials of both arms so far."""
     trials = progress.evidence.named(arms.candidate, arms.against)
-    return judge_arms(trials, arms.candidate.name, is_last=is_last, **_question(setup, progress, arms))
+    return judge_arms(trials, arms.candidate.name, is_last=is_last, **_asked(setup, progress, arms))
 
 
 def prospects(setup: Setup, progress: Progress, arms: Arms) -> tuple[Prospect, ...]:
     """Return what each analysis to come is likely to show; () if none is left, or the trials give no estimate."""
     trials = progress.evidence.named(arms.candidate, arms.against)
-    return what_next(trials, arms.candidate.name, **_question(setup, progress, arms))
+    return what_next(trials, arms.candidate.name, **_asked(setup, progress, arms))
 
 
-def _question(setup: Setup, progress: Progress, arms: Arms) -> _Question:
+def _asked(setup: Setup, progress: Progress, arms: Arms) -> Asked:
+    """Return what is asked about the candidate, by a verdict and by what may follow it."""
     trials = progress.evidence.of(arms.candidate)
     return {
         "baseline": arms.against.name,

@@ -9,8 +9,9 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -80,15 +81,25 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
     void_reasons: tuple[str, ...]  # why the others do not count, one for each
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked about the trials; the fields are the arguments of `judge_arms`."""
+class Asked(TypedDict, total=False):
+    """What is asked about a candidate, as keywords; those that are left out have the defaults of `Question`."""
 
-    candidate: str
     baseline: str
     objective: Objective
     num_screened: int
     chosen_by: frozenset[int]
     min_effect: float
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked about the trials."""
+
+    candidate: str
+    baseline: str = BASELINE
+    objective: Objective = "step_s"
+    num_screened: int = 1  # sets of changes that had a chance to be the candidate
+    chosen_by: frozenset[int] = frozenset()  # indices of the trials by which it was chosen among them
+    min_effect: float = MIN_EFFECT
 
     def __post_init__(self) -> None:
         if not 0 < self.min_effect < 1:
@@ -108,60 +119,52 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         complete = [trial for trial, problem in zip(of_both, problems, strict=True) if problem is None]
         reasons = invalid_reasons(complete)
         counted = [trial for trial, reason in zip(complete, reasons, strict=True) if reason is None]
-        costs = _costs(_Trials(trials), self.objective)
-        machines = [(trial.session, trial.covariates.nodes) for trial in counted]
-        block_of = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
-        arrangement = Arrangement(
-            positions=tuple(trial.index for trial in counted),
-            is_candidate=tuple(trial.arm == self.candidate for trial in counted),
-            is_fresh=tuple(self.is_fresh(trial) for trial in counted),
-            blocks=tuple(block_of[machine] for machine in machines),
-        )
-        of_baseline, of_candidate = (
+        costs, unmeasured = _measured_costs(_costs(_Trials(trials), self.objective), counted)
+        arms = (
             [costs[trial.index] for trial in counted if trial.arm == arm] for arm in (self.baseline, self.candidate)
         )
-        unmeasured = tuple(dict.fromkeys(kind for cost in (*of_baseline, *of_candidate) for kind in cost.unknown))
-        of_baseline, of_candidate = (
-            [without_work(cost, unmeasured) for cost in arm] for arm in (of_baseline, of_candidate)
-        )
-        logs = [without_work(costs[trial.index], unmeasured).log for trial in counted]
         return Arms(
-            arrangement=arrangement,
-            logs=np.array([logs]),
-            shared=shared_error([of_baseline, of_candidate]),
+            arrangement=self._arrangement(counted),
+            logs=np.array([[costs[trial.index].log for trial in counted]]),
+            shared=shared_error(list(arms)),
             shifts=load_shifts(counted),
             num_run=sum(self.is_fresh(trial) for trial in complete),
             unmeasured_work=unmeasured,
             void_reasons=tuple(reason for reason in problems + reasons if reason is not None),
         )
 
+    def _arrangement(self, counted: Sequence[TrialResult]) -> Arrangement:
+        """Return which trials are the candidate's and fresh; those of one session and its nodes are a block."""
+        machines = [(trial.session, trial.covariates.nodes) for trial in counted]
+        block_of = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
+        return Arrangement(
+            positions=tuple(trial.index for trial in counted),
+            is_candidate=tuple(trial.arm == self.candidate for trial in counted),
+            is_fresh=tuple(self.is_fresh(trial) for trial in counted),
+            blocks=tuple(block_of[machine] for machine in machines),
+        )
+
+
+def _measured_costs(
+    costs: Mapping[int, TrialCost], counted: Sequence[TrialResult]
+) -> tuple[dict[int, TrialCost], tuple[SpellKind, ...]]:
+    """Return the costs of the trials without the work that an arm did not measure, and the kinds of that work."""
+    of_both = {trial.index: costs[trial.index] for trial in counted}
+    unmeasured = tuple(dict.fromkeys(kind for cost in of_both.values() for kind in cost.unknown))
+    return {index: without_work(cost, unmeasured) for index, cost in of_both.items()}, unmeasured
+
 
 def judge_arms(
-    trials: Sequence[TrialResult],
-    candidate: str,
-    *,
-    baseline: str = BASELINE,
-    objective: Objective = "step_s",
-    num_screened: int = 1,
-    chosen_by: frozenset[int] = frozenset(),
-    min_effect: float = MIN_EFFECT,
-    is_last: bool = False,
+    trials: Sequence[TrialResult], candidate: str, *, is_last: bool = False, **asked: Unpack[Asked]
 ) -> Verdict:
     """Return the verdict on a candidate from all complete trials of it and of the baseline.
 
-    `trials` may hold those of other arms too. `chosen_by` are the indices of the trials by which the candidate was
-    chosen among `num_screened`: `analyses` allows for that. `is_last` means that no more trials will come, for a reason
-    other than their result (a budget): the trials since the last analysis are then judged too, at the level of the
-    analysis that was not reached.
+    `trials` may hold those of other arms too. `asked` has the fields of `Question`: `analyses` allows for the choice of
+    the candidate by some of its trials. `is_last` means that no more trials will come, for a reason other than their
+    result (a budget): the trials since the last analysis are then judged too, at the level of the analysis that was not
+    reached.
     """
-    question = Question(
-        candidate=candidate,
-        baseline=baseline,
-        objective=objective,
-        num_screened=num_screened,
-        chosen_by=chosen_by,
-        min_effect=min_effect,
-    )
+    question = Question(candidate=candidate, **asked)
     analyses, arms = analyses_of(question, trials, is_last=is_last)
     if not analyses:
         return _not_analysed(question, arms, is_last)
@@ -172,13 +175,13 @@ def judge_arms(
     mean = as_speedup(float(last.effect.estimate[0]))
     return Verdict(
         verdict=name,
-        objective=objective,
+        objective=question.objective,
         speedup=_speedup(question, analyses, arms),
         mean_speedup=mean,
         interval=(as_speedup(float(last.low[0])), as_speedup(float(last.high[0]))),
         best_case=as_speedup(float(last.effect.interval(2 * HOPE_LEVEL)[1][0])),
         error_rate=ERROR_RATE,
-        min_effect=min_effect,
+        min_effect=question.min_effect,
         num_pairs=min(last.arrangement.num_baselines, last.arrangement.num_candidates),
         num_baselines=last.arrangement.num_baselines,
         num_candidates=last.arrangement.num_candidates,
@@ -188,7 +191,7 @@ def judge_arms(
         unmeasured_work=arms.unmeasured_work,
         next_analysis=following.num_fresh if following is not None and not is_final else None,
         probability_better=_probability_better(last.effect, last.divisor),
-        reason=_reason(last, min_effect),
+        reason=_reason(last, question.min_effect),
     )
 
 

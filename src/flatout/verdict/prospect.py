@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Unpack
 
 import msgspec
 import numpy as np
 
 from flatout.errors import UsageError
-from flatout.records.trial import BASELINE, TrialResult
-from flatout.records.verdict import Objective, Prospect
+from flatout.records.trial import TrialResult
+from flatout.records.verdict import Prospect
 from flatout.verdict.analyses import ANALYSES, UNDECIDED, Analysis, analyse, used_trials, worth_more
-from flatout.verdict.arms import MIN_EFFECT, Question, analyses_of
+from flatout.verdict.arms import MIN_EFFECT, Asked, Question, analyses_of
 from flatout.verdict.arrangement import Arrangement, planned
 from flatout.verdict.effect import Effect, Floats, design, fit_effect
 from flatout.verdict.shared_error import NO_SHARED_ERROR, SharedError
@@ -32,28 +33,12 @@ LEAST_NOISE = 0.001  # less makes no difference to what can be detected
 _GRID_STEP = 2.0  # what is detectable is simulated at noises that are powers of it, and interpolated
 
 
-def what_next(
-    trials: Sequence[TrialResult],
-    candidate: str,
-    *,
-    baseline: str = BASELINE,
-    objective: Objective = "step_s",
-    num_screened: int = 1,
-    chosen_by: frozenset[int] = frozenset(),
-    min_effect: float = MIN_EFFECT,
-) -> tuple[Prospect, ...]:
+def what_next(trials: Sequence[TrialResult], candidate: str, **asked: Unpack[Asked]) -> tuple[Prospect, ...]:
     """Return what each analysis to come is likely to show; the arguments are those of `judge_arms`.
 
     Returns () if the candidate is decided, no analysis is left, or the trials so far give no estimate.
     """
-    question = Question(
-        candidate=candidate,
-        baseline=baseline,
-        objective=objective,
-        num_screened=num_screened,
-        chosen_by=chosen_by,
-        min_effect=min_effect,
-    )
+    question = Question(candidate=candidate, **asked)
     analyses, _ = analyses_of(question, trials, is_last=False)
     if analyses and analyses[-1].claims[0] != UNDECIDED:
         return ()
@@ -62,8 +47,8 @@ def what_next(
         arms.logs,
         arms.arrangement,
         num_run=arms.num_run,
-        num_screened=num_screened,
-        min_effect=min_effect,
+        num_screened=question.num_screened,
+        min_effect=question.min_effect,
         shared=arms.shared,
     )
     return tuple(
