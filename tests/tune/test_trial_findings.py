@@ -15,6 +15,8 @@ from flatout.change.dataloader import PERSISTENT
 from flatout.records.change import ChangeSet
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, RankDiagnosis
 from flatout.records.trial import StepSpell, TrialResult
+from flatout.tune.loop import tune
+from flatout.tune.options import TuneOptions
 from flatout.tune.trial_findings import SEEN_BY, TRIALS_ONLY, is_seen_only_by_trials, with_trials
 
 REGULAR_S = 0.104
@@ -235,3 +237,16 @@ def test_a_change_that_only_trials_call_for_is_tried_within_the_safety_that_is_a
 
 def test_the_evidence_says_who_saw_it() -> None:
     assert seen(profile(), epochs())["epoch-boundary"].evidence[SEEN_BY] == TRIALS_ONLY
+
+
+def test_the_log_says_each_finding_with_one_cost_and_who_saw_it() -> None:
+    said: list[str] = []
+    runner = Starting(is_stateless=True)
+    runner._costs = {"host-bound": 0.05, "garbage-collection": 0.02}
+    tune(runner, TuneOptions(num_steps=70, max_trials=4), said.append)  # type: ignore[arg-type]
+    findings = [line for line in said if line.startswith("finding: ")]
+    assert len(findings) == 3
+    assert findings[0].startswith("finding: epoch-boundary, ") and "% of it: each epoch's boundary" in findings[0]
+    assert findings[0].endswith(" (seen only by the trials)")
+    assert "% of it: the host cannot launch work" in findings[1] and "trials" not in findings[1]
+    assert "% of it: Python's garbage collector stops the training" in findings[2]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.verdict.arms import arms, noisy_arms, recorded
 from tests.verdict.trials import trial
@@ -171,6 +171,7 @@ def test_the_best_case_is_exceeded_with_a_probability_of_a_tenth() -> None:
     assert verdict.num_pairs == 2
 
 
+@settings(deadline=None)  # two verdicts take longer than its 0.2 s on a busy machine
 @given(unit=st.floats(min_value=1e-6, max_value=1e6))
 def test_the_unit_of_time_does_not_matter(unit: float) -> None:
     trials = noisy_arms(9, "AAABABAB", sd=0.03, effect=0.3)

@@ -32,8 +32,15 @@ def plan_round(setup: Setup, progress: Progress, number: int) -> tuple[Progress,
 def _say_findings(setup: Setup, profiled: Profiled) -> None:
     for finding in profiled.done.diagnosis.findings:
         is_of_trials_only = is_seen_only_by_trials(finding)
-        what = finding.title if is_of_trials_only else explanation(finding.name).summary
-        setup.say(finding_sentence(finding, what.removesuffix("."), is_of_trials_only=is_of_trials_only))
+        what = finding.title if is_of_trials_only else _within_sentence(explanation(finding.name).summary)
+        setup.say(finding_sentence(finding, what, is_of_trials_only=is_of_trials_only))
+
+
+def _within_sentence(summary: str) -> str:
+    """Return the summary of a finding as a part of a longer sentence."""
+    is_name = summary.startswith("Python") or summary[1].isupper()
+    first = summary[0] if is_name else summary[0].lower()
+    return first + summary[1:].removesuffix(".")
 
 
 def without_tried(progress: Progress, this_round: Round) -> Progress:
