@@ -23,6 +23,7 @@ from flatout.tune.screening import Candidate, Screening, clear_speedup
 from flatout.tune.trials import check_gates
 from flatout.tune.tried import tried_set
 
+LIKELY_GAIN = 0.9  # probability from which a candidate without a verdict is left open
 MIN_CONFIRMED = 2  # candidates of a round that look better at all
 
 
@@ -79,6 +80,8 @@ def _confirm(
         trials = progress.evidence.of(arms.against), progress.evidence.of(change_set)
         epoch = check_epoch_in_trials(progress, *trials) or epoch
     is_hopeless = stopped is None and comparison.verdict.num_candidates == 1 and comparison.gate.is_passed
+    if is_hopeless and (comparison.verdict.probability_better or 0.0) >= LIKELY_GAIN:
+        return _left_open(setup, progress, this_round, candidate)
     if is_hopeless:
         why = "further trials are unlikely to show a gain"
         return _not_better(setup, progress, this_round, candidate, why)
@@ -86,6 +89,14 @@ def _confirm(
     if stopped is not None:
         raise StoppedError(progress, msgspec.structs.replace(stopped.end, interrupts="confirmation"))
     return progress
+
+
+def _left_open(setup: Setup, progress: Progress, this_round: Round, candidate: Candidate) -> Progress:
+    """Record a candidate that probably gains, although the trials that are left are unlikely to show it."""
+    added = progress.applied.added(candidate.change_set)
+    reason = f"{candidate.estimate:.2f}x in one trial, and the trials that are left are unlikely to show a gain"
+    open_set = tried_set(setup, this_round, added, "not reached", reason, screened=candidate.estimate)
+    return progress.with_outcomes(progress.outcomes.with_pending(open_set))
 
 
 def _num_screened(progress: Progress, this_round: Round, screening: Screening) -> int:
