@@ -17,6 +17,7 @@ from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, RankDiagno
 from flatout.records.trial import StepSpell, TrialResult
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
+from flatout.tune.rounds import _within_sentence
 from flatout.tune.trial_findings import SEEN_BY, TRIALS_ONLY, is_seen_only_by_trials, with_trials
 
 REGULAR_S = 0.104
@@ -242,11 +243,23 @@ def test_the_evidence_says_who_saw_it() -> None:
 def test_the_log_says_each_finding_with_one_cost_and_who_saw_it() -> None:
     said: list[str] = []
     runner = Starting(is_stateless=True)
-    runner._costs = {"host-bound": 0.05, "garbage-collection": 0.02}
+    runner._costs = {"exposed-communication": 0.05, "data-loading": 0.02}
     tune(runner, TuneOptions(num_steps=70, max_trials=4), said.append)  # type: ignore[arg-type]
     findings = [line for line in said if line.startswith("finding: ")]
     assert len(findings) == 3
     assert findings[0].startswith("finding: epoch-boundary, ") and "% of it: each epoch's boundary" in findings[0]
     assert findings[0].endswith(" (seen only by the trials)")
-    assert "% of it: the host cannot launch work" in findings[1] and "trials" not in findings[1]
-    assert "% of it: Python's garbage collector stops the training" in findings[2]
+    assert "% of it: transfer over the network" in findings[1] and "trials" not in findings[1]
+    assert "% of it: the GPU waits for the next batch" in findings[2]
+
+
+@pytest.mark.parametrize(
+    ("summary", "within"),
+    [
+        ("The GPU waits for the next batch.", "the GPU waits for the next batch"),
+        ("Python's garbage collector stops the training.", "Python's garbage collector stops the training"),
+        ("GPUs of one process idle.", "GPUs of one process idle"),
+    ],
+)
+def test_a_summary_within_a_sentence_keeps_the_capitals_of_names(summary: str, within: str) -> None:
+    assert _within_sentence(summary) == within
