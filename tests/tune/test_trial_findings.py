@@ -17,7 +17,6 @@ from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, RankDiagno
 from flatout.records.trial import StepSpell, TrialResult
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
-from flatout.tune.rounds import _within_sentence
 from flatout.tune.trial_findings import SEEN_BY, TRIALS_ONLY, is_seen_only_by_trials, with_trials
 
 REGULAR_S = 0.104
@@ -249,17 +248,5 @@ def test_the_log_says_each_finding_with_one_cost_and_who_saw_it() -> None:
     assert len(findings) == 3
     assert findings[0].startswith("finding: epoch-boundary, ") and "% of it: each epoch's boundary" in findings[0]
     assert findings[0].endswith(" (seen only by the trials)")
-    assert "% of it: transfer over the network" in findings[1] and "trials" not in findings[1]
-    assert "% of it: the GPU waits for the next batch" in findings[2]
-
-
-@pytest.mark.parametrize(
-    ("summary", "within"),
-    [
-        ("The GPU waits for the next batch.", "the GPU waits for the next batch"),
-        ("Python's garbage collector stops the training.", "Python's garbage collector stops the training"),
-        ("GPUs of one process idle.", "GPUs of one process idle"),
-    ],
-)
-def test_a_summary_within_a_sentence_keeps_the_capitals_of_names(summary: str, within: str) -> None:
-    assert _within_sentence(summary) == within
+    assert "% of it. Transfer over the network" in findings[1] and "trials" not in findings[1]
+    assert "% of it. The GPU waits for the next batch." in findings[2]

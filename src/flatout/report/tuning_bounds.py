@@ -15,11 +15,18 @@ from flatout.units import percent, seconds
 TRIALS_ONLY = "seen only by the trials"
 
 
-def finding_sentence(finding: Finding, what: str, *, is_of_trials_only: bool) -> str:
-    """Say what a finding costs: `finding: epoch-boundary, 30.0 ms per step, 22 % of it: the training waits ...`."""
-    cost = f"{seconds(finding.cost_s_per_step)} per step, {percent(finding.share_of_step)} of it"
-    seen = f" ({TRIALS_ONLY})" if is_of_trials_only else ""
-    return f"finding: {finding.name}, {cost}: {what}{seen}"
+def profile_finding_sentence(finding: Finding, summary: str) -> str:
+    """Say what a finding costs: `finding: data-loading, 30.0 ms per step, 22 % of it. The GPU waits ...`."""
+    return f"finding: {finding.name}, {_cost(finding)}. {summary}"
+
+
+def trials_finding_sentence(finding: Finding) -> str:
+    """Say what a finding costs that the profile did not hold, by its title, which has the numbers of the trials."""
+    return f"finding: {finding.name}, {_cost(finding)}: {finding.title} ({TRIALS_ONLY})"
+
+
+def _cost(finding: Finding) -> str:
+    return f"{seconds(finding.cost_s_per_step)} per step, {percent(finding.share_of_step)} of it"
 
 
 def bound_name(bound: Bound) -> str:

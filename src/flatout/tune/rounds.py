@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatout.diagnose.explain import explanation
 from flatout.records.tuning import TuningEnd
-from flatout.report.tuning_bounds import finding_sentence
+from flatout.report.tuning_bounds import profile_finding_sentence, trials_finding_sentence
 from flatout.tune.budget import used_up
 from flatout.tune.choose import choose
 from flatout.tune.profile_job import profile_job
@@ -31,16 +31,10 @@ def plan_round(setup: Setup, progress: Progress, number: int) -> tuple[Progress,
 
 def _say_findings(setup: Setup, profiled: Profiled) -> None:
     for finding in profiled.done.diagnosis.findings:
-        is_of_trials_only = is_seen_only_by_trials(finding)
-        what = finding.title if is_of_trials_only else _within_sentence(explanation(finding.name).summary)
-        setup.say(finding_sentence(finding, what, is_of_trials_only=is_of_trials_only))
-
-
-def _within_sentence(summary: str) -> str:
-    """Return the summary of a finding as a part of a longer sentence."""
-    is_name = summary.startswith("Python") or summary[1].isupper()
-    first = summary[0] if is_name else summary[0].lower()
-    return first + summary[1:].removesuffix(".")
+        if is_seen_only_by_trials(finding):
+            setup.say(trials_finding_sentence(finding))
+        else:
+            setup.say(profile_finding_sentence(finding, explanation(finding.name).summary))
 
 
 def without_tried(progress: Progress, this_round: Round) -> Progress:

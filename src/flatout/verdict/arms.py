@@ -82,7 +82,7 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(TypedDict, total=False):
-    """What is asked about a candidate, as keywords; those that are left out have the defaults of `Question`."""
+    """What is asked about a candidate, as keywords; those that are not given have the defaults of `Question`."""
 
     baseline: str
     objective: Objective
