@@ -24,14 +24,15 @@ def sh(*command: object) -> None:
 class Node:
     """A process that holds the namespaces; commands are run in them."""
 
-    def __init__(self, number: int, hosts: Path) -> None:
+    def __init__(self, name: str, address: str, link: str, hosts: Path | None) -> None:
         self.holder = subprocess.Popen([*UNSHARE, "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE)
         assert self.holder.stdout is not None
         with self.holder.stdout:
             self.holder.stdout.readline()  # the namespaces are there
-        self.number = number
-        sh(*self.inside, "hostname", NAMES[number])
-        sh(*self.inside, "mount", "--bind", hosts, "/etc/hosts")
+        self.address, self.link = address, link
+        sh(*self.inside, "hostname", name)
+        if hosts is not None:
+            sh(*self.inside, "mount", "--bind", hosts, "/etc/hosts")
         sh(*self.inside, "ip", "link", "set", "lo", "up")
 
     @property
@@ -40,14 +41,17 @@ class Node:
         return ["nsenter", "--target", str(self.holder.pid), "--net", "--uts", "--mount", *user]
 
     def connect(self) -> None:
-        link = f"cable{self.number}"
-        sh(*self.inside, "ip", "addr", "add", f"{ADDRESSES[self.number]}/24", "dev", link)
-        sh(*self.inside, "ip", "link", "set", link, "up")
+        sh(*self.inside, "ip", "addr", "add", f"{self.address}/24", "dev", self.link)
+        sh(*self.inside, "ip", "link", "set", self.link, "up")
+
+    def end(self) -> None:
+        self.holder.kill()
+        self.holder.wait()
 
     def start(
         self, command: Sequence[str], output: Path, *, cwd: Path | None = None, **variables: str
     ) -> subprocess.Popen[bytes]:
-        more = {"GLOO_SOCKET_IFNAME": f"cable{self.number}", **variables}
+        more = {"GLOO_SOCKET_IFNAME": self.link, **variables}
         with output.open("wb") as file:
             return subprocess.Popen(
                 command,
@@ -73,7 +77,8 @@ def cabled_nodes(folder: Path) -> Iterator[list[Node]]:
     found: list[Node] = []
     try:
         try:
-            found += [Node(number, hosts) for number in (0, 1)]
+            for number, (name, address) in enumerate(zip(NAMES, ADDRESSES, strict=True)):
+                found.append(Node(name, address, f"cable{number}", hosts))
             sh(*found[0].inside, "ip", "link", "add", "cable0", "type", "veth", "peer", "name", "cable1")
             sh(*found[0].inside, "ip", "link", "set", "cable1", "netns", found[1].holder.pid)
             for node in found:
@@ -83,5 +88,4 @@ def cabled_nodes(folder: Path) -> Iterator[list[Node]]:
         yield found
     finally:
         for node in found:
-            node.holder.kill()
-            node.holder.wait()
+            node.end()

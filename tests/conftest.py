@@ -17,7 +17,14 @@ import pytest
 from hypothesis import settings
 from tests.syntax import nodes
 
-pytest_plugins = ["tests.xdist_messages", "tests.warm.fixture", "tests.slurm", "tests.nodes", "tests.shared_data"]
+pytest_plugins = [
+    "tests.xdist_messages",
+    "tests.warm.fixture",
+    "tests.slow_network.fixture",
+    "tests.slurm",
+    "tests.nodes",
+    "tests.shared_data",
+]
 
 # How long each file of tests took (`benchmarks/suite_durations.py`). A file that is missing counts as a usual one.
 DURATIONS: dict[str, float] = json.loads(Path(__file__).with_name("durations.json").read_text())
