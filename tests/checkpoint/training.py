@@ -11,6 +11,7 @@ import argparse
 import atexit
 import ctypes
 import errno
+import json
 import os
 import random
 import sys
@@ -24,6 +25,7 @@ import torch
 import torch.distributed
 
 from flatout.checkpoint import Checkpointer, CheckpointError, host_buffer
+from flatout.inside.patches.apply import apply_patches
 
 
 class Data:
@@ -74,8 +76,10 @@ def build(kind: str, *, width: int = 32) -> torch.nn.Module:
     return model
 
 
-def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(model: torch.nn.Module, *, has_momentum: bool = False) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
+    if has_momentum:
+        return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, weight_decay=1e-3)
     return torch.optim.AdamW([{"params": parameters[:2], "lr": 3e-3}, {"params": parameters[2:]}], lr=1e-2)
 
 
@@ -92,7 +96,8 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """CRC-32 of all weights, and of what the optimizer keeps; of the whole tensors."""
     checksum = 0
-    kept = [optimizer.state[one][key] for one in model.parameters() for key in ("step", "exp_avg", "exp_avg_sq")]
+    keys = ("step", "exp_avg", "exp_avg_sq")
+    kept = [optimizer.state[one][key] for one in model.parameters() for key in keys if key in optimizer.state[one]]
     for tensor in [*model.state_dict().values(), *kept]:
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         checksum = zlib.crc32(whole.detach().contiguous().numpy().tobytes(), checksum)
@@ -117,6 +122,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--on-error", default="warn")
     parser.add_argument("--hosts", action="store_true", help="each rank is on a host of its own, with its own --local")
     parser.add_argument("--no-memory", type=int, help="this rank has none for a copy")
+    parser.add_argument("--hook", type=json.loads, help="parameters of the patch that compresses gradients")
+    parser.add_argument("--momentum", action="store_true", help="train by SGD with momentum")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
@@ -134,11 +141,14 @@ def main(arguments: list[str]) -> int:
         )
         group = torch.distributed.group.WORLD
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # never freed, see jobs/ends_later.py
+    if given.hook:
+        patches = [{"name": "ddp_hook", "parameters": given.hook}]
+        apply_patches(None, {"FLATOUT_PATCHES": json.dumps(patches)})
     random.seed(rank)
     np.random.seed(rank)  # noqa: NPY002
     model = build(given.kind, width=given.width)
     torch.manual_seed(100 + rank)
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model, has_momentum=given.momentum)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 11], gamma=0.5)
     data = Data(rank)
     try:

@@ -1,4 +1,7 @@
-"""Time collectives on gloo. Usage: collectives.py NAME:BYTES:CALLS ..; each rank prints {NAME:BYTES: seconds of a call}."""
+"""Time collectives on gloo. Usage: collectives.py NAME:BYTES:CALLS ..
+
+Each rank prints the median seconds of a call as {NAME:BYTES: seconds}.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Carry packets between nodes, each at its sender's rate and a delay later. Usage: relay.py LINK RATE DELAY PID=ADDRESS ..
+"""Carry packets between nodes, each at its sender's rate and a delay later.
 
+Usage: relay.py LINK RATE DELAY PID=ADDRESS ..
 RATE is in bytes/s and DELAY in seconds, one way. LINK is made in the network namespace of each process PID.
 """
 

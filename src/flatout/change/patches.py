@@ -25,12 +25,14 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "ddp": {"bucket_cap_mb": range(1, 4097), "gradient_as_bucket_view": (True,), "static_graph": (True,)},
     # DistributedDataParallel: forward and backward of all passes but the last before an optimizer step in no_sync().
     "ddp_no_sync": {"passes": range(2, 4097)},
-    # register_comm_hook. `rank` is PowerSGD's, `percent` what Top-K keeps, `start` the step from which PowerSGD begins.
+    # register_comm_hook. `rank` is PowerSGD's, `percent` what Top-K sends, `start` the step from which PowerSGD begins;
+    # `momentum`: Top-K applies the momentum of SGD to each rank's own gradients.
     "ddp_hook": {
-        "hook": ("bf16", "powersgd", "topk"),
+        "hook": ("bf16", "fp16", "int8", "powersgd", "topk"),
         "rank": range(1, 33),
         "start": range(2, 1_000_001),
         "percent": range(1, 51),
+        "momentum": (True,),
     },
     # fully_shard, and set_modules_to_{forward,backward}_prefetch on the units in the order of their first forward.
     "fsdp2": {"reshard_after_forward": (False,), "forward_prefetch": range(1, 9), "backward_prefetch": range(1, 9)},

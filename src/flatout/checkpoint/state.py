@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from flatout.checkpoint.gradient_hooks import hook_states, restore_hooks
 from flatout.checkpoint.gradients import set_gradients, waiting_gradients
 from flatout.checkpoint.loader_random import restore_after_next_iterator
 from flatout.checkpoint.problems import CheckpointError, as_damage
@@ -89,6 +90,9 @@ def collect(training: Training) -> Collected:
     waiting = waiting_gradients(training.optimizers.values(), names)
     if waiting:
         values["gradients"] = encode(waiting, "gradients", own)
+    hooks = hook_states(training.model, _clean)
+    if hooks:
+        values["gradient_hooks"] = encode(hooks, "gradient_hooks", own)
     values["random"] = encode(_random_state(), "random", own)
     return Collected(tensors=tensors, parameters=parameters, own=own, values=values)
 
@@ -166,6 +170,9 @@ def restore(
                 raise _missing(name)
             state = decode(values["stateful"][name], tensors)
         value.load_state_dict(state)  # the user's code: its errors are not those of the checkpoint
+    with as_damage(_RECORD):
+        hooks = decode(values.get("gradient_hooks", {}), tensors)
+    restore_hooks(training.model, hooks, _clean, is_own=is_own)
     if not is_own:
         return
     with as_damage(_RECORD):

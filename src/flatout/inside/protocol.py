@@ -50,6 +50,10 @@ class Variable:
 
 DEFAULT_NUM_STEPS = 3  # number of traced steps
 
+# Attributes of a model that is trained with a hook on its gradients, for the checkpoints of `flatout.checkpoint`.
+GRADIENT_HOOK = "_flatout_gradient_hook"  # what the hook keeps; has state_dict and load_state_dict
+GRADIENT_HOOK_STATE = "_flatout_gradient_hook_state"  # a restored state, until the hook is put on
+
 
 class FileName:
     """The names of one kind of file: the text before and after the part that names a rank, a host or a process."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from flatout.inside.blocks.switcher import Switcher
+from flatout.inside.gradient_hooks import GradientHook, make_hook
 from flatout.inside.live_objects import live_objects
-from flatout.inside.patches.ddp_hook import communication_hook
 
 _MIB = 1 << 20
 _CAPACITY = ("bucket_bytes_cap", "bucket_bytes_cap_default", "_bucket_config")  # the last: from torch 2.13
@@ -80,13 +80,20 @@ class Hook(NewReducer):
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__()
         self._parameters = parameters
+        self._hooks: list[GradientHook] = []
 
     def names(self) -> tuple[str, ...]:
         return ("_comm_hooks",)
 
     def change(self, module: Any) -> None:
-        state, hook = communication_hook(module, **self._parameters)
+        state, hook = make_hook(module, **self._parameters)
+        self._hooks.append(state)
         module.__dict__["_comm_hooks"] = [(hook, state)]
+
+    def undo(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        super().undo()
 
     def apply(self) -> None:
         if any(module._comm_hooks for module in wrapped_modules()):

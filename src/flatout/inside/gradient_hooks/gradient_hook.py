@@ -1,0 +1,110 @@
+"""What all hooks share: a bucket's gradients with their parameters' names, the plain reduction, and the saved state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flatout.inside.gradient_hooks.lane import lane_of
+
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One parameter's gradient: a view into its bucket."""
+
+    name: str
+    parameter: torch.Tensor
+    values: torch.Tensor
+
+
+class GradientHook:
+    """The state of a hook: what it keeps between steps, and how it reduces a bucket."""
+
+    kind = ""
+
+    def __init__(self, ddp: Any) -> None:
+        self._lane = lane_of(ddp)
+        self.group = self._lane.group
+        self.world_size = dist.get_world_size(self.group)
+        self.num_steps = 0
+        self._names = {id(parameter): _own_name(name) for name, parameter in ddp.module.named_parameters()}
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copied model has no hook: a hook belongs to one reducer."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def run(self, bucket: Any) -> Any:
+        """Begin to reduce a bucket of DDP's, and return the future of its buffer."""
+        buffer = bucket.buffer()
+        step = self.num_steps
+        self.num_steps += bool(bucket.is_last())
+        is_plain = buffer.dtype != torch.float32 or buffer.layout != torch.strided
+        if is_plain or self.is_plain_step(step):
+            return self._lane.run(buffer, lambda: self.reduce_plainly(buffer))
+        gradients = [
+            Gradient(self._names[id(parameter)], parameter, values)
+            for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        ]
+        return self._lane.run(buffer, lambda: self.reduce(buffer, gradients))
+
+    def is_plain_step(self, step: int) -> bool:
+        """Whether this step, from 0, is reduced without compression."""
+        del step
+        return False
+
+    def reduce_plainly(self, buffer: torch.Tensor) -> None:
+        buffer.div_(self.world_size)
+        dist.all_reduce(buffer, group=self.group)
+
+    def reduce(self, buffer: torch.Tensor, gradients: list[Gradient]) -> None:
+        """Replace the gradients by their mean over the ranks. `buffer` holds all of them."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Take back what the hook does outside of the reducer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what training goes on with: `shared` is equal on all ranks, `own` is this rank's."""
+        return {"kind": self.kind, "shared": {"num_steps": self.num_steps}, "own": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, is_own: bool = True) -> None:
+        """Go on from a saved state. Without `is_own` it is another rank's, whose part is not taken.
+
+        Raise ValueError if the state is another kind of hook's.
+        """
+        if state["kind"] != self.kind:
+            raise ValueError(f"the state is that of a hook `{state['kind']}`, and this is `{self.kind}`")
+        self.num_steps = state["shared"]["num_steps"]
+        self.load_shared(state["shared"])
+        if is_own:
+            self.load_own(state["own"])
+
+    def load_shared(self, shared: Mapping[str, Any]) -> None:
+        del shared
+
+    def load_own(self, own: Mapping[str, Any]) -> None:
+        del own
+
+
+def _own_name(name: str) -> str:
+    """Return a parameter's name without the wrappers that another run of the same training may lack."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def annotate(hook: Any) -> Any:
+    """Give a hook the annotations that DDP checks, as classes: those of this package's modules are text."""
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    return hook
+
+
+def finite(error: torch.Tensor) -> torch.Tensor:
+    """Set entries that are not finite to zero, in place: an overflow that a scaler skips must not stay for good."""
+    return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
