@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,21 @@ _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One parameter's gradient: a view into its bucket."""
+    """One parameter's gradient: views into its bucket."""
 
     name: str
     parameter: torch.Tensor
-    values: torch.Tensor
+    values: torch.Tensor  # in the parameter's shape
+    entries: torch.Tensor  # the same, one after the other as they lie in memory
+
+
+def gradients_of(buffer: torch.Tensor, views: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> list[Gradient]:
+    """Return the gradients in a buffer, given each one's name, parameter and view."""
+    gradients = []
+    for name, parameter, values in views:
+        place = values.storage_offset() - buffer.storage_offset()
+        gradients.append(Gradient(name, parameter, values, buffer[place : place + values.numel()]))
+    return gradients
 
 
 class GradientHook:
@@ -49,10 +59,9 @@ class GradientHook:
         is_plain = buffer.dtype != torch.float32 or buffer.layout != torch.strided
         if is_plain or self.is_plain_step(step):
             return self._lane.run(buffer, lambda: self.reduce_plainly(buffer))
-        gradients = [
-            Gradient(self._names[id(parameter)], parameter, values)
-            for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True)
-        ]
+        parameters = bucket.parameters()
+        names = [self._names[id(parameter)] for parameter in parameters]
+        gradients = gradients_of(buffer, zip(names, parameters, bucket.gradients(), strict=True))
         return self._lane.run(buffer, lambda: self.reduce(buffer, gradients))
 
     def is_plain_step(self, step: int) -> bool:
@@ -103,6 +112,12 @@ def annotate(hook: Any) -> Any:
     """Give a hook the annotations that DDP checks, as classes: those of this package's modules are text."""
     hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     return hook
+
+
+def all_gather(output: torch.Tensor, own: torch.Tensor, *, group: Any) -> None:
+    """Gather the tensors of all ranks into one, by the name that this torch does not warn about."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(output, own, group=group)
 
 
 def finite(error: torch.Tensor) -> torch.Tensor:

@@ -9,13 +9,14 @@ its bucket, because blocks never span two parameters.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from flatout.inside.gradient_hooks.gradient_hook import Gradient, GradientHook, annotate
+from flatout.inside.gradient_hooks.gradient_hook import Gradient, GradientHook, all_gather, annotate
 
 BLOCK = 256
 _LARGEST = 127
@@ -26,47 +27,48 @@ class Int8Hook(GradientHook):
     kind = "int8"
 
     def reduce(self, buffer: torch.Tensor, gradients: list[Gradient]) -> None:
-        del buffer
         size = self.world_size
-        blocks = torch.cat([_blocks(gradient.values) for gradient in gradients])
+        is_aligned = all(gradient.entries.numel() % BLOCK == 0 for gradient in gradients)
+        blocks = buffer.view(-1, BLOCK) if is_aligned else torch.cat([_blocks(each.entries) for each in gradients])
         num_blocks = len(blocks)
         per_rank = -(-num_blocks // size)
-        blocks = pad(blocks, (0, 0, 0, per_rank * size - num_blocks)).view(size, per_rank, BLOCK)
-        sent = pack(blocks)
+        if per_rank * size > num_blocks:
+            blocks = pad(blocks, (0, 0, 0, per_rank * size - num_blocks))
+        sent = pack(blocks.view(size, per_rank, BLOCK))
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
-        mean = torch.zeros(per_rank, BLOCK, device=blocks.device)
-        for part in received:
+        mean = unpack(received[0])
+        for part in received[1:]:
             mean += unpack(part)
         packed = pack(mean.div_(size).unsqueeze(0))
-        gathered = torch.empty_like(sent)
-        dist.all_gather_into_tensor(gathered, packed, group=self.group)
+        gathered = sent  # its bytes have been sent
+        all_gather(gathered, packed, group=self.group)
         means = unpack(gathered).view(-1, BLOCK)
+        if is_aligned:
+            buffer.view(-1, BLOCK).copy_(means[:num_blocks])
+            return
         place = 0
         for gradient in gradients:
-            count = -(-gradient.values.numel() // BLOCK)
-            own = means[place : place + count].view(-1)[: gradient.values.numel()]
-            gradient.values.copy_(own.view_as(gradient.values))
+            count = -(-len(gradient.entries) // BLOCK)
+            gradient.entries.copy_(means[place : place + count].view(-1)[: len(gradient.entries)])
             place += count
 
 
-def _blocks(values: torch.Tensor) -> torch.Tensor:
+def _blocks(entries: torch.Tensor) -> torch.Tensor:
     """Return the entries in rows of BLOCK, the last one filled with zeros."""
-    flat = values.reshape(-1)
-    return pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    return pad(entries, (0, -len(entries) % BLOCK)).view(-1, BLOCK)
 
 
 def pack(blocks: torch.Tensor) -> torch.Tensor:
     """Return each row of blocks as bytes: integers, then scales. [rows, blocks, BLOCK] -> [rows, bytes].
 
-    A block with an entry that is not finite becomes NaN, so that a gradient scaler sees it.
+    A block with an entry that is not finite has a scale that is not finite, so that a gradient scaler sees it.
     """
-    scales = blocks.abs().amax(dim=-1, keepdim=True) / _LARGEST
-    safe = torch.where(scales > 0, scales, torch.ones_like(scales))
-    integers = (blocks / safe).round_().nan_to_num_(nan=_LARGEST).clamp_(-_LARGEST, _LARGEST).to(torch.int8)
     rows = blocks.shape[0]
-    as_bytes = [integers.reshape(rows, -1).view(torch.uint8), scales.reshape(rows, -1).view(torch.uint8)]
-    return torch.cat(as_bytes, dim=1)
+    scales = torch.linalg.vector_norm(blocks, math.inf, dim=-1, keepdim=True).div_(_LARGEST)
+    divisors = scales.masked_fill(scales == 0, 1.0)
+    integers = (blocks / divisors).round_().to(torch.int8)
+    return torch.cat([integers.view(rows, -1).view(torch.uint8), scales.view(rows, -1).view(torch.uint8)], dim=1)
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
@@ -74,7 +76,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     num_blocks = packed.shape[-1] // (BLOCK + _SCALE_BYTES)
     integers = packed[..., : num_blocks * BLOCK].view(torch.int8).to(torch.float32)
     scales = packed[..., num_blocks * BLOCK :].contiguous().view(torch.float32)
-    return integers.unflatten(-1, (num_blocks, BLOCK)) * scales.unsqueeze(-1)
+    return integers.unflatten(-1, (num_blocks, BLOCK)).mul_(scales.unsqueeze(-1))
 
 
 @annotate

@@ -15,9 +15,8 @@ from math import ceil
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from flatout.inside.gradient_hooks.gradient_hook import Gradient, GradientHook, annotate, finite
+from flatout.inside.gradient_hooks.gradient_hook import Gradient, GradientHook, all_gather, annotate, finite
 from flatout.inside.gradient_hooks.sgd_momentum import find_momentum
 
 WHOLE = 1024  # entries: parameters of at most so many (biases, norms) are sent whole
@@ -43,14 +42,13 @@ class TopKHook(GradientHook):
             return
         values, places = [], []
         for gradient in gradients:
-            offset = gradient.values.storage_offset() - buffer.storage_offset()
-            entries, chosen = self._choose(gradient, buffer[offset : offset + gradient.values.numel()])
+            entries, chosen = self._choose(gradient)
             values.append(entries)
-            places.append(chosen + offset)
+            places.append(chosen + gradient.entries.storage_offset() - buffer.storage_offset())
         count = sum(map(len, values))
         sent = torch.cat([*values, torch.cat(places).to(torch.int32).view(torch.float32)])
         gathered = torch.empty(self.world_size * 2 * count, dtype=torch.float32, device=buffer.device)
-        dist.all_gather_into_tensor(gathered, sent, group=self.group)
+        all_gather(gathered, sent, group=self.group)
         buffer.zero_()
         for entries, chosen in gathered.view(self.world_size, 2, count):
             # The places of one rank are unique: no two additions race, and all ranks get the same bits.
@@ -58,11 +56,9 @@ class TopKHook(GradientHook):
             buffer[where] = buffer[where] + entries
         buffer.div_(self.world_size)
 
-    def _choose(self, gradient: Gradient, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the entries to send of one parameter and their places in it; keep the rest.
-
-        `own` has the gradient's entries as they lie in memory.
-        """
+    def _choose(self, gradient: Gradient) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the entries to send of one parameter and their places in it; keep the rest."""
+        own = gradient.entries
         if self.momentum is not None:
             own = self._with_momentum(gradient, own)
         if own.numel() <= WHOLE:
