@@ -41,8 +41,9 @@ def _ddp(change: Change, values: Settings) -> str:
 
 def _hook(change: Change, values: Settings) -> str:
     del values
-    if change.value == "bf16":
-        return "in the code: DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)"
+    if change.value in ("bf16", "fp16"):
+        kind = change.value.upper()
+        return f"in the code: DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.{kind})"
     if change.value.startswith("powersgd"):
         rank = change.value.rpartition("-")[2]
         option = f"comm_state_option={{'matrix_approximation_rank': {rank}}}"

@@ -27,9 +27,9 @@ def _bucket(change: Change, values: Settings) -> str:
 
 
 def _compression(change: Change, values: Settings) -> str | None:
-    if change.value != "bf16":
+    if change.value not in ("bf16", "fp16"):
         return "DeepSpeed has no setting for it"
-    values["communication_data_type"] = "bf16"
+    values["communication_data_type"] = change.value
     return None
 
 

@@ -34,9 +34,9 @@ def _ddp(change: Change, values: Settings) -> str | None:
 
 
 def _hook(change: Change, values: Settings) -> str | None:
-    if change.value != "bf16":
+    if change.value not in ("bf16", "fp16"):
         return "pass DDPStrategy your own ddp_comm_hook and ddp_comm_state"
-    values.setdefault("strategy", {})["ddp_comm_hook"] = "default_hooks.bf16_compress_hook"
+    values.setdefault("strategy", {})["ddp_comm_hook"] = f"default_hooks.{change.value}_compress_hook"
     return None
 
 

@@ -75,12 +75,13 @@ def _ddp_no_sync(patch: Patch) -> Lines:
 
 def _ddp_hook(patch: Patch) -> Lines:
     match patch.parameters["hook"]:
-        case "bf16":
+        case "bf16" | "fp16" as half:
             return _function(
                 "compress(ddp_model)",
-                "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook",
+                "# DDP accepts this hook with NCCL only; `flatout run` has one for gloo.",
+                f"from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import {half}_compress_hook",
                 "",
-                "ddp_model.register_comm_hook(None, bf16_compress_hook)",
+                f"ddp_model.register_comm_hook(None, {half}_compress_hook)",
             )
         case "powersgd":
             return _function(
@@ -95,6 +96,8 @@ def _ddp_hook(patch: Patch) -> Lines:
                 "ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)",
                 "return state",
             )
+        case "int8":
+            return ["# int8: torch's own hook sends more bytes than fp32 from 8 ranks on; use `flatout run`."]
         case _:
             return [f"# Top-K {patch.parameters['percent']} %: torch has no hook for it; use `flatout run`."]
 

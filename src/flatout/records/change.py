@@ -63,6 +63,7 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
     excludes: tuple[str, ...] = ()  # knobs; exclusion applies in both directions
     requires: tuple[str, ...] = ()  # knobs that must be set too, by the script or by us
     combines_with: tuple[str, ...] = ()  # knobs that are worth trying together with it
+    only_if_it_pays: bool = False  # not tried where a prediction says that it gains nothing: it costs accuracy
     gates: tuple[Gate, ...] = ("loss",)  # checks that a trial must pass before its speed counts
     doc: str  # effect, cost, and when it is wrong
     source: str

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from flatout.change.arguments import knob_changes, parse_knob
-from flatout.change.candidates import candidates, regular_share, share_in_trial
+from flatout.change.candidates import MIN_SPEEDUP, candidates, regular_share, share_in_trial
 from flatout.errors import UsageError
 from flatout.nccl_tuner.in_tuning import FAMILIES, with_measured_collectives
 from flatout.predict.predict import predict_all, situation_of
@@ -61,6 +61,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     # The changes that the user named come first: their gain cannot be estimated, so if sorted by estimate they would
     # come last, after changes that are known to gain almost nothing.
     possible.sort(key=lambda change: change.argument is None)
+    possible, not_paying = _split_by_gain(possible, estimates.predictions)
     num_wanted = min(setup.options.max_screened, num_affordable(setup, progress))
     chosen = spread_over_knobs(possible, num_wanted, {change.knob.name for change in applied})
     this_round = Round(
@@ -77,7 +78,23 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     for change in possible:
         if change in chosen or change.argument is not None:  # the user named it, so the report mentions it
             outcomes = outcomes.with_pending(not_reached(setup, this_round, change, "it was not tried"))
+    for change in not_paying:
+        speedup = estimates.predictions[change.name].speedup
+        reason = f"it is predicted not to pay: {speedup:.2f}x, and it costs accuracy"
+        outcomes = outcomes.with_pending(not_reached(setup, this_round, change, reason))
     return progress.with_outcomes(outcomes), this_round
+
+
+def _split_by_gain(
+    possible: Sequence[Change], predictions: Mapping[str, Prediction]
+) -> tuple[list[Change], list[Change]]:
+    """Return the changes to choose from, and those that are tried only if they pay and are predicted not to."""
+    not_paying = [
+        change
+        for change in possible
+        if change.knob.only_if_it_pays and change.name in predictions and predictions[change.name].speedup < MIN_SPEEDUP
+    ]
+    return [change for change in possible if change not in not_paying], not_paying
 
 
 def _with_loader_load(profiled: Profiled) -> Profiled:

@@ -59,7 +59,7 @@ def test_a_step_with_fewer_passes_than_others_is_reduced_all_the_same(plain: dic
 
 @pytest.mark.parametrize(
     ("parameters", "name"),
-    [({"hook": "powersgd", "rank": 1, "start": 2}, "powerSGD_hook"), ({"hook": "topk", "percent": 10}, "top_k_hook")],
+    [({"hook": "powersgd", "rank": 1, "start": 2}, "power_sgd_hook"), ({"hook": "topk", "percent": 10}, "top_k_hook")],
 )
 def test_compressed_gradients_keep_the_replicas_equal(
     plain: dict[Any, Done], tmp_path: Path, parameters: dict[str, Any], name: str
@@ -83,10 +83,12 @@ def test_a_hook_of_the_scripts_own_stays(plain: dict[Any, Done], tmp_path: Path)
     assert done.reports["ddp_hook", 0]["reason"] == "the script has its own hook"
 
 
-def test_bf16_gradients_are_refused_by_gloo_and_the_job_goes_on(plain: dict[Any, Done], tmp_path: Path) -> None:
-    done = _run(tmp_path, [("ddp_hook", {"hook": "bf16"})], "ddp")
-    assert done.losses == plain["ddp",].losses
-    assert done.reports["ddp_hook", 0]["applied"] is False
+@pytest.mark.parametrize(("hook", "rel"), [("bf16", 1e-2), ("fp16", 2e-3), ("int8", 1e-2)])
+def test_gloo_reduces_rounded_gradients(plain: dict[Any, Done], tmp_path: Path, hook: str, rel: float) -> None:
+    done = _run(tmp_path, [("ddp_hook", {"hook": hook})], "ddp")
+    assert done.said("hook") == f"{hook}_hook"
+    assert done.losses != plain["ddp",].losses
+    assert done.losses == pytest.approx(plain["ddp",].losses, rel=rel)
 
 
 def test_fsdp2_gathers_less_where_weights_are_kept(plain: dict[Any, Done], tmp_path: Path) -> None:

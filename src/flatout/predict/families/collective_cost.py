@@ -8,12 +8,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from flatout.predict.collective_time import Link, Operation, bytes_sent, link_of
 from flatout.predict.situation import Situation
 
 # The fixed cost of one collective in ns, if the trace does not show it (nccl-tests, small messages; gloo by its
 # sockets).
 ALPHA_NS = {"nvlink": 20e3, "shared_memory": 30e3, "pcie": 30e3, "infiniband": 40e3, "socket": 150e3}
 DEFAULT_ALPHA_NS = 50e3
+MIN_NS_PER_BYTE = 1e-6  # 1,000 TB/s: faster than any link
 
 
 class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +25,12 @@ class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def transfer_ns(self, num_bytes: float) -> float:
         return self.alpha_ns + self.beta_ns_per_byte * num_bytes
+
+    def link(self, operation: Operation, num_ranks: int) -> Link:
+        """Return what one message between two ranks costs, given that this is the cost of one such collective."""
+        per_byte_s = max(self.beta_ns_per_byte, MIN_NS_PER_BYTE) * 1e-9
+        bus_bytes_per_s = bytes_sent(operation, 1.0, num_ranks) / per_byte_s
+        return link_of(operation, self.alpha_ns * 1e-9, bus_bytes_per_s, num_ranks)
 
 
 def fitted(situation: Situation, *operations: str) -> CollectiveCost | None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.predict.families.collective_cost import fitted
+from flatout.predict.gradient_exchange import COMPRESSIONS, PLAIN, exchange_of
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation, remove, scale
 from flatout.records.change import Change
@@ -15,6 +16,7 @@ from flatout.records.track import GpuWorkKind
 
 MIB = 1 << 20
 Rows = NDArray[np.int64]
+_DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 FULL = 0.97  # a bucket is closed by the parameter that fills it, so this share of the size counts as full
 
 
@@ -110,34 +112,39 @@ def _of_early_passes(situation: Situation, rank: int, operation: str) -> Rows:
     return rows[passes < np.array([last[step] for step in steps.tolist()])]
 
 
-# Share of the bytes that stay, and how long a gradient's byte takes to compress and restore on the GPU (ns): reads and
-# writes of it at about 2 TB/s. Top-K sorts. Agarwal et al., MLSys 2022, arXiv:2103.00543, measured such overheads.
-_COMPRESSION = {"bf16": (0.5, 0.002), "powersgd": (0.03, 0.01), "topk-1%": (0.04, 0.05), "topk-10%": (0.4, 0.05)}
-
-
 def compression(situation: Situation, change: Change) -> Scenarios | str:
+    """Exchange each bucket compressed, on the link that the trace's own all-reduces show."""
     cost = fitted(situation, "all_reduce")
     if cost is None:
         return "the trace has no all-reduce whose size is known"
-    kind = "powersgd" if change.value.startswith("powersgd") else change.value
-    if kind not in _COMPRESSION:
+    if change.value not in COMPRESSIONS:
         return f"there is no model for {change.value}"
-    share, ns_per_byte = _COMPRESSION[kind]
+    num_ranks = situation.facts.num_ranks or len(situation.tracks)
+    link = cost.link("all_reduce", num_ranks)
+    device = situation.facts.device or "cuda"
 
     def apply(edits: Edits, factor: float) -> None:
         for rank in situation.tracks:
             for row, call in situation.calls(rank, "all_reduce"):
-                now = float(edits[rank].duration_ns[row])
-                fixed = min(cost.alpha_ns, now)
-                small = fixed + (now - fixed) * share
-                edits[rank].duration_ns[row] = small + (call.num_bytes or 0) * ns_per_byte * factor
+                num_bytes = call.num_bytes or 0
+                size = call.group_size or num_ranks
+                plain_s = exchange_of(PLAIN, num_bytes, size).link_s(link, size)
+                compressed = exchange_of(change.value, num_bytes, size, device)
+                share = compressed.link_s(link, size) / plain_s if plain_s > 0 else 1.0
+                edits[rank].duration_ns[row] *= share
+                edits[rank].duration_ns[row] += compressed.codec_s * 1e9 * factor
 
+    example = exchange_of(change.value, 1.0, num_ranks).wire_bytes(num_ranks)
+    plain = exchange_of(PLAIN, 1.0, num_ranks).wire_bytes(num_ranks)
     return Scenarios(
         apply=apply,
         likely=1.0,
         worst=5.0,
         best=0.2,
-        how=f"all-reduces carry {share:.0%} of their bytes, and compressing them takes GPU time",
+        how=(
+            f"with {num_ranks} ranks, gradients take {example / plain:.0%} of their bytes on links of"
+            f" {link.bytes_per_s / 1e9:.3g} GB/s, and compressing them takes time on the {_DEVICES[device]}"
+        ),
         assumptions=("compression takes as long as the bytes it reads and writes: a prior",),
     )
 

@@ -1,0 +1,109 @@
+"""What it takes to exchange gradients, plainly or compressed, and whether a compression pays.
+
+In: a measured link, the number of ranks, the bytes of the gradients in fp32. Out: seconds, and bytes on the wire. A
+compression pays if it takes less time on the link than it takes to compress, of the part that the backward pass does
+not hide:
+
+    compress_s + bytes / bandwidth + messages * latency < the same for fp32, where it is exposed
+
+What it does to the training is not judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.predict.collective_time import Link, Operation, bytes_sent, collective_s
+
+PLAIN = "fp32"
+MIN_GAIN = 1.05  # a smaller gain is within what the model cannot tell
+_SCALES = 260 / 256  # 8-bit blocks of 256 entries with a scale of 4 bytes
+_LOW_RANK = {"powersgd-1": 0.03, "powersgd-2": 0.05}  # of the bytes, with the parameters that stay whole: a prior
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    operation: Operation
+    num_bytes: float  # the larger of its input and output
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """How gradients are exchanged: collectives that follow each other, and the work on the device between them."""
+
+    calls: tuple[Call, ...]
+    codec_s: float
+
+    def link_s(self, link: Link, num_ranks: int) -> float:
+        return sum(collective_s(link, call.operation, call.num_bytes, num_ranks) for call in self.calls)
+
+    def wire_bytes(self, num_ranks: int) -> float:
+        """Return the bytes that each rank sends."""
+        return sum(bytes_sent(call.operation, call.num_bytes, num_ranks) for call in self.calls)
+
+
+# Nanoseconds to compress and restore a byte of fp32 gradients. On GPUs: its reads and writes at about 2 TB/s, a prior;
+# Top-K selects. On CPUs: measured with one thread of an EPYC (benchmarks/slow_network_exchange.py).
+CODEC_NS = {
+    "cuda": {"bf16": 0.002, "fp16": 0.002, "int8": 0.02, "topk-1%": 0.05, "topk-10%": 0.05, "powersgd-1": 0.01}
+    | {"powersgd-2": 0.01},
+    "cpu": {"bf16": 0.35, "fp16": 0.35, "int8": 3.0, "topk-1%": 4.0, "topk-10%": 10.0, "powersgd-1": 1.5}
+    | {"powersgd-2": 3.5},
+}
+COMPRESSIONS = tuple(CODEC_NS["cuda"])
+
+
+def exchange_of(compression: str, num_bytes: float, num_ranks: int, device: str = "cuda") -> Exchange:
+    """Return how gradients of `num_bytes` in fp32 are exchanged. `compression` is PLAIN or one of COMPRESSIONS."""
+    if compression == PLAIN:
+        return Exchange(calls=(Call(operation="all_reduce", num_bytes=num_bytes),), codec_s=0.0)
+    codec_s = CODEC_NS[device][compression] * num_bytes * 1e-9
+    return Exchange(calls=_calls(compression, num_bytes, num_ranks), codec_s=codec_s)
+
+
+def _calls(compression: str, num_bytes: float, num_ranks: int) -> tuple[Call, ...]:
+    if compression in ("bf16", "fp16"):
+        return (Call(operation="all_reduce", num_bytes=num_bytes / 2),)
+    if compression == "int8":
+        packed = num_bytes / 4 * _SCALES
+        return Call(operation="all_to_all", num_bytes=packed), Call(operation="all_gather", num_bytes=packed)
+    if compression in _LOW_RANK:
+        factor = num_bytes * _LOW_RANK[compression] / 2
+        return Call(operation="all_reduce", num_bytes=factor), Call(operation="all_reduce", num_bytes=factor)
+    share = float(compression.removeprefix("topk-").removesuffix("%")) / 100
+    entries = 2 * share * num_bytes  # each with its place
+    return (Call(operation="all_gather", num_bytes=num_ranks * entries),)
+
+
+def int8_by_all_gather(num_bytes: float, num_ranks: int) -> Exchange:
+    """Return the exchange of torch's quantization hook, for comparison: it sends all of a rank to all others."""
+    gathered = Call(operation="all_gather", num_bytes=num_ranks * num_bytes / 4 * _SCALES)
+    return Exchange(calls=(gathered,), codec_s=0.0)
+
+
+def gain(
+    compression: str, link: Link, num_bytes: float, num_ranks: int, *, exposed_share: float = 1.0, device: str = "cuda"
+) -> float:
+    """Return how many times as fast the exposed exchange becomes; below 1 it becomes slower.
+
+    `exposed_share` is the share of the plain exchange that the backward pass does not hide. What is hidden now stays
+    hidden, and compressing takes the device's time, which nothing hides.
+    """
+    plain_s = exchange_of(PLAIN, num_bytes, num_ranks).link_s(link, num_ranks)
+    exchange = exchange_of(compression, num_bytes, num_ranks, device)
+    hidden_s = plain_s * (1.0 - exposed_share)
+    left_s = max(exchange.link_s(link, num_ranks) - hidden_s, 0.0) + exchange.codec_s
+    exposed_s = plain_s * exposed_share
+    return exposed_s / left_s if left_s > 0 else float("inf")
+
+
+def paying(
+    link: Link, num_bytes: float, num_ranks: int, *, exposed_share: float = 1.0, device: str = "cuda"
+) -> Sequence[tuple[str, float]]:
+    """Return the compressions that pay, with their gains, the largest first."""
+    gains = {
+        compression: gain(compression, link, num_bytes, num_ranks, exposed_share=exposed_share, device=device)
+        for compression in COMPRESSIONS
+    }
+    found = [(compression, times) for compression, times in gains.items() if times >= MIN_GAIN]
+    return sorted(found, key=lambda pair: -pair[1])
