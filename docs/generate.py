@@ -35,6 +35,8 @@ from flatout.nccl_tuner.candidates import all_settings, all_spaces, start_of_cho
 from flatout.plan.counts import num_active_parameters, num_parameters
 from flatout.plan.huggingface import from_values
 from flatout.plan.models.uniform import layer_kinds
+from flatout.predict.collective_time import Link
+from flatout.predict.gradient_exchange import COMPRESSIONS, MIN_GAIN, gain
 from flatout.records.attempts import SkippedRow
 from flatout.records.buying import BuyOrRent, OwnershipCost
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
@@ -822,10 +824,35 @@ def security() -> str:
     return (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
 
+# One rank's share of the link to the next node, and the time of one message: NVLink of H100 and H200; NCCL over TCP
+# with and without more sockets (measured on H200); adapters at their line rate.
+_LINKS = {
+    "NVLink, 400 GB/s": Link(latency_s=5e-6, bytes_per_s=400e9),
+    "InfiniBand or RoCE, 400 Gbit/s": Link(latency_s=1e-5, bytes_per_s=48e9),
+    "TCP with more sockets, 17 GB/s": Link(latency_s=3e-5, bytes_per_s=17e9),
+    "TCP by NCCL's default, 2.9 GB/s": Link(latency_s=3e-5, bytes_per_s=2.9e9),
+    "Ethernet, 10 Gbit/s": Link(latency_s=5e-5, bytes_per_s=1.18e9),
+    "Ethernet, 1 Gbit/s": Link(latency_s=1e-4, bytes_per_s=0.118e9),
+}
+_BUCKET_BYTES = 25 << 20
+
+
+def compression() -> str:
+    """What the exposed exchange of a DDP bucket gains by each compression, by link and number of ranks."""
+    rows = []
+    for link_name, link in _LINKS.items():
+        for num_ranks in (2, 8, 64, 256):
+            gains = [gain(name, link, _BUCKET_BYTES, num_ranks) for name in COMPRESSIONS if name != "fp16"]
+            cells = [f"**{times:.1f}**" if times >= MIN_GAIN else f"{times:.2g}" for times in gains]
+            rows.append([link_name, str(num_ranks), *cells])
+    return table(["Link of each rank", "Ranks", *[name for name in COMPRESSIONS if name != "fp16"]], rows)
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     generator.__name__: generator
     for generator in (
         cli,
+        compression,
         findings,
         json,
         diff_json,

@@ -11,7 +11,6 @@ import argparse
 import atexit
 import ctypes
 import errno
-import json
 import os
 import random
 import sys
@@ -122,7 +121,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--on-error", default="warn")
     parser.add_argument("--hosts", action="store_true", help="each rank is on a host of its own, with its own --local")
     parser.add_argument("--no-memory", type=int, help="this rank has none for a copy")
-    parser.add_argument("--hook", type=json.loads, help="parameters of the patch that compresses gradients")
+    parser.add_argument("--patch", help="name and parameters of a patch, as JSON")
     parser.add_argument("--momentum", action="store_true", help="train by SGD with momentum")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -141,9 +140,8 @@ def main(arguments: list[str]) -> int:
         )
         group = torch.distributed.group.WORLD
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # never freed, see jobs/ends_later.py
-    if given.hook:
-        patches = [{"name": "ddp_hook", "parameters": given.hook}]
-        apply_patches(None, {"FLATOUT_PATCHES": json.dumps(patches)})
+    if given.patch:
+        apply_patches(None, {"FLATOUT_PATCHES": f"[{given.patch}]"})
     random.seed(rank)
     np.random.seed(rank)  # noqa: NPY002
     model = build(given.kind, width=given.width)

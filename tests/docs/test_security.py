@@ -27,6 +27,7 @@ CONNECTIONS = {
     "probe/ceilings/collectives.py": "of the benchmark's ranks",
     "probe/ceilings/pairs.py": "of the benchmark's ranks",
     "inside/patches/background_checkpoint.py": "`background_checkpoint`",
+    "inside/gradient_hooks/lane.py": "`ddp_hook`",
     "schedule/live/usage.py": "`schedule slurm --usage URL`",
     "submit/ray.py": "`submit --to ray`",
     "rank_executor.py": "`ray.init`",

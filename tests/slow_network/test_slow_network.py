@@ -90,9 +90,9 @@ def test_a_job_on_the_network_is_diagnosed_and_compression_is_predicted_to_pay(
     network = slow_network(bits_per_s=1e8)
     out = tmp_path / "recording"
     nodes = [f"{node.holder.pid}={node.address}" for node in network.nodes]
-    job = [sys.executable, str(HERE / "launch.py"), *nodes, "--", str(HERE / "training.py"), "--mib", "4"]
+    job = [sys.executable, str(HERE / "launch.py"), *nodes, "--", str(HERE / "training.py"), "--mib", "1"]
     command = [sys.executable, "-m", "flatout", "profile", "--out", str(out), "--warmup", "5", "--", *job]
-    done = subprocess.run([*command, "--steps", "14"], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*command, "--steps", "100"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     diagnosed = diagnose_paths([out], with_tracks=True)
     costs = {finding.name: finding.share_of_step for finding in diagnosed.diagnosis.findings}
@@ -103,4 +103,4 @@ def test_a_job_on_the_network_is_diagnosed_and_compression_is_predicted_to_pay(
     predicted = predict_all(diagnosed.job, all_changes(facts), facts)
     half = predicted["ddp-compression=bf16"]
     assert isinstance(half, Prediction)
-    assert 1.4 < half.speedup < 2.1
+    assert 1.2 < half.speedup < 2.1

@@ -91,7 +91,8 @@ COMPRESSION = Knob(
         "bf16 and fp16 halve the bytes, int8 quarters them at any number of ranks. PowerSGD sends low-rank factors,"
         " Top-K the largest entries; both keep the error and add it to the next step (error feedback), which takes"
         " memory; checkpoints of `flatout.checkpoint` save it. Top-K's bytes grow with the ranks: 1 % of the entries"
-        " are more than fp32 from 100 ranks on, 10 % from 10 on. With SGD, Top-K applies momentum before it chooses."
+        " are more than fp32 with 100 ranks or more, 10 % with 10 or more."
+        " With SGD, Top-K applies momentum before it chooses."
         " In a study, compression beat well-tuned plain reduction in 6 of more than 200 set-ups, all with slow"
         " networks. In trials, PowerSGD starts at the second step; a long training should start it after the"
         " learning-rate warm-up."
@@ -101,7 +102,26 @@ COMPRESSION = Knob(
         " Agarwal et al., MLSys 2022, arXiv:2103.00543"
     ),
 )
-KNOBS = (BUCKET, BUCKET_VIEW, STATIC_GRAPH, NO_SYNC, COMPRESSION)
+LOCAL_SGD = Knob(
+    name="local-sgd",
+    family=FAMILY,
+    summary="exchange weights once in several steps instead of gradients in each",
+    safety="semantic",
+    answers={"exposed-communication": 0.97, "redundant-gradient-sync": 0.97},
+    needs=(_IS_DDP, _SEVERAL, Need(fact="transport", relation="is", value="socket")),
+    valid=ValidRange(choices=("average-8", "average-32", "diloco-32", "diloco-128")),
+    excludes=("ddp-no-sync", "ddp-compression"),
+    only_if_it_pays=True,
+    gates=("memory",),
+    doc=(
+        "Each rank trains alone, and every N steps the ranks take the mean of their weights (average-N), or a step of"
+        " SGD with Nesterov momentum along it (diloco-N). It trains another model: compare what it learns at equal"
+        " samples before you keep it. It is meant for slow links between machines; a trial shorter than N steps does"
+        " not show the exchange. A script that saves its model saves what its rank has."
+    ),
+    source="Local SGD, arXiv:1805.09767; DiLoCo, arXiv:2311.08105",
+)
+KNOBS = (BUCKET, BUCKET_VIEW, STATIC_GRAPH, NO_SYNC, COMPRESSION, LOCAL_SGD)
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
@@ -113,6 +133,10 @@ def changes(facts: JobFacts) -> Iterator[Change]:
     if passes is not None and passes >= 2:
         yield setting(NO_SYNC, passes, patch="ddp_no_sync", passes=passes)
     yield from compressions(facts)
+    for every in (8, 32):
+        yield setting(LOCAL_SGD, f"average-{every}", patch="local_sgd", every=every)
+    for every in (32, 128):
+        yield setting(LOCAL_SGD, f"diloco-{every}", patch="local_sgd", every=every, outer=True)
 
 
 def compressions(facts: JobFacts) -> Iterator[Change]:

@@ -34,6 +34,8 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
         "percent": range(1, 51),
         "momentum": (True,),
     },
+    # DistributedDataParallel: no exchange of gradients; weights are averaged at every N-th step (`outer`: DiLoCo).
+    "local_sgd": {"every": range(2, 10_001), "outer": (True,)},
     # fully_shard, and set_modules_to_{forward,backward}_prefetch on the units in the order of their first forward.
     "fsdp2": {"reshard_after_forward": (False,), "forward_prefetch": range(1, 9), "backward_prefetch": range(1, 9)},
     # set_requires_gradient_sync(False) for all passes but the last before an optimizer step.

@@ -1,4 +1,4 @@
-"""Save and restore what hooks that compress gradients keep between steps, such as the errors of what they left out.
+"""Save and restore what hooks that compress gradients keep between steps, such as what they did not send.
 
 In: a model whose modules hold the hook of their DistributedDataParallel under `GRADIENT_HOOK`. Out: the states by the
 module's name. A hook is put on at the first forward, so a state that is restored before waits on the module. Hooks that
@@ -27,7 +27,7 @@ def hook_states(model: Any, clean_name: CleanName) -> dict[str, Any]:
 
 
 def restore_hooks(model: Any, states: Mapping[str, Any], clean_name: CleanName, *, is_own: bool) -> None:
-    """Let the hooks go on from these states. Without `is_own` they are another rank's, whose errors are not taken."""
+    """Give the hooks these states. Without `is_own` they are another rank's, whose errors are not taken."""
     modules = {clean_name(name, model): module for name, module in model.named_modules()}  # the innermost of a name
     for name, state in states.items():
         module = modules.get(name)
@@ -40,4 +40,4 @@ def restore_hooks(model: Any, states: Mapping[str, Any], clean_name: CleanName, 
         try:
             hook.load_state_dict(state, is_own=is_own)
         except ValueError as error:
-            LOG.warning("flatout.checkpoint: a hook on the gradients begins anew: %s", error)
+            LOG.warning("flatout.checkpoint: a hook on the gradients starts without its state: %s", error)

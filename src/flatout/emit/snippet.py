@@ -97,9 +97,14 @@ def _ddp_hook(patch: Patch) -> Lines:
                 "return state",
             )
         case "int8":
-            return ["# int8: torch's own hook sends more bytes than fp32 from 8 ranks on; use `flatout run`."]
+            return ["# int8: torch's own hook sends more bytes than fp32 with 8 ranks or more; use `flatout run`."]
         case _:
             return [f"# Top-K {patch.parameters['percent']} %: torch has no hook for it; use `flatout run`."]
+
+
+def _local_sgd(patch: Patch) -> Lines:
+    how = "DiLoCo" if patch.parameters.get("outer") else "the mean of the weights"
+    return [f"# {how} every {patch.parameters['every']} steps: torch has no switch for it; use `flatout run`."]
 
 
 def _fsdp2(patch: Patch) -> Lines:
@@ -257,6 +262,7 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "ddp": _ddp,
     "ddp_no_sync": _ddp_no_sync,
     "ddp_hook": _ddp_hook,
+    "local_sgd": _local_sgd,
     "fsdp2": _fsdp2,
     "fsdp2_no_sync": _fsdp2_no_sync,
     "optimizer": _optimizer,

@@ -55,6 +55,7 @@ class Situation:
         self.tracks: dict[int, RankTrack] = self.replay.tracks
         self.seen_step_s = self.replay.seen_step_s(job)
         self.num_steps = max(min(track.num_steps for track in self.tracks.values()), 1)
+        self._reduced_bytes = self._share_of_gradients()
         known_s = untraced_step_s if untraced_step_s is not None else self.seen_step_s
         # The minimum step time while the same workers load the batches, whatever else changes.
         self.pace_s = known_s if self._is_paced_by_workers(known_s) else 0.0
@@ -146,7 +147,24 @@ class Situation:
         for row in np.flatnonzero((track.communication >= 0) & (track.launched_by >= 0)).tolist():
             call = by_kernel[int(track.communication[row])]
             if not operations or call.operation in operations:
-                yield row, call
+                yield row, self._with_size(call)
+
+    def _with_size(self, call: CommunicationCall) -> CommunicationCall:
+        """Return an all-reduce without a size with an equal share of the gradients, if no all-reduce has a size."""
+        if call.num_bytes is not None or call.operation != "all_reduce" or self._reduced_bytes is None:
+            return call
+        return msgspec.structs.replace(call, num_bytes=self._reduced_bytes)
+
+    def _share_of_gradients(self) -> int | None:
+        """Return the gradients' bytes per all-reduce: gloo's calls in a trace have no sizes, but the job is known."""
+        facts = self.facts
+        calls = [call for timeline in self.timelines.values() for call in timeline.communication.calls]
+        reductions = [call for call in calls if call.operation == "all_reduce"]
+        is_known = any(call.num_bytes is not None for call in reductions)
+        if facts.gradient_bytes is None or facts.wrapper != "ddp" or is_known or not reductions:
+            return None
+        per_step = len(reductions) / len(self.timelines) / self.num_steps
+        return max(round(facts.gradient_bytes * (facts.passes_per_step or 1) / per_step), 1)
 
     def steps_of(self, rank: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the step, from 0, in which each work was launched."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from flatout.inside.gradient_hooks import make_hook
+from flatout.inside.patches.local_sgd import WeightAverage
 
 STEPS = 4
 MOMENTUM, DECAY = 0.9, 0.01
@@ -54,11 +55,31 @@ def reduced_gradients(parameters: dict[str, Any], rank: int, *, is_broken: bool)
     for number, batch in enumerate(batches(rank)):
         optimizer.zero_grad()
         loss = model(batch).square().mean()
-        (loss * float("inf") if is_broken and number == 1 else loss).backward()
+        overflows = is_broken and number == 1
+        (loss * float("inf") if overflows else loss).backward()
         found.append(gradients(model.module))
+        if overflows:  # a gradient scaler leaves the step out
+            continue
         optimizer.step()
         assert optimizer.param_groups[0]["momentum"] == MOMENTUM
     state.remove()
+    return found
+
+
+def averaged_weights(rank: int, *, is_outer: bool) -> list[list[float]]:
+    """Return a weight of this rank's before and after each of three averages; a rank adds its number before each."""
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    nn.init.constant_(ddp.module.weight, 10.0)
+    average = WeightAverage(ddp, every=2, is_outer=is_outer)
+    found = []
+    for _ in range(3):
+        with torch.no_grad():
+            ddp.module.weight += rank
+        before = ddp.module.weight.item()
+        assert not average.step()
+        assert ddp.module.weight.item() == before
+        assert average.step()
+        found.append([before, ddp.module.weight.item()])
     return found
 
 
@@ -74,6 +95,8 @@ def main() -> None:
         for step, batch in enumerate(batches(rank)):
             np.savez(folder / f"{name}-{rank}-{step}-own.npz", **own_gradients(batch))
             np.savez(folder / f"{name}-{rank}-{step}-reduced.npz", **reduced[step])
+    weights = {"average": averaged_weights(rank, is_outer=False), "diloco": averaged_weights(rank, is_outer=True)}
+    (folder / f"weights-{rank}.json").write_text(json.dumps(weights))
     dist.barrier()
 
 

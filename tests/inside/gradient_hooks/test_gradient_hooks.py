@@ -154,3 +154,24 @@ def test_an_overflow_is_seen_in_its_step_and_forgotten_after_it(folder: Path, ho
     assert not all(np.isfinite(values).all() for values in reduced(folder, f"broken-{hook}", 1).values())
     for step in (0, 2, 3):
         assert all(np.isfinite(values).all() for values in reduced(folder, f"broken-{hook}", step).values())
+
+
+def test_local_trainings_continue_from_the_mean_of_their_weights(folder: Path) -> None:
+    """The ranks add 0, 1 and 2: 1 on average."""
+    for rank in range(RANKS):
+        weights = json.loads((folder / f"weights-{rank}.json").read_text())["average"]
+        assert weights == [[10 + rank, 11], [11 + rank, 12], [12 + rank, 13]]
+
+
+def test_diloco_takes_nesterov_steps_along_what_the_ranks_have_changed(folder: Path) -> None:
+    """torch's own SGD is the outer optimizer, and minus the mean change its gradient."""
+    weight = torch.nn.Parameter(torch.tensor(10.0))
+    outer = torch.optim.SGD([weight], lr=0.7, momentum=0.9, nesterov=True)
+    expected = []
+    for _ in range(3):
+        weight.grad = torch.tensor(-1.0)
+        outer.step()
+        expected.append(weight.item())
+    for rank in range(RANKS):
+        weights = json.loads((folder / f"weights-{rank}.json").read_text())["diloco"]
+        assert [after for _, after in weights] == pytest.approx(expected)

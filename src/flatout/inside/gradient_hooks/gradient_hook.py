@@ -21,7 +21,7 @@ class Gradient:
     name: str
     parameter: torch.Tensor
     values: torch.Tensor  # in the parameter's shape
-    entries: torch.Tensor  # the same, one after the other as they lie in memory
+    entries: torch.Tensor  # the same, in one dimension, in the order of memory
 
 
 def gradients_of(buffer: torch.Tensor, views: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> list[Gradient]:
@@ -81,11 +81,11 @@ class GradientHook:
         """Take back what the hook does outside of the reducer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what training goes on with: `shared` is equal on all ranks, `own` is this rank's."""
+        """Return what the next steps need: `shared` is equal on all ranks, `own` is this rank's."""
         return {"kind": self.kind, "shared": {"num_steps": self.num_steps}, "own": {}}
 
     def load_state_dict(self, state: Mapping[str, Any], *, is_own: bool = True) -> None:
-        """Go on from a saved state. Without `is_own` it is another rank's, whose part is not taken.
+        """Restore a saved state. Without `is_own` it is another rank's, whose part is not taken.
 
         Raise ValueError if the state is another kind of hook's.
         """

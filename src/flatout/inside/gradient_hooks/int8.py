@@ -3,8 +3,8 @@
 Each block of 256 entries of a parameter has one scale, its largest magnitude / 127. Every rank gets a part of all
 ranks' gradients (all-to-all), adds it up in fp32 in the order of the ranks, and sends the rounded mean to all
 (all-gather). An all-gather alone, as in torch's quantization hook, sends every rank's whole gradient to every other
-one: more than fp32 by a ring from 8 ranks on. Nothing is kept between steps. The mean of a parameter does not depend on
-its bucket, because blocks never span two parameters.
+one: with 8 ranks or more, these are more bytes than fp32 by a ring. Nothing is kept between steps. The mean of a
+parameter does not depend on its bucket, because blocks never span two parameters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Reduce buckets one after the other, beside the backward pass.
+"""Reduce buckets one after the other, at the same time as the backward pass.
 
 A hook that needs several collectives for a bucket must begin them in the same order on all ranks. torch's way is to
 begin the second in a callback of the first. NCCL calls back at once, but gloo does so from whichever of its threads is
 free, so two buckets can change places on one rank alone, and their data are mixed. Here a bucket's collectives are
-called in sequence: on a GPU on a stream of their own, on a CPU by a thread of their own, with a process group that no
+called in sequence: on a GPU on a separate stream, on a CPU by a separate thread, with a process group that no
 other code uses.
 """
 
@@ -38,7 +38,7 @@ class StreamLane:
 
 
 class ThreadLane:
-    """Runs in one thread, on a process group of its own."""
+    """Runs in one thread, on a separate process group."""
 
     def __init__(self, group: Any) -> None:
         ranks = dist.get_process_group_ranks(group)

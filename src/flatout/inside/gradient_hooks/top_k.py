@@ -1,7 +1,8 @@
 """Send the largest entries of each gradient alone; the rest is added to the next step's (error feedback).
 
 Each rank sends its entries and their places to all (all-gather), and all add them up in the order of the ranks. The
-bytes grow with the number of ranks: 1 % of the entries are more than fp32 by a ring from 100 ranks on, 10 % from 10 on.
+bytes grow with the number of ranks: 1 % of the entries are more than fp32 by a ring with 100 ranks or more,
+10 % with 10 or more.
 
 With momentum correction (Deep Gradient Compression, arXiv:1712.01887), the momentum of SGD is applied to each rank's
 own gradients before entries are chosen: if it were applied after the exchange, an entry that was delayed by many steps
@@ -19,7 +20,7 @@ import torch
 from flatout.inside.gradient_hooks.gradient_hook import Gradient, GradientHook, all_gather, annotate, finite
 from flatout.inside.gradient_hooks.sgd_momentum import find_momentum
 
-WHOLE = 1024  # entries: parameters of at most so many (biases, norms) are sent whole
+WHOLE = 1024  # entries: parameters of at most this many (biases, norms) are sent whole
 _LARGEST_INDEX = 2**31 - 1
 
 

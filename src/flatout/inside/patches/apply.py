@@ -35,6 +35,7 @@ MODULES: Mapping[str, str] = {
     "ddp": "ddp",
     "ddp_hook": "ddp_hook",
     "ddp_no_sync": "ddp_no_sync",
+    "local_sgd": "local_sgd",
     "fsdp2": "fsdp2",
     "fsdp2_no_sync": "fsdp2",
     "background_checkpoint": "background_checkpoint",

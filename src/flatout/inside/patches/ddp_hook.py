@@ -49,13 +49,13 @@ def ddp_hook(report: Report, **parameters: Any) -> None:
 
 
 def _restore(report: Report, hook: GradientHook, saved: tuple[Mapping[str, Any], bool] | None) -> None:
-    """Let the hook go on from the state that a checkpoint had, if it is of this kind of hook."""
+    """Give the hook the state that a checkpoint had, if it is of this kind of hook."""
     if saved is None:
         return
     state, is_own = saved
     try:
         hook.load_state_dict(state, is_own=is_own)
     except ValueError as error:
-        report.note(f"the hook begins anew: {error}")
+        report.note(f"the hook starts without its state: {error}")
         return
     report.did("restored")

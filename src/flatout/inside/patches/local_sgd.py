@@ -1,9 +1,9 @@
 """Let each rank train alone for many steps, and average the weights of DistributedDataParallel's ranks in between.
 
-Local SGD (arXiv:1805.09767) goes on from the mean of the weights. DiLoCo (arXiv:2311.08105) treats what the ranks have
-changed, on average, as a gradient, and takes a step of SGD with Nesterov momentum along it. Gradients are exchanged in
-no step. This is another training, not another way to compute the same one: the ranks differ between two averages, and
-a script that saves its model then saves its own rank's.
+Local SGD (arXiv:1805.09767) continues from the mean of the weights. DiLoCo (arXiv:2311.08105) treats what the ranks
+have changed, on average, as a gradient, and takes a step of SGD with Nesterov momentum along it. Gradients are
+exchanged in no step. This is another training, not another way to compute the same one: the ranks differ between two
+averages, and a script that saves its model then saves what its rank has.
 
 The model holds the state for the checkpoints of `flatout.checkpoint`: the weights of the last average, the momentum,
 and how many steps ago it was.
@@ -128,7 +128,7 @@ class WeightAverage:
         return {"kind": self.kind, "shared": shared, "own": {}}
 
     def load_state_dict(self, state: Mapping[str, Any], *, is_own: bool = True) -> None:
-        """Go on from a saved state. Raise ValueError if it is that of a hook on gradients."""
+        """Restore a saved state. Raise ValueError if it is that of a hook on gradients."""
         del is_own
         if state["kind"] != self.kind:
             raise ValueError(f"the state is that of a hook `{state['kind']}`, and this is `{self.kind}`")

@@ -149,6 +149,30 @@ def compression(situation: Situation, change: Change) -> Scenarios | str:
     )
 
 
+def local_sgd(situation: Situation, change: Change) -> Scenarios | str:
+    """Exchange weights once every N steps in place of the gradients of each: the mean step has a share of it."""
+    every = int(change.value.rpartition("-")[2])
+    rows = {
+        rank: np.array([row for row, _ in situation.calls(rank, "all_reduce")], dtype=np.int64)
+        for rank in situation.tracks
+    }
+    if not sum(len(r) for r in rows.values()):
+        return "the trace has no all-reduce"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, mine in rows.items():
+            scale(edits, rank, mine, min(factor / every, 1.0))
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=2.0,  # nothing hides the exchange of weights, and ranks that drift apart wait for each other
+        best=1.0,
+        how=f"weights are exchanged once in {every} steps, and gradients never",
+        assumptions=("an average of the weights takes as long as the gradients of one step",),
+    )
+
+
 def bucket_view(situation: Situation, change: Change) -> Scenarios | str:
     """Remove the copies between gradients and buckets."""
     del change
@@ -179,6 +203,7 @@ MODELS = {
     "ddp-bucket": bucket,
     "ddp-no-sync": no_sync,
     "ddp-compression": compression,
+    "local-sgd": local_sgd,
     "ddp-bucket-view": bucket_view,
     "ddp-static-graph": static_graph,
 }
