@@ -23,6 +23,7 @@ EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for chan
 WITHOUT_A_CHANGE = {
     "pipeline-bubble", "unbalanced-data", "late-in-turn", "idle-devices",
     "evaluation-stall", "periodic-stall", "epoch-sawtooth", "drift",
+    "separate-reductions",
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ NAMES = {
     "pipeline-bubble", "redundant-gradient-sync", "exposed-all-gather", "no-tensor-cores", "small-kernels",
     "allocator-churn", "memory-copy", "unbalanced-data", "late-in-turn", "idle-devices",
     "epoch-boundary", "garbage-collection", "evaluation-stall", "periodic-stall", "epoch-sawtooth", "drift",
+    "separate-reductions",
 }  # fmt: skip
 PLAIN_GEMM = "volta_sgemm_128x64_nn"
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -96,6 +97,7 @@ def test_specific_rules_stand_before_those_that_they_take_from() -> None:
     order = [rule.NAME for rule in RULES]
     for specific, general in (
         ("redundant-gradient-sync", "exposed-communication"),
+        ("separate-reductions", "exposed-communication"),
         ("exposed-all-gather", "exposed-communication"),
         ("host-sync", "host-bound"),
         ("allocator-churn", "host-bound"),
