@@ -11,6 +11,7 @@ from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import MIN_SPEEDUP, candidates, regular_share, share_in_trial
 from flatout.errors import UsageError
 from flatout.nccl_tuner.in_tuning import FAMILIES, with_measured_collectives
+from flatout.predict.bucket_plan import best_bucket_mib
 from flatout.predict.predict import predict_all, situation_of
 from flatout.predict.situation import Situation
 from flatout.records.change import Change
@@ -37,7 +38,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
 
     Only a few values of each knob are among them.
     """
-    profiled = _with_loader_load(profiled)
+    profiled = _with_best_bucket(_with_loader_load(profiled))
     progress, profiled = _with_measured_collectives(setup, progress, profiled)
     progress, own = _own_changes(setup, progress, profiled)
     is_for_memory = progress.objective == "peak_memory_bytes"
@@ -115,6 +116,17 @@ def _with_measured_collectives(setup: Setup, progress: Progress, profiled: Profi
         setup.say(note)
         progress = progress.with_note(note)
     return progress, msgspec.structs.replace(profiled, facts=facts)
+
+
+def _with_best_bucket(profiled: Profiled) -> Profiled:
+    """Return the profile with the bucket size that the trace's layers prefer, if DistributedDataParallel has any."""
+    if profiled.facts.wrapper != "ddp":
+        return profiled
+    situation = situation_of(profiled.done.job, profiled.facts, profiled.recording.measured.step_s)
+    if isinstance(situation, NoPrediction):
+        return profiled
+    facts = msgspec.structs.replace(profiled.facts, best_bucket_mib=best_bucket_mib(situation))
+    return msgspec.structs.replace(profiled, facts=facts)
 
 
 def _without_impossible(progress: Progress, possible: Sequence[Change]) -> Progress:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.predict.families.collective_cost import fitted
+from flatout.predict.bucket_plan import Readiness, end_ns, readiness
+from flatout.predict.families.collective_cost import CollectiveCost, fitted
 from flatout.predict.gradient_exchange import COMPRESSIONS, PLAIN, exchange_of
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation, remove, scale
@@ -28,7 +29,7 @@ def bucket(situation: Situation, change: Change) -> Scenarios | str:
         return "the trace has no all-reduce whose size is known"
     groups = {rank: list(_groups(situation, rank, size)) for rank in situation.tracks}
     if not any(len(rows) > 1 for found in groups.values() for rows, _ in found):
-        return "the buckets of the trace are not smaller: the trace does not show how gradients would be divided"
+        return _smaller_buckets(situation, size, cost)
 
     def apply(edits: Edits, factor: float) -> None:
         for rank, found in groups.items():
@@ -53,6 +54,45 @@ def bucket(situation: Situation, change: Change) -> Scenarios | str:
         ),
         assumptions=("large messages have the rate of the trace's",),
     )
+
+
+def _smaller_buckets(situation: Situation, size: int, cost: CollectiveCost) -> Scenarios | str:
+    """End each step's exchange as much earlier or later as smaller buckets do by the plan of the buckets."""
+    steps = {rank: readiness(situation, rank) for rank in situation.tracks}
+    if not all(steps.values()):
+        return "the trace has too few buckets to show how gradients would be divided"
+    saved_ns = {
+        rank: [_traced_end_ns(step, cost) - end_ns(step, size, cost) for step in found] for rank, found in steps.items()
+    }
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, saved in saved_ns.items():
+            for row, earlier_ns in zip(_last_rows(situation, rank), saved, strict=False):
+                edits[rank].duration_ns[row] = max(edits[rank].duration_ns[row] - earlier_ns * factor, 0.0)
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=0.0,
+        best=1.5,
+        how=f"buckets of {size // MIB} MiB begin to be reduced earlier, and the last one is small",
+        assumptions=("gradients become ready evenly between the trace's buckets",),
+    )
+
+
+def _traced_end_ns(step: Readiness, cost: CollectiveCost) -> float:
+    """Return when the exchange ends with the trace's own buckets."""
+    free_ns = 0.0
+    for size, ready_ns in zip(np.diff(step.num_bytes).tolist(), step.at_ns[1:].tolist(), strict=True):
+        free_ns = max(free_ns, ready_ns) + cost.transfer_ns(size)
+    return free_ns
+
+
+def _last_rows(situation: Situation, rank: int) -> list[int]:
+    """Return the last all-reduce of each step."""
+    rows = np.array([row for row, call in situation.calls(rank, "all_reduce") if call.num_bytes], dtype=np.int64)
+    steps = situation.steps_of(rank, rows)
+    return [int(rows[steps == step][-1]) for step in np.unique(steps).tolist()]
 
 
 def _groups(situation: Situation, rank: int, size: int) -> Iterator[tuple[Rows, int]]:
