@@ -84,7 +84,8 @@ def _ready_ns(situation: Situation, rank: int, rows: NDArray[np.int64]) -> Float
     launched = track.node_ns[track.launched_by[rows]].astype(float)
     after = track.after[rows]
     followed = np.where(after >= 0, track.end_ns[np.maximum(after, 0)], 0).astype(float)
-    return np.maximum(launched, followed)
+    ready: Floats = np.maximum(launched, followed)
+    return ready
 
 
 def _with_begin(ready_ns: Sequence[float] | Floats, sizes: Floats) -> Readiness:
