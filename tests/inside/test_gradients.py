@@ -398,3 +398,18 @@ def test_parts_of_fsdp1_sum_to_the_whole_also_where_a_rank_has_none(tmp_path: Pa
     (found,) = read_gradients(tmp_path, 2)
     assert found.norms == pytest.approx([math.sqrt(float(whole.square().sum()) + 12)])
     assert (found.without, found.rank_spread) == ((), None)
+
+
+@pytest.mark.parametrize("hook", ["bf16", "fp16", "int8"])
+def test_gradients_that_hooks_round_pass(baseline: Any, tmp_path: Path, hook: str) -> None:
+    candidate = made(tmp_path / "recording", "ranks", patches=[("ddp_hook", {"hook": hook})])
+    gate = check_gradients(candidate, [baseline("ranks")] * 3, changes("rounding"))
+    assert gate.is_passed, gate.reason
+
+
+def test_the_fastest_exchange_is_none_and_is_refused(baseline: Any, tmp_path: Path) -> None:
+    """Weights that are averaged after many steps cost nothing in a trial: passed off as rounding, it is found out."""
+    candidate = made(tmp_path / "recording", "ranks", patches=[("local_sgd", {"every": 1000})])
+    gate = check_gradients(candidate, [baseline("ranks")] * 3, changes("rounding"))
+    assert not gate.is_passed
+    assert "rank" in gate.reason

@@ -62,7 +62,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     # The changes that the user named come first: their gain cannot be estimated, so if sorted by estimate they would
     # come last, after changes that are known to gain almost nothing.
     possible.sort(key=lambda change: change.argument is None)
-    possible, not_paying = _split_by_gain(possible, estimates.predictions)
+    possible, not_paying = split_by_gain(possible, estimates.predictions)
     num_wanted = min(setup.options.max_screened, num_affordable(setup, progress))
     chosen = spread_over_knobs(possible, num_wanted, {change.knob.name for change in applied})
     this_round = Round(
@@ -86,7 +86,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     return progress.with_outcomes(outcomes), this_round
 
 
-def _split_by_gain(
+def split_by_gain(
     possible: Sequence[Change], predictions: Mapping[str, Prediction]
 ) -> tuple[list[Change], list[Change]]:
     """Return the changes to choose from, and those that are tried only if they pay and are predicted not to."""

@@ -90,7 +90,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         title=title,
         ranks=tuple(t.rank for t in context.ranks),
         cost_s=cost,
-        evidence=_evidence(context, traffic, bandwidth, is_known=is_known) | {"gain_of_doubled_batch": batch_gain},
+        evidence=_evidence(context, traffic, bandwidth, is_known=is_known) | {"doubled_batch_ratio": batch_gain},
         changes=changes,
         safety="exact",
         confidence="high" if is_known else "inconclusive",
