@@ -8,7 +8,7 @@ import pytest
 from tests.predict.jobs import FACTS, change, predicted, situation
 
 from flatout.predict.bucket_plan import MIB, SIZES_MIB, Readiness, best_bucket_mib, end_ns
-from flatout.predict.families.collective_cost import CollectiveCost
+from flatout.predict.collective_cost import CollectiveCost
 from flatout.testing import TraceBuilder
 
 

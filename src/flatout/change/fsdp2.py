@@ -60,7 +60,8 @@ KNOBS = (KEEP_GATHERED, PREFETCH, NO_SYNC)
 def changes(facts: JobFacts) -> Iterator[Change]:
     if facts.reshards_after_forward is not False:
         yield setting(KEEP_GATHERED, patch="fsdp2", reshard_after_forward=False)
-    for depth in DEPTHS:
+    depths = DEPTHS if facts.best_prefetch_depth is None else (facts.best_prefetch_depth,)
+    for depth in depths:
         yield setting(PREFETCH, depth, patch="fsdp2", forward_prefetch=depth, backward_prefetch=depth)
     passes = facts.passes_per_step
     if passes is not None and passes >= 2:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.predict.families.collective_cost import CollectiveCost, fitted
+from flatout.predict.collective_cost import CollectiveCost, fitted
 from flatout.predict.situation import Situation
 
 MIB = 1 << 20

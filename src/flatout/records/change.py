@@ -134,6 +134,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     collective_bytes: int | None = None
     gradient_bytes: int | None = None  # per step, over all buckets
     gradient_element_bytes: int | None = None  # 4: fp32
+    best_prefetch_depth: int | None = None  # units that FSDP2 gathers ahead, by the trace's gathers and compute
     best_bucket_mib: int | None = None  # of DDP, by the trace's layers and the cost of its all-reduces
     # The host, within the limits of the control group.
     cores_allowed: float | None = None  # per host

@@ -13,6 +13,7 @@ from flatout.errors import UsageError
 from flatout.nccl_tuner.in_tuning import FAMILIES, with_measured_collectives
 from flatout.predict.bucket_plan import best_bucket_mib
 from flatout.predict.predict import predict_all, situation_of
+from flatout.predict.prefetch_depth import best_prefetch_depth
 from flatout.predict.situation import Situation
 from flatout.records.change import Change
 from flatout.records.prediction import NoPrediction, Prediction
@@ -38,7 +39,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
 
     Only a few values of each knob are among them.
     """
-    profiled = _with_best_bucket(_with_loader_load(profiled))
+    profiled = _with_values_from_the_trace(_with_loader_load(profiled))
     progress, profiled = _with_measured_collectives(setup, progress, profiled)
     progress, own = _own_changes(setup, progress, profiled)
     is_for_memory = progress.objective == "peak_memory_bytes"
@@ -118,14 +119,17 @@ def _with_measured_collectives(setup: Setup, progress: Progress, profiled: Profi
     return progress, msgspec.structs.replace(profiled, facts=facts)
 
 
-def _with_best_bucket(profiled: Profiled) -> Profiled:
-    """Return the profile with the bucket size that the trace's layers prefer, if DistributedDataParallel has any."""
-    if profiled.facts.wrapper != "ddp":
+def _with_values_from_the_trace(profiled: Profiled) -> Profiled:
+    """Return the profile with DDP's bucket size or FSDP2's depth of prefetch, as the trace's layers prefer them."""
+    if profiled.facts.wrapper not in ("ddp", "fsdp2"):
         return profiled
     situation = situation_of(profiled.done.job, profiled.facts, profiled.recording.measured.step_s)
     if isinstance(situation, NoPrediction):
         return profiled
-    facts = msgspec.structs.replace(profiled.facts, best_bucket_mib=best_bucket_mib(situation))
+    if profiled.facts.wrapper == "ddp":
+        facts = msgspec.structs.replace(profiled.facts, best_bucket_mib=best_bucket_mib(situation))
+    else:
+        facts = msgspec.structs.replace(profiled.facts, best_prefetch_depth=best_prefetch_depth(situation))
     return msgspec.structs.replace(profiled, facts=facts)
 
 

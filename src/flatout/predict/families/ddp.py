@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.predict.bucket_plan import Readiness, end_ns, readiness
-from flatout.predict.families.collective_cost import CollectiveCost, fitted
+from flatout.predict.collective_cost import CollectiveCost, fitted
 from flatout.predict.gradient_exchange import COMPRESSIONS, PLAIN, exchange_of
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation, remove, scale
