@@ -48,7 +48,7 @@ def best_bucket_mib(situation: Situation) -> int | None:
 def end_ns(step: Readiness, bucket_bytes: float, cost: CollectiveCost) -> float:
     """Return when the last all-reduce ends, from the time at which the first gradient is ready.
 
-    The last bucket is taken as full: how much of it the layers fill is not known, and it delays the step most.
+    The last bucket is taken as full: how much of it the layers fill is unknown, and it delays the step most.
     """
     total = float(step.num_bytes[-1])
     limits = np.sort(np.arange(total, 0.0, -bucket_bytes))

@@ -1,4 +1,4 @@
-"""Choose how many units FSDP2 gathers ahead, from how long a gather takes beside the compute of one unit.
+"""Choose how many units FSDP2 gathers ahead, from the time of a gather and the compute of one unit.
 
 In: a traced job. Out: the number of units whose compute is as long as one gather, from 1 to 4. Where a gather takes
 longer than the compute of 4 units, the link is the limit and no depth hides it; more units ahead only take memory.

@@ -56,7 +56,7 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "reduce": lambda n: 1.0,
 }
 MAX_ADVICE = 6  # changes to try; the likeliest come first
-DOMINATING_SHARE = 0.3  # of the step: from here on, more samples between two exchanges are advised
+DOMINATING_SHARE = 0.3  # of the step; above it, more samples between two exchanges are advised
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
