@@ -103,4 +103,5 @@ def test_a_job_on_the_network_is_diagnosed_and_compression_is_predicted_to_pay(
     predicted = predict_all(diagnosed.job, all_changes(facts), facts)
     half = predicted["ddp-compression=bf16"]
     assert isinstance(half, Prediction)
-    assert 1.2 < half.speedup < 2.1
+    assert "gradients take 50% of their bytes" in half.how
+    assert 1.05 < half.speedup < 2.1  # a busy machine's steps hide some of it
