@@ -113,7 +113,7 @@ LOCAL_SGD = Knob(
     valid=ValidRange(choices=("average-8", "average-32", "diloco-32", "diloco-128")),
     excludes=("ddp-no-sync", "ddp-compression"),
     only_if_it_pays=True,
-    gates=("memory",),
+    gates=("loss", "memory"),
     doc=(
         "Each rank trains alone, and every N steps the ranks take the mean of their weights (average-N), or a step of"
         " SGD with Nesterov momentum along it (diloco-N). It trains another model: compare what it learns at equal"

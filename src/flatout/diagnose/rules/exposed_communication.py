@@ -78,7 +78,9 @@ def find(context: DiagnosisContext) -> list[Finding]:
     changes = advice(traffic, wrapper_of(context), bandwidth=bandwidth if is_known else None, has_gpu=context.has_gpu)
     changes = (*placement_advice(context, communication_by_group(context)), *changes)
     batch_gain = _gain_of_doubled_batch(context, traffic, cost)
+    evidence = _evidence(context, traffic, bandwidth, is_known=is_known)
     if batch_gain is not None:
+        evidence["doubled_batch_ratio"] = batch_gain
         changes = (*changes[: MAX_ADVICE - 1], _batch_words(batch_gain))
     changes = changes[:MAX_ADVICE]
     if lacks_ranks and not is_known:
@@ -90,7 +92,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         title=title,
         ranks=tuple(t.rank for t in context.ranks),
         cost_s=cost,
-        evidence=_evidence(context, traffic, bandwidth, is_known=is_known) | {"doubled_batch_ratio": batch_gain},
+        evidence=evidence,
         changes=changes,
         safety="exact",
         confidence="high" if is_known else "inconclusive",
