@@ -3,7 +3,8 @@
     python benchmarks/block_error_rates.py [--jobs 2000] [--out results/block_error_rates.json]
 
 Needs Flatout only. Each simulated job has eight units of blocks in random order, with noise of steps and of the
-machine, and both arms are judged by `flatout.verdict.blocks`. A slice of it runs in `tests/verdict`.
+machine, and both arms are judged by `flatout.verdict.blocks`. The file is written after each scenario, and a run with
+the same options goes on from there. A slice of it runs in `tests/verdict`.
 """
 
 from __future__ import annotations
@@ -174,16 +175,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    results = {}
+    results = kept_rates(options.out, num_jobs=options.jobs, seed=options.seed)
     print("| scenario | false claims, % | intervals that miss, % | a gain of 10 % found, % |\n|---|---|---|---|")
     for name, scenario in SCENARIOS.items():
-        found = rates(scenario, num_jobs=options.jobs, seed=options.seed)
-        results[name] = found._asdict()
-        print(f"| {name} | " + " | ".join(f"{100 * share:.1f}" for share in found) + " |", flush=True)
-    if options.out is not None:
-        options.out.write_text(
-            json.dumps({"jobs": options.jobs, "seed": options.seed, "rates": results}, indent=1) + "\n"
-        )
+        if name not in results:
+            results[name] = rates(scenario, num_jobs=options.jobs, seed=options.seed)._asdict()
+            if options.out is not None:
+                kept = {"jobs": options.jobs, "seed": options.seed, "rates": results}
+                options.out.write_text(json.dumps(kept, indent=1) + "\n")
+        shares = " | ".join(f"{100 * share:.1f}" for share in results[name].values())
+        print(f"| {name} | {shares} |", flush=True)
+
+
+def kept_rates(path: Path | None, *, num_jobs: int, seed: int) -> dict[str, dict[str, float]]:
+    """Return the rates that an interrupted run with the same seed and number of jobs has written."""
+    if path is None or not path.exists():
+        return {}
+    kept = json.loads(path.read_text())
+    is_same_run = (kept["jobs"], kept["seed"]) == (num_jobs, seed)
+    return dict(kept["rates"]) if is_same_run else {}
 
 
 if __name__ == "__main__":

@@ -6,16 +6,22 @@ import math
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.compare.judge import CANDIDATE
 from flatout.compare.runner import arm_of
 from flatout.errors import FlatoutError
+from flatout.inside.phases.counted_steps import CountedSteps
+from flatout.inside.settings import StopRule as JobStopRule
 from flatout.records.comparison import ArmName
+from flatout.records.stop_rule import StopRule
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.tune.profiled import Profiled
 
 Shape = Literal["white", "drift", "warming", "two states", "spikes", "walk", "noisier B"]
+Floats = NDArray[np.float64]
 STEP_S = 0.1
 START_S = 5.0
 
@@ -43,7 +49,7 @@ class SimulatedArms:
         self._interrupts_at = interrupts_at
         self._samples_per_step = samples_per_step
 
-    def trial(self, num_steps: int) -> TrialResult:
+    def trial(self, length: StopRule | int) -> TrialResult:
         index = self.num_trials
         if index == self._interrupts_at:
             raise KeyboardInterrupt
@@ -55,9 +61,7 @@ class SimulatedArms:
             problem = self._fails[index]
             return TrialResult(index=index, arm=name, outcome="failed", cause="error", problem=problem, took_s=START_S)
         log = self._run_log(index, arm) + (math.log1p(self._slowdown) if arm == "B" else 0.0)
-        steps = STEP_S * np.exp(log + self._random.normal(0, 0.02, num_steps))
-        if self._shape == "spikes":
-            steps *= np.where(self._random.random(num_steps) < 0.02, self._random.uniform(1.5, 5.0, num_steps), 1.0)
+        steps = self._counted_steps(length, math.exp(log))
         took_s = START_S + float(steps.sum())
         self.now_s += took_s
         return TrialResult(
@@ -69,6 +73,26 @@ class SimulatedArms:
             took_s=took_s,
             samples_per_step=self._samples_per_step,
         )
+
+    def _counted_steps(self, length: StopRule | int, factor: float) -> Floats:
+        """Return the steps that the trial counts: as many as are asked for, or until the job's own rule stops it."""
+        if isinstance(length, int):
+            return self._drawn_steps(length) * factor
+        assert length.max_s is not None
+        steps = self._drawn_steps(length.min_steps + math.ceil(length.max_s / (STEP_S * factor))) * factor
+        counted = CountedSteps(JobStopRule(**msgspec.to_builtins(length)))
+        for number, step_s in enumerate(steps.tolist(), 1):
+            counted.add(step_s)
+            if counted.reason_to_stop() is not None:
+                return steps[:number]
+        return steps
+
+    def _drawn_steps(self, num_steps: int) -> Floats:
+        """Return steps with the noise between steps, without the run's own offset."""
+        steps = STEP_S * np.exp(self._random.normal(0, 0.02, num_steps))
+        if self._shape == "spikes":
+            steps *= np.where(self._random.random(num_steps) < 0.02, self._random.uniform(1.5, 5.0, num_steps), 1.0)
+        return steps
 
     def _run_log(self, index: int, arm: ArmName) -> float:
         """Return the log of a run's own offset."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from tests.compare.simulated import SimulatedArms
@@ -10,9 +11,13 @@ from tests.verdict.trials import trial
 
 from flatout.compare.evidence import Evidence
 from flatout.compare.judge import HOPELESS, is_gate_hopeless, judged
-from flatout.compare.loop import MAX_FAILED, Compared, _num_steps, _reserved_s, compare
+from flatout.compare.loop import MAX_FAILED, Compared, compare, next_length
 from flatout.compare.options import CompareOptions
 from flatout.errors import InputError
+from flatout.records.comparison import ArmName
+from flatout.records.stop_rule import StopRule
+from flatout.records.trial import TrialResult
+from flatout.tune.runner import Profiled
 
 
 def compared(arms: SimulatedArms, **options: object) -> tuple[Compared, list[str]]:
@@ -26,7 +31,7 @@ def compared(arms: SimulatedArms, **options: object) -> tuple[Compared, list[str
     [(0.25, "worse", "failed"), (-0.2, "better", "passed"), (0.0, "equivalent", "passed"), (0.015, "worse", "passed")],
 )
 def test_the_verdict_and_the_gate_of_a_known_slowdown(slowdown: float, verdict: str, outcome: str) -> None:
-    result, _ = compared(SimulatedArms(slowdown, noise=0.001), gate=0.03)
+    result, _ = compared(SimulatedArms(slowdown, noise=0.001), gate=0.03, num_steps=50)
     assert result.judged.gate is not None
     assert (result.judged.verdict.verdict, result.judged.gate.outcome, result.ended_by) == (verdict, outcome, "decided")
     assert result.judged.verdict.speedup == pytest.approx(1 / (1 + slowdown), abs=0.03)
@@ -70,11 +75,11 @@ def test_the_power_is_stated_after_four_trials() -> None:
 
 @pytest.mark.parametrize(("trial_s", "ended_by"), [(10.0, "time_budget"), (1e9, "decided")])
 def test_the_time_budget_ends_it(trial_s: float, ended_by: str) -> None:
-    """A trial takes 5 s to start and 5 s of steps: 50 s allow four, and a fifth of them is kept for profiles."""
+    """A trial takes 5 s to start and 1 s of steps or more: 50 s allow at most eight."""
     result, _ = compared(SimulatedArms(noise=0.002), budget_s=5 * trial_s)
     assert result.ended_by == ended_by
     if ended_by == "time_budget":
-        assert len(result.evidence.trials) < 8
+        assert len(result.evidence.trials) <= 8
 
 
 def test_the_maximum_number_of_trials_ends_it() -> None:
@@ -137,30 +142,77 @@ def test_an_objective_that_the_jobs_do_not_report_is_one_line() -> None:
         compared(SimulatedArms(), objective="peak_memory_bytes")
 
 
-@pytest.mark.parametrize(
-    ("step_s", "start_s", "num_steps"),
-    [
-        (0.1, 0.0, 30),  # as many as in the first trial
-        (0.1, 5.0, 50),  # as long as the start takes
-        (0.001, 5.0, 200),  # not more
-        (0.5, 60.0, 40),  # 20 s at most
-        (5.0, 60.0, 12),  # but 12 steps at least
-    ],
-)
-def test_the_length_of_a_trial_follows_its_start_and_its_steps(step_s: float, start_s: float, num_steps: int) -> None:
-    first = [trial(index, step_s=(step_s,) * 30, start_s=start_s) for index in (0, 1)]
-    assert _num_steps(first, CompareOptions()) == num_steps
-    assert _num_steps(first[:1], CompareOptions()) == 30
-    assert _num_steps(first, CompareOptions(num_steps=7)) == 7
+def evidence_of(trials: list[TrialResult]) -> Evidence:
+    evidence = Evidence(objective="step_s")
+    evidence.trials += trials
+    return evidence
 
 
-def test_a_fifth_of_the_budget_is_kept_for_profiles() -> None:
-    """Three profiles of each arm take as long as six trials of 10 s: 20 s of 100 s, but all 60 s of 400 s."""
-    evidence = Evidence(objective=None)
-    evidence.trials.append(trial(0, took_s=10.0))
-    assert _reserved_s(evidence, CompareOptions(budget_s=100.0)) == pytest.approx(20)
-    assert _reserved_s(evidence, CompareOptions(budget_s=400.0)) == pytest.approx(60)
-    assert _reserved_s(evidence, CompareOptions(budget_s=400.0, num_profiles=0)) == 0
+def test_a_trial_follows_the_times_of_both_arms_and_the_effect_in_question() -> None:
+    """Steps of 0.1 and 0.2 s, starts of 10 and 21 s: the medians are 0.15 and 15.5 s, of which 15 % hold 15 steps."""
+    times = [(0.1, 10.0), (0.2, 21.0), (0.2, 21.0), (0.1, 10.0)]
+    first = [
+        trial(index, step_s=(step_s,) * 30, start_s=start_s, took_s=start_s + 30 * step_s)
+        for index, (step_s, start_s) in enumerate(times)
+    ]
+    rule = next_length(evidence_of(first), CompareOptions(), left_s=1e9)
+    assert isinstance(rule, StopRule)
+    assert (rule.min_s, rule.min_steps, rule.max_s) == (pytest.approx(2.325), 15, pytest.approx(46.5))
+    assert (rule.abandon_step_s, rule.accept_step_s) == (None, None)  # neither arm is a reference for the other
+    assert next_length(evidence_of(first), CompareOptions(num_steps=7), left_s=1e9) == 7
+
+
+@pytest.mark.parametrize(("gate", "error"), [(None, 0.2 * 0.03), (0.03, 0.2 * 0.02), (0.1, 0.2 * 0.2 / 3)])
+def test_a_trial_is_as_precise_as_the_gate_needs(gate: float | None, error: float) -> None:
+    """The power is stated for 5 % at a gate of 3 %: trials have to show a difference of 2 %."""
+    rule = next_length(evidence_of([]), CompareOptions(gate=gate), left_s=1e9)
+    assert isinstance(rule, StopRule)
+    assert rule.relative_error == pytest.approx(error)
+
+
+class ProfiledArms(SimulatedArms):
+    """Arms whose profiles take `profile_s` each, and hold nothing."""
+
+    def __init__(self, slowdown: float, *, profile_s: float = 10.0, noise: float = 0.001) -> None:
+        super().__init__(slowdown, noise=noise)
+        self.profile_s = profile_s
+        self.trials_before_profiles: list[int] = []
+        self.profiles: list[str] = []
+
+    def profile(self, arm: ArmName) -> Profiled:
+        self.now_s += self.profile_s
+        self.profiles.append(arm)
+        self.trials_before_profiles.append(self.num_trials)
+        diagnosis = SimpleNamespace(ranks=(), blame=())
+        done = SimpleNamespace(diagnosis=diagnosis, job=SimpleNamespace(timelines=()))
+        return SimpleNamespace(recording=SimpleNamespace(path=""), done=done)  # type: ignore[return-value]
+
+
+def test_profiles_follow_the_verdict_in_pairs_while_the_budget_lasts() -> None:
+    arms = ProfiledArms(0.5)
+    alone, _ = compared(ProfiledArms(0.5), num_profiles=0, num_steps=20)
+    verdict_s = sum(trial.took_s or 0.0 for trial in alone.evidence.trials)
+    result, _ = compared(arms, num_profiles=3, num_steps=20, budget_s=verdict_s + 45)
+    assert "".join(arms.profiles) == "ABBA"
+    assert set(arms.trials_before_profiles) == {len(alone.evidence.trials)}
+    assert result.judged.verdict == alone.judged.verdict
+    assert not result.evidence.notes
+
+
+def test_without_time_for_two_profiles_there_are_none_and_a_note_says_so() -> None:
+    alone, _ = compared(ProfiledArms(0.5), num_profiles=0, num_steps=20)
+    took_s = [trial.took_s or 0.0 for trial in alone.evidence.trials]
+    left_s = 1.9 * sum(took_s) / len(took_s)
+    arms = ProfiledArms(0.5)
+    result, _ = compared(arms, num_profiles=3, num_steps=20, budget_s=sum(took_s) + left_s)
+    assert (result.ended_by, arms.profiles) == ("decided", [])
+    assert result.evidence.notes[0].startswith("the trials left no time for profiles")
+
+
+def test_equivalent_arms_have_nothing_to_explain() -> None:
+    arms = ProfiledArms(0.0)
+    result, _ = compared(arms, num_profiles=3)
+    assert (result.judged.verdict.verdict, arms.profiles) == ("equivalent", [])
 
 
 @pytest.mark.parametrize(("seed", "is_hopeless"), [(3, True), (7, False)])

@@ -1,7 +1,8 @@
 """The comparison: trials of A and B in turn until the question is decided, then profiles of both, then the result.
 
 The question is that of the gate if there is one ("is B slower by more than 3 %?"), and otherwise which arm is faster.
-All trials of both arms count, from the first one on. The profiles say where the difference is; they decide nothing.
+All trials of both arms count, from the first one on. The verdict comes first: profiles, which say where the difference
+is and decide nothing, run in the time that it leaves. Without any, the step logs of the trials say what they can.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from flatout.compare.power import num_trials_with, power, trials_by_noise
 from flatout.compare.runner import ArmRunner, arm_of
 from flatout.errors import FlatoutError, InputError
 from flatout.records.comparison import ArmName, EndedBy, Power
+from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
-from flatout.report.comparison_phrases import power_sentence, prior_power_sentence, signed_percent
+from flatout.report.comparison_phrases import no_profile_note, power_sentence, prior_power_sentence, signed_percent
 from flatout.report.step_phrases import step_words
 from flatout.tune.runner import Say
 from flatout.tune.signals import EndedBySignal
+from flatout.tune.trial_length import trial_length
+from flatout.tune.trials import measured_times
 from flatout.verdict.analyses import ANALYSES
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import missing, trial_costs
 
-FIRST_STEPS = 30  # measured steps of the first trial of each arm; later ones follow the step time
-MIN_STEPS, MAX_STEPS = 12, 200
-MAX_TRIAL_STEPS_S = 20.0  # seconds of measured steps per trial
 NUM_FIRST = 4  # trials, two of each arm, after which the noise is known well enough to state the power
 # A standard deviation of two trials each has two degrees of freedom: its median is 1 / 1.2 of the true one.
 SMALL_SAMPLE = 1.2
@@ -53,7 +54,7 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
     Raises InputError if the command of an arm fails. An interruption ends the comparison with what is known so far;
     it is raised if no trial of each arm is complete yet.
     """
-    effect = _effect(options)
+    effect = stated_effect(options)
     say(prior_power_sentence(trials_by_noise(effect, options.gate), effect, options.gate, NUM_FIRST))
     evidence = Evidence(objective=options.objective)
     so_far: Judged | None = None
@@ -62,7 +63,7 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
     interruption: EndedBySignal | KeyboardInterrupt | None = None
     try:
         while (reason := _end(runner, evidence, options, so_far)) is None:
-            result = runner.trial(_num_steps(evidence.trials, options))
+            result = runner.trial(next_length(evidence, options, options.budget_s - runner.spent_s()))
             evidence.add(result, runner)
             _check(evidence, runner)
             if evidence.num_complete == NUM_FIRST and stated is None:
@@ -70,7 +71,8 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
             so_far = _judged(evidence, options) if evidence.has_both else None
             _report(so_far, evidence.trials, runner, say)
         ended_by = reason
-        _profile(runner, evidence, options, say)
+        if so_far is not None and so_far.verdict.verdict != "equivalent":
+            _profile(runner, evidence, options, say)
     except (KeyboardInterrupt, EndedBySignal) as error:
         if not evidence.has_both:
             raise
@@ -105,8 +107,7 @@ def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions, so_far:
         return "last_analysis"
     if options.max_trials is not None and len(evidence.trials) >= options.max_trials:
         return "trial_budget"
-    profiles_s = _reserved_s(evidence, options)
-    if runner.spent_s() + evidence.trial_s + profiles_s > options.budget_s:
+    if runner.spent_s() + evidence.trial_s > options.budget_s:
         return "time_budget"
     is_analysed = any(analysis.num_fresh == so_far.verdict.num_candidates for analysis in ANALYSES)
     if options.gate is None or not is_analysed:
@@ -115,22 +116,18 @@ def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions, so_far:
     return "hopeless" if is_hopeless else None
 
 
-def _reserved_s(evidence: Evidence, options: CompareOptions) -> float:
-    """Return the time that is kept for profiles: at most a fifth of the budget."""
-    return min(2 * options.num_profiles * evidence.trial_s, options.budget_s / 5)
+def next_length(evidence: Evidence, options: CompareOptions, left_s: float) -> StopRule | int:
+    """Return when the next trial has counted enough steps, or how many it counts.
 
-
-def _num_steps(trials: Sequence[TrialResult], options: CompareOptions) -> int:
-    """Return the measured steps of the next trial: about as much time for them as for the start of the job."""
+    Both arms follow one rule, from the times of both, so that their trials differ in nothing but the arm. What a trial
+    should help to see is how far the slowdown in question is from the gate.
+    """
     if options.num_steps is not None:
         return options.num_steps
-    complete = [trial for trial in trials[:2] if trial.is_complete]
-    if len(complete) < 2:
-        return FIRST_STEPS
-    step_s = max(sum(trial.step_s) / len(trial.step_s) for trial in complete)
-    start_s = max(trial.start_s or 0.0 for trial in complete)
-    wanted_s = min(max(start_s, FIRST_STEPS * step_s), MAX_TRIAL_STEPS_S)
-    return max(min(round(wanted_s / step_s), MAX_STEPS), MIN_STEPS)
+    complete = [trial for trial in evidence.trials if trial.is_complete]
+    run_sd = evidence.run_sd if len(complete) >= NUM_FIRST else None
+    sought = stated_effect(options) - (options.gate or 0.0)
+    return trial_length(measured_times(complete, run_sd), effect=sought, budget_left_s=left_s)
 
 
 def _check(evidence: Evidence, runner: ArmRunner) -> None:
@@ -153,21 +150,21 @@ def _check(evidence: Evidence, runner: ArmRunner) -> None:
         raise InputError(f"{len(failed)} of {len(of_arm)} trials of {arm} failed, the last: {last.problem}", hint=hint)
 
 
-def _effect(options: CompareOptions) -> float:
+def stated_effect(options: CompareOptions) -> float:
     """Return the slowdown for which the power is stated."""
     return DEFAULT_EFFECT if not options.gate else GATE_TIMES * options.gate
 
 
 def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> Power:
     """Say what the comparison can show, from the noise of its first trials."""
-    left_s = options.budget_s - runner.spent_s() - _reserved_s(evidence, options)
+    left_s = options.budget_s - runner.spent_s()
     num_affordable = len(evidence.trials) + max(int(left_s / evidence.trial_s), 0)
     num_affordable = min(num_affordable, num_trials_with(ANALYSES[-1].num_fresh))
     if options.max_trials is not None:
         num_affordable = min(num_affordable, options.max_trials)
     stated = power(
         (evidence.run_sd or 0.0) * SMALL_SAMPLE,
-        effect=_effect(options),
+        effect=stated_effect(options),
         gate=options.gate,
         trial_s=evidence.trial_s,
         num_affordable=num_affordable,
@@ -193,15 +190,20 @@ def _report(so_far: Judged | None, trials: Sequence[TrialResult], runner: ArmRun
 
 
 def _profile(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> None:
-    """Profile both arms in turn while the budget lasts; a failure is a note."""
+    """Profile both arms in turn while the time that the trials left lasts; a failure is a note."""
+    longest_s = evidence.trial_s
     for position in range(2 * options.num_profiles):
-        is_first_of_arm = position < 2
-        if not is_first_of_arm and runner.spent_s() + evidence.trial_s > options.budget_s:
+        num_needed = 2 if position % 2 == 0 else 1  # a profile of one arm alone shows no difference
+        if runner.spent_s() + num_needed * longest_s > options.budget_s:
+            if position == 0:
+                evidence.notes.append(no_profile_note())
             return
         arm: ArmName = arm_of(position)
-        say(f"{runner.spent_s():5.0f} s  profile of {arm}")
+        began_s = runner.spent_s()
+        say(f"{began_s:5.0f} s  profile of {arm}")
         try:
             evidence.add_profile(arm, runner.profile(arm))
         except FlatoutError as error:
             evidence.notes.append(f"{arm} could not be profiled: {error}")
             return
+        longest_s = max(longest_s, runner.spent_s() - began_s)

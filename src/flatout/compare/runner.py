@@ -15,6 +15,7 @@ import msgspec
 from flatout.compare.judge import CANDIDATE
 from flatout.records.change import ChangeSet
 from flatout.records.comparison import ArmName
+from flatout.records.stop_rule import StopRule
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Separation
 from flatout.trial.outputs import Outputs
@@ -35,7 +36,7 @@ class ArmRunner(Protocol):
 
     num_trials: int
 
-    def trial(self, num_steps: int) -> TrialResult: ...
+    def trial(self, length: StopRule | int) -> TrialResult: ...
 
     def profile(self, arm: ArmName) -> Profiled: ...
 
@@ -74,13 +75,13 @@ class ArmRunners:
         runner_a, runner_b = self._runners["A"], self._runners["B"]
         return runner_a.spent_s() + runner_b.resumed_s
 
-    def trial(self, num_steps: int) -> TrialResult:
+    def trial(self, length: StopRule | int) -> TrialResult:
         """Run the next trial, of the arm whose turn it is. Its index is its position in the comparison."""
         arm, index = arm_of(self.num_trials), self.num_trials
         runner = self._runners[arm]
         self._own_index.append(runner.num_trials)
         self.num_trials += 1
-        result = runner.trial(_UNCHANGED, num_steps)
+        result = runner.trial(_UNCHANGED, length)
         return msgspec.structs.replace(result, index=index, arm=BASELINE if arm == "A" else CANDIDATE)
 
     def profile(self, arm: ArmName) -> Profiled:

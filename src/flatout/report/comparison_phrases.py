@@ -156,6 +156,14 @@ def _order(order: str) -> str:
     return f"{letters[:8]}..." if len(letters) > 8 else letters
 
 
+def no_profile_note() -> str:
+    """Say why the rest of the step is not divided, and how it can be."""
+    return (
+        "the trials left no time for profiles, so where the difference is comes from the step logs alone: the same"
+        " command with this --out and a larger --budget adds profiles to these trials"
+    )
+
+
 def cause_sentence(result: Comparison) -> str:
     """Name the part that explains most of the difference, with its interval."""
     part = next((part for part in result.parts if part.part == result.cause), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, median
 
 import msgspec
@@ -58,17 +59,22 @@ def next_length(setup: Setup, progress: Progress, changes: ChangeSet) -> StopRul
 
 def job_times(progress: Progress) -> JobTimes:
     """Return what the trials of the unchanged job show about the times that decide how long a trial is."""
-    baselines = progress.evidence.baselines
-    if not baselines:
+    run_sd = progress.floor.between_sd if progress.floor is not None else None
+    return measured_times(progress.evidence.baselines, run_sd)
+
+
+def measured_times(trials: Sequence[TrialResult], run_sd: float | None) -> JobTimes:
+    """Return the times that complete trials of a job show; `run_sd` is the standard deviation between them."""
+    if not trials:
         return JobTimes()
-    costs = trial_costs(baselines, "step_s")
+    costs = trial_costs(trials, "step_s")
     steps_s = [cost.step_s for cost in costs.values() if cost.step_s is not None]
     periods = [cost.period_steps for cost in costs.values() if cost.period_steps is not None]
-    starts_s = [trial.took_s - sum(trial.step_s) for trial in baselines if trial.took_s is not None]
+    starts_s = [trial.took_s - sum(trial.step_s) for trial in trials if trial.took_s is not None]
     return JobTimes(
         step_s=median(steps_s) if steps_s else None,
         start_s=median(starts_s) if starts_s else None,
-        run_sd=progress.floor.between_sd if progress.floor is not None else None,
+        run_sd=run_sd,
         period=round(median(periods)) if periods else None,
     )
 
