@@ -1,21 +1,22 @@
 """How often the gate of `flatout compare` fails without cause, and finds a slowdown as often as it says.
 
-    python benchmarks/compare_gate.py simulated [--comparisons 20] [--jobs 1] [--out results.json]
-    python benchmarks/compare_gate.py real [--comparisons 20] [--jobs 1] [--out results.json]
-    python benchmarks/compare_gate.py causes [--jobs 1] [--out results.json]
+    python benchmarks/compare_gate.py simulated --out FILE [--comparisons 20] [--seconds 800]
+    python benchmarks/compare_gate.py real --out FILE [--comparisons 20] [--seconds 800]
+    python benchmarks/compare_gate.py causes --out FILE [--seconds 800]
 
 `simulated` runs the comparison's own loop on trials of identical arms (A/A) in ten scenarios of noise, and on a B that
-is 5 % slower, with a gate of 3 %: 20 comparisons of each in each scenario. The power is what the comparison states
-after its first trials. `real` compares a job of one gloo rank with itself. `causes` plants four causes in that job
-(`compare_job.py`), and asks which part the comparison names. Seeds are fixed. `simulated` takes minutes on one core;
-the others take an hour on a busy machine.
+is 5 % slower, with a gate of 3 %: `--comparisons` of each in each scenario. The power is what the comparison states
+after its first trials. `real` compares a job of two gloo ranks with itself, with a budget of 40 s each. `causes` plants
+four causes in that job (`compare_job.py`), and asks which part the comparison names. Seeds are fixed.
+
+Each comparison is a line of FILE as soon as it ends: a run that stops after `--seconds` goes on from there the next
+time, and prints the summary of all lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import subprocess
@@ -23,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from multiprocessing.pool import Pool
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.compare.simulated import Shape, SimulatedArms
 
-from flatout.compare.loop import Compared, compare
+from flatout.compare.loop import compare
 from flatout.compare.options import CompareOptions
 
 GATE = 0.03
@@ -40,83 +42,105 @@ NOISES = (0.003, 0.01, 0.03, 0.1)
 SHAPES: tuple[Shape, ...] = ("drift", "warming", "two states", "spikes", "walk", "noisier B")
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 JOB = Path(__file__).resolve().with_name("compare_job.py")
-# Cause -> options of both jobs, of B alone, the parts that name it, and the call that shows it.
+# Cause -> options of both jobs, of B alone, the parts that name it, and the call or the fact that shows it.
 CAUSES: dict[str, tuple[list[str], list[str], set[str], str | None]] = {
     "loader sleep": ([], ["--sleep", "0.02"], {"data_loading"}, None),
     "extra .item()": ([], ["--items", "10000"], {"host_launch", "compute", "host_sync"}, "aten::item"),
     "bucket size": (["--depth", "40"], ["--bucket-mb", "0.02"], {"transfer", "wait"}, "gloo:all_reduce"),
-    "threads": (["--batch", "2048", "--threads", "4"], ["--threads", "1"], {"compute"}, None),
+    "threads": (["--batch", "2048", "--threads", "4"], ["--threads", "1"], {"compute"}, "threads per rank"),
 }
+Row = dict[str, Any]
+Run = tuple[str, Callable[[], Row]]  # the name of a comparison, and what runs it
 
 
-def compared(slowdown: float, noise: float, shape: Shape, seed: int) -> Compared:
-    arms = SimulatedArms(slowdown, noise=noise, shape=shape, seed=seed)
-    options = CompareOptions(gate=GATE, budget_s=1e9, num_profiles=0)
-    return compare(arms, options, lambda line: None)
-
-
-def simulated(num_comparisons: int, pool: Pool) -> list[dict[str, Any]]:
+def simulated_runs(num_comparisons: int) -> Iterator[Run]:
+    """Yield the comparisons, a few of every scenario first, so that an early end has some of each."""
     scenarios: list[tuple[float, Shape]] = [(noise, "white") for noise in NOISES] + [(0.01, shape) for shape in SHAPES]
-    seeds = range(num_comparisons)
-    rows = []
-    for noise, shape in scenarios:
-        same = pool.starmap(outcome, [(0.0, noise, shape, seed) for seed in seeds])
-        slower = pool.starmap(outcome, [(SLOWDOWN, noise, shape, 10_000 + seed) for seed in seeds])
-        rows.append({"noise": noise, "shape": shape, "same": summary(same), f"slower by {SLOWDOWN}": summary(slower)})
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+    for seed in range(num_comparisons):
+        for noise, shape in scenarios:
+            scenario = f"{shape} {noise:g}"
+            yield f"same, {scenario}, {seed}", partial(outcome, 0.0, noise, shape, seed)
+            yield f"slower, {scenario}, {seed}", partial(outcome, SLOWDOWN, noise, shape, 10_000 + seed)
 
 
-def outcome(slowdown: float, noise: float, shape: Shape, seed: int) -> dict[str, Any]:
+def outcome(slowdown: float, noise: float, shape: Shape, seed: int) -> Row:
     """Return the essentials of one simulated comparison."""
-    result = compared(slowdown, noise, shape, seed)
+    arms = SimulatedArms(slowdown, noise=noise, shape=shape, seed=seed)
+    result = compare(arms, CompareOptions(gate=GATE, budget_s=1e9, num_profiles=0), lambda line: None)
     assert result.judged.gate is not None
     return {
         "gate": result.judged.gate.outcome,
         "verdict": result.judged.verdict.verdict,
         "trials": len(result.evidence.trials),
         "stated": result.power.num_trials if result.power is not None else None,
+        "run_sd": result.power.run_sd if result.power is not None else None,
+        "ended_by": result.ended_by,
     }
 
 
-def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    trials = sorted(result["trials"] for result in results)
-    stated = [result for result in results if result["stated"] is not None]
-    found = [result for result in stated if result["gate"] == "failed" and result["trials"] <= result["stated"]]
+def simulated_summary(rows: dict[str, Row]) -> Row:
+    """Return the shares over all scenarios, and for each."""
+    by_scenario: dict[str, list[Row]] = {}
+    for name, row in rows.items():
+        what, scenario, _ = name.split(", ")
+        by_scenario.setdefault(f"{what}, {scenario}", []).append(row)
+        by_scenario.setdefault(f"{what}, all", []).append(row)
+    return {scenario: shares(of_scenario) for scenario, of_scenario in sorted(by_scenario.items())}
+
+
+def shares(rows: list[Row]) -> Row:
+    trials = sorted(row["trials"] for row in rows)
+    stated = [row for row in rows if row["stated"] is not None]
+    found = [row for row in stated if row["gate"] == "failed" and row["trials"] <= row["stated"]]
     return {
-        "gate": dict(Counter(result["gate"] for result in results)),
-        "verdicts": dict(Counter(result["verdict"] for result in results)),
+        "comparisons": len(rows),
+        "gate": dict(Counter(row["gate"] for row in rows)),
+        "verdicts": dict(Counter(row["verdict"] for row in rows)),
         "median_trials": trials[len(trials) // 2],
         "power_stated": len(stated),
         "found_within_the_stated_trials": len(found),
     }
 
 
-def real(num_comparisons: int, pool: Pool) -> list[dict[str, Any]]:
-    options = ["--profiles", "0", "--trials", "15"]
-    return _printed(pool.starmap(_compare_jobs, [(1, [], [], options)] * num_comparisons))
+def real_runs(num_comparisons: int) -> Iterator[Run]:
+    options = ["--profiles", "0", "--budget", "40s"]
+    for number in range(num_comparisons):
+        yield f"same, {number}", partial(compare_jobs, [], [], options)
 
 
-def causes(pool: Pool) -> list[dict[str, Any]]:
-    options = ["--profiles", "3", "--trials", "11"]
-    jobs = [(2, both, [*both, *of_b], options) for both, of_b, _, _ in CAUSES.values()]
-    rows = []
-    for (cause, (_, _, parts, call)), row in zip(CAUSES.items(), pool.starmap(_compare_jobs, jobs), strict=True):
-        is_right_call = call is None or call in row.get("calls", ())
-        rows.append({"planted": cause, "right_part": row.get("cause") in parts, "right_call": is_right_call, **row})
-    return _printed(rows)
+def real_summary(rows: dict[str, Row]) -> Row:
+    return {
+        "comparisons": len(rows),
+        "gate": dict(Counter(str(row.get("gate")) for row in rows.values())),
+        "verdicts": dict(Counter(str(row.get("verdict")) for row in rows.values())),
+        "failed_gates": sum(row["exit"] == 1 for row in rows.values()),
+        "median_trials": sorted(row.get("trials", 0) for row in rows.values())[len(rows) // 2],
+    }
 
 
-def _printed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for row in rows:
-        print(json.dumps(row), flush=True)
-    return rows
+def cause_runs() -> Iterator[Run]:
+    options = ["--profiles", "2", "--budget", "150s", "--trials", "7"]
+    for cause, (of_both, of_b, _, _) in CAUSES.items():
+        yield cause, partial(compare_jobs, of_both, [*of_both, *of_b], options)
 
 
-def _compare_jobs(num_ranks: int, a: list[str], b: list[str], options: list[str]) -> dict[str, Any]:
-    """Compare two variants of the job, and return the essentials of the result."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    launch = [sys.executable, *(torchrun if num_ranks > 1 else []), str(JOB)]
+def causes_summary(rows: dict[str, Row]) -> Row:
+    summary = {}
+    for cause, row in rows.items():
+        _, _, parts, evidence = CAUSES[cause]
+        differences = {*row.get("calls", ()), *(difference[0] for difference in row.get("environment", ()))}
+        summary[cause] = {
+            "named": row.get("cause"),
+            "is_right_part": row.get("cause") in parts,
+            "is_shown_by": evidence if evidence in differences else None,
+            "verdict": row.get("verdict"),
+        }
+    return summary
+
+
+def compare_jobs(a: list[str], b: list[str], options: list[str]) -> Row:
+    """Compare two variants of the job on two ranks, and return the essentials of the result."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         words = ["--a", " ".join([*launch, *a]), "--b", " ".join([*launch, *b]), "--gate", "3%", "--json"]
@@ -138,34 +162,50 @@ def _compare_jobs(num_ranks: int, a: list[str], b: list[str], options: list[str]
         "verdict": result["verdict"]["verdict"],
         "interval": result["verdict"]["interval"],
         "trials": result["num_trials"],
+        "profiles": result["num_profiles"],
         "run_sd": result["power"] and result["power"]["run_sd"],
         "cause": result["cause"],
-        "parts": [[part["part"], part["source"], part["change_s"], part["is_shown"]] for part in result["parts"][:8]],
+        "parts": [[part["part"], part["source"], part["change_s"], part["is_shown"]] for part in result["parts"][:12]],
         "calls": {call["name"]: [call["a_calls"], call["b_calls"]] for call in result["calls"]},
         "environment": [[row["name"], row["a"], row["b"]] for row in result["environment"]],
         "took_s": round(time.monotonic() - began),
     }
 
 
+def kept_rows(path: Path) -> dict[str, Row]:
+    """Return the comparisons that earlier runs have written."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row.pop("name"): row for row in map(json.loads, lines) if "name" in row}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("simulated", "real", "causes"))
     parser.add_argument("--comparisons", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=1, help="comparisons at the same time")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=800.0, help="no comparison is started later")
+    parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    with multiprocessing.Pool(arguments.jobs) as pool:
-        if arguments.what == "simulated":
-            rows = simulated(arguments.comparisons, pool)
-        elif arguments.what == "real":
-            rows = real(arguments.comparisons, pool)
-        else:
-            rows = causes(pool)
-    if arguments.out is not None:
+    runs = {
+        "simulated": partial(simulated_runs, arguments.comparisons),
+        "real": partial(real_runs, arguments.comparisons),
+        "causes": cause_runs,
+    }[arguments.what]()
+    summary_of = {"simulated": simulated_summary, "real": real_summary, "causes": causes_summary}[arguments.what]
+    rows = kept_rows(arguments.out)
+    if not rows:
         machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-        arguments.out.write_text(
-            json.dumps({"machine": machine, "what": arguments.what, "rows": rows}, indent=1) + "\n"
-        )
+        arguments.out.write_text(json.dumps({"what": arguments.what, "machine": machine}) + "\n")
+    began = time.monotonic()
+    for name, run in runs:
+        if name in rows:
+            continue
+        if time.monotonic() - began > arguments.seconds:
+            print("stopped: the same command goes on", flush=True)
+            break
+        rows[name] = run()
+        with arguments.out.open("a") as file:
+            file.write(json.dumps({"name": name, **rows[name]}) + "\n")
+    print(json.dumps(summary_of(rows), indent=1))
 
 
 if __name__ == "__main__":
