@@ -9,7 +9,8 @@ On one GPU (torch is all that the jobs need; numpy, msgspec and scipy judge, her
 
 Each job trains in fresh starts of the baseline and of every change in turn, and once more with blocks of all changes.
 OUT gets the step files of the blocks and of all starts, and `results.json`: for each change both speedups with their
-95 % intervals, whether these agree, and the seconds that each way took.
+95 % intervals, whether these agree, and the seconds that each way took. A run that was interrupted goes on: starts that
+ended are not run again.
 """
 
 from __future__ import annotations
@@ -166,7 +167,14 @@ def train(options: argparse.Namespace) -> None:
 
 
 def start(out: Path, job: Job, device: str, variables: dict[str, str]) -> float:
-    """Run the job, recorded in `out`, until its variables stop it; return the seconds that it took."""
+    """Run the job, recorded in `out`, until its variables stop it; return the seconds that it took.
+
+    A start that has ended before is not run again.
+    """
+    took_file = out / "took_s"
+    if took_file.exists():
+        return float(took_file.read_text())
+    shutil.rmtree(out, ignore_errors=True)
     (out / ".state").mkdir(parents=True)
     (out / "recording.json").write_text('{"schema": "flatout/recording", "version": 1, "run_id": "benchmark"}\n')
     words = [word for name, value in job.options.items() for word in (f"--{name}", str(value))]
@@ -198,7 +206,9 @@ def start(out: Path, job: Job, device: str, variables: dict[str, str]) -> float:
             codes.append(process.wait())
     if any(codes):
         print(f"{out}: codes {codes}: {(out / 'output-0.log').read_text()[-800:]}", file=sys.stderr, flush=True)
-    return time.monotonic() - began
+    took_s = time.monotonic() - began
+    took_file.write_text(f"{took_s}\n")
+    return took_s
 
 
 def free_port() -> int:
@@ -247,7 +257,6 @@ def schedule(job: Job, num_units: int) -> str:
 def measure(out: Path, name: str, job: Job, device: str, rounds: int, num_units: int) -> None:
     """Run one job in both ways; keep the recordings and the seconds."""
     folder = out / name
-    shutil.rmtree(folder, ignore_errors=True)
     seconds = {"blocks": start(folder / "blocks", job, device, {"FLATOUT_BLOCKS": schedule(job, num_units)})}
     print(f"{name}: blocks of {len(job.changes)} changes in {seconds['blocks']:.0f} s", flush=True)
     block_step_s = usual_step_s(folder / "blocks")
