@@ -32,6 +32,20 @@ MAX_LINE_BYTES = 16 << 20
 MAX_LOG_LINE = 4096
 # Decoders descend into a value by recursion, which Python bounds at a thousand levels.
 _TOO_DEEP = "its values are nested too deeply"
+_NOT_UTF_8 = "it is not UTF-8 text"
+_MAX_EXPLAINED = 64 << 20  # bytes or characters of a text in which a syntax error is looked for again
+# What Python's decoder misses in a text, by the start of its message.
+_EXPECTED = {
+    "Expecting value": "a value",
+    "Extra data": "nothing more, because the value has ended",
+    "Expecting ','": "a comma or the end of the value",
+    "Expecting ':'": "a colon",
+    "Expecting property name": "a name in double quotes",
+    "Illegal trailing comma": "no comma before the end of the value",
+    "Invalid control character": "no control character within a text",
+    "Invalid \\": "a valid escape",
+    "Unexpected UTF-8 BOM": "no byte order mark",
+}
 _KINDS = (
     (stat.S_ISDIR, "it is a folder"),
     (stat.S_ISFIFO, "it is a pipe"),
@@ -146,10 +160,50 @@ def decode_json(data: bytes | str, type: Any = Any, *, strict: bool = True) -> A
     """Decode one JSON value. Raise `msgspec.DecodeError`, also for text that is not UTF-8 and for deep nesting."""
     try:
         return msgspec.json.decode(data, type=type, strict=strict)
-    except UnicodeError as error:
-        raise msgspec.DecodeError(f"not UTF-8 text: {error}") from None
+    except UnicodeError:
+        raise msgspec.DecodeError(_NOT_UTF_8) from None
     except RecursionError:
         raise msgspec.DecodeError(_TOO_DEEP) from None
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        raise msgspec.DecodeError(_syntax_problem(data)) from None
+
+
+def _syntax_problem(data: bytes | str) -> str:
+    """Say where a text stops being JSON, and what is expected there."""
+    if len(data) > _MAX_EXPLAINED:
+        return "it is not valid JSON"
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        json.loads(text, parse_constant=_refuse_constant, parse_int=len)
+    except UnicodeError:
+        return _NOT_UTF_8
+    except RecursionError:
+        return _TOO_DEEP
+    except json.JSONDecodeError as error:
+        return _words_of(error)
+    except ValueError as error:
+        return str(error)
+    return "a text in it has half of a surrogate pair"  # Python takes this, and nothing else that is not JSON
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"it has `{name}`, which is not a number in JSON")
+
+
+def _words_of(error: json.JSONDecodeError) -> str:
+    """Return one line on a syntax error: the place, what is expected there, and the character that is there instead."""
+    text = error.doc.rstrip()
+    if not text:
+        return "it is empty"
+    place = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
+    if error.pos >= len(text) or error.msg.startswith("Unterminated"):
+        return f"at {place}, its end is missing"
+    expected = next((words for start, words in _EXPECTED.items() if error.msg.startswith(start)), "valid JSON")
+    there = text[error.pos]
+    shown = f"`{there}`" if there.isprintable() else f"U+{ord(there):04X}"
+    return f"at {place}, it must have {expected}, but has {shown}"
 
 
 def decode_written_json(data: bytes | str, *, has_file_names: bool = False) -> Any:
@@ -166,7 +220,7 @@ def decode_written_json(data: bytes | str, *, has_file_names: bool = False) -> A
     except RecursionError:
         raise msgspec.DecodeError(_TOO_DEEP) from None
     except json.JSONDecodeError as error:
-        raise msgspec.DecodeError(str(error)) from None
+        raise msgspec.DecodeError(_words_of(error)) from None
     except ValueError as error:
         raise msgspec.DecodeError(_reason(error)) from None
 
@@ -218,7 +272,7 @@ def read_toml(path: Path, *, encoding: str = "utf-8") -> dict[str, Any]:
 
 def _reason(error: ValueError) -> str:
     """Return why a decoder of Python raised an error other than its own."""
-    return "not UTF-8 text" if isinstance(error, UnicodeError) else "an integer of more than 4,300 digits"
+    return _NOT_UTF_8 if isinstance(error, UnicodeError) else "an integer of more than 4,300 digits"
 
 
 class BadLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,6 +131,33 @@ def test_a_gate_is_reported_also_before_there_is_a_ratio() -> None:
     assert "::warning title=step_s%3A undecided::verdict: undecided" in FORMATS["github"](early)
 
 
+def without_gate(verdict: str) -> Reported:
+    facts = read_result(RESULTS / "comparison.json").facts
+    return reported_result("train", "m", facts.measures, verdict=verdict, gate=None)
+
+
+@pytest.mark.parametrize(("verdict", "outcome"), [("undecided", "undecided"), ("worse", None), ("equivalent", None)])
+def test_without_a_gate_nothing_has_passed_one(verdict: str, outcome: str | None) -> None:
+    result = without_gate(verdict)
+    assert [measure.outcome for measure in result.measures] == [None, None, outcome]
+    rows = [line for line in FORMATS["markdown"](result).splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[3] for row in rows[1:]] == ["no gate", "no gate", outcome or "no gate"]
+    assert "passed" not in "".join(rows)
+    command = FORMATS["github"](result).splitlines()[0]
+    starts = {
+        "undecided": "::warning title=cost_relative_to_a%3A undecided::",
+        None: "::notice title=cost_relative_to_a::",
+    }
+    assert command.startswith(starts[outcome] + f"verdict: {verdict}")
+    (suite,) = ElementTree.fromstring(FORMATS["junit"](result))
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "0")
+    assert suite.get("skipped") == ("1" if outcome == "undecided" else "0")
+
+
+def test_a_check_without_a_gate_passes_none() -> None:
+    assert {measure.outcome for measure in reported(gate=None).measures} == {None}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_name_from_a_file_stays_a_name(name: str) -> None:
     text = FORMATS[name](reported(job=NASTY))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "block_error_rates.json"
+ERROR_RATE = 0.05
 NUM_JOBS = 60
 # Of 60 jobs with a rate of 5 %, more than nine have a false claim in one of a thousand slices.
 MOST_FALSE = 9 / NUM_JOBS
@@ -41,3 +44,10 @@ def test_orders_that_favour_an_arm_by_the_period_of_the_job_are_left_to_chance()
     scenario = BENCHMARK.SCENARIOS["every 4 blocks, unknown"]
     rates = BENCHMARK.rates(scenario, num_jobs=NUM_JOBS, seed=3, has_power=False)
     assert rates.false_claims <= MOST_FALSE
+
+
+def test_the_kept_results_are_within_the_error_rate() -> None:
+    kept = json.loads(KEPT.read_text())
+    assert kept["jobs"] >= 2000
+    assert kept["rates"].keys() == BENCHMARK.SCENARIOS.keys()
+    assert max(rates["false_claims"] for rates in kept["rates"].values()) <= ERROR_RATE

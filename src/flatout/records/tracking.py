@@ -177,7 +177,7 @@ class ReportedMeasure(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     low: float | None = None
     high: float | None = None
-    outcome: GateOutcome = "passed"
+    outcome: GateOutcome | None = None  # of the gate, or an undecided verdict; None: no gate
     message: str = ""  # why it failed or is undecided, or what changed
 
 

@@ -49,13 +49,16 @@ def read_result(path: Path) -> ResultFile:
 
 def _decoded(path: Path, data: bytes) -> dict[str, Any]:
     """Decode one JSON object. `profile` prints the job's output first, so the last line may be the object."""
-    problem = "it is not an object"
+    problems = []
     for text in (data, data.rstrip().rpartition(b"\n")[2]):
         try:
             record = decode_json(text)
         except msgspec.DecodeError as error:
-            problem = str(error)
+            problems.append(str(error))
             continue
         if isinstance(record, dict):
             return record
+        problems.append("it is not an object")
+    is_job_output = not data.lstrip().startswith(b"{")
+    problem = problems[-1] if is_job_output else problems[0]
     raise InputError(f"`{path}` is not the JSON of a result: {problem}", hint=_HINT)

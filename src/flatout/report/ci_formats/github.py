@@ -13,14 +13,16 @@ _LEVELS = {"failed": "error", "undecided": "warning", "passed": "notice"}
 
 
 def github(reported: Reported) -> str:
-    lines = [_command(measure) for measure in reported.measures if measure.outcome != "passed" or measure.message]
+    told = [measure for measure in reported.measures if measure.outcome in ("failed", "undecided") or measure.message]
+    lines = [_command(measure) for measure in told]
     return "\n".join([*lines, visible(reported.summary)])
 
 
 def _command(measure: ReportedMeasure) -> str:
-    title = _property(f"{measure.name}: {measure.outcome}")
+    title = _property(f"{measure.name}: {measure.outcome}" if measure.outcome is not None else measure.name)
+    level = _LEVELS[measure.outcome] if measure.outcome is not None else "notice"
     message = _data(f"{measure.message} ({measure.job}, {measure.machine})")
-    return f"::{_LEVELS[measure.outcome]} title={title}::{message}"
+    return f"::{level} title={title}::{message}"
 
 
 def _data(text: str) -> str:

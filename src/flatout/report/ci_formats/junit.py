@@ -1,6 +1,6 @@
 """JUnit XML, as Jenkins, GitLab and others show it: a suite for each job and machine, a case for each measure.
 
-A measure that fails the gate is a failure; one that the gate leaves undecided is skipped.
+A measure that fails the gate is a failure; one that is undecided is skipped; any other passes, also without a gate.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def _row(measure: ReportedMeasure) -> str:
     interval = ""
     if measure.low is not None and measure.high is not None:
         interval = f"{value_text(measure.low, measure.unit)} to {value_text(measure.high, measure.unit)}"
-    cells = [measure.name, value_text(measure.value, measure.unit), interval, measure.outcome, measure.message]
+    outcome = measure.outcome or "no gate"
+    cells = [measure.name, value_text(measure.value, measure.unit), interval, outcome, measure.message]
     return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
 
 

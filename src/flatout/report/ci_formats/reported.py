@@ -38,7 +38,7 @@ def _of_series(series: SeriesCheck) -> ReportedMeasure:
         value=newest.value,
         low=newest.low,
         high=newest.high,
-        outcome=series.outcome or "passed",
+        outcome=series.outcome,
         message=_message(series),
     )
 
@@ -82,13 +82,20 @@ def reported_result(
                 value=measure.value,
                 low=measure.low,
                 high=measure.high,
-                outcome=gate if gate is not None and measure.name == judged else "passed",
+                outcome=_outcome(verdict, gate, is_judged=measure.name == judged),
                 message=words if measure.name == judged else "",
             )
             for measure in shown
         ),
         outcome=gate,
     )
+
+
+def _outcome(verdict: str | None, gate: GateOutcome | None, *, is_judged: bool) -> GateOutcome | None:
+    """Return the outcome of a measure: of the gate, which only the judged one can fail, or of an undecided verdict."""
+    if gate is not None:
+        return gate if is_judged else "passed"
+    return "undecided" if is_judged and verdict == "undecided" else None
 
 
 def _judged_name(measures: Sequence[Measure]) -> str | None:
