@@ -58,5 +58,5 @@ def test_a_wrong_type_keeps_its_own_message() -> None:
 
 
 def test_a_very_long_text_is_not_read_twice() -> None:
-    with pytest.raises(msgspec.DecodeError, match="^it is not valid JSON$"):
+    with pytest.raises(msgspec.DecodeError, match=r"^it is not valid JSON$"):
         decode_json(b"x" * (_MAX_EXPLAINED + 1))
