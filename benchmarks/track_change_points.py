@@ -191,6 +191,7 @@ UNCHANGED: dict[str, Callable[[np.random.Generator, int], Values]] = {
         0.03 * rng.standard_normal(length) + 0.1 * (rng.random(length) < 0.3)
     ),
     "neighbours correlated by 0.3": lambda rng, length: autoregressive(rng, length, 0.3),
+    "neighbours correlated by 0.6": lambda rng, length: autoregressive(rng, length, 0.6),
 }
 
 

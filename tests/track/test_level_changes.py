@@ -72,6 +72,55 @@ def test_false_alarms_are_as_rare_as_stated(num_results: int, noise: object) -> 
     assert alarms <= stats.binom.ppf(0.99, 80, 0.05)
 
 
+def correlated(rng: np.random.Generator, num_results: int, correlation: float) -> Values:
+    """Return values without a change, of which each resembles the one before it."""
+    values = 0.03 * rng.standard_normal(num_results)
+    for index in range(1, num_results):
+        values[index] += correlation * values[index - 1]
+    return 100 * np.exp(values)
+
+
+@pytest.mark.parametrize(("num_results", "correlation"), [(100, 0.3), (100, 0.6), (300, 0.6)])
+def test_neighbours_that_are_alike_do_not_raise_the_rate(num_results: int, correlation: float) -> None:
+    """At a rate of 5 %, at most 9 of 80: the 99th percentile; a quarter before results counted for fewer."""
+    rng = np.random.default_rng(num_results)
+    alarms = sum(bool(found(correlated(rng, num_results, correlation), rate=0.05).changes) for _ in range(80))
+    assert alarms <= stats.binom.ppf(0.99, 80, 0.05)
+
+
+def test_a_change_among_neighbours_that_are_alike_is_still_found() -> None:
+    rng = np.random.default_rng(4)
+    values = correlated(rng, 100, 0.5)
+    values[50:] *= 1.2
+    check = found(values)
+    (change,) = check.changes
+    assert abs(change.index - 50) <= 2
+    assert check.correlation == pytest.approx(0.5, abs=0.2)
+
+
+def test_the_correlation_of_independent_results_is_not_stated() -> None:
+    stated = [found(noisy([100.0] * 40, seed=seed)).correlation for seed in range(60)]
+    assert sum(value > 0 for value in stated) <= stats.binom.ppf(0.99, 60, 0.05)
+
+
+@pytest.mark.parametrize("least_errors", [split_tests.POSSIBLE, split_tests.SHOWN])
+def test_a_correlation_counts_from_a_number_of_standard_errors(least_errors: float) -> None:
+    """A hundred values around one level have a standard error of 0.1, and a bias of (1 + 3 r) / 100."""
+    base = np.tile([1.0, -1.0], 50)
+    for factor, counts in ((0.98, False), (1.02, True)):
+        wanted = factor * least_errors / math.sqrt(100)
+        plain = (wanted - 0.01) / 1.03
+        values = _with_correlation(base, plain)
+        counted = split_tests.neighbour_correlation(values, num_levels=1, least_errors=least_errors)
+        assert counted == (pytest.approx(wanted) if counts else 0.0)
+
+
+def _with_correlation(base: Values, plain: float) -> Values:
+    """Return a mix of a constant and an alternation with this plain correlation: 99 products over 100 squares."""
+    share = (1 + plain / 0.99) / 2
+    return np.sqrt(share) + np.sqrt(1 - share) * base
+
+
 def test_a_smaller_rate_asks_for_more_evidence() -> None:
     values = noisy([100.0] * 14 + [103.0] * 8, noise=0.012, seed=3)
     (change,) = found(values, rate=0.2).changes

@@ -14,9 +14,10 @@ from flatout.change.setting import setting
 from flatout.records.blocks import BlockResult
 from flatout.records.change import Change, ChangeSet
 from flatout.records.tuning import Separation
+from flatout.trial.block_schedule import BlockArm, block_arm, schedule_text
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.blocks import run_blocks, switchable
-from flatout.tune.runner import Runner
+from flatout.tune.runner import Runner, blocks_key
 
 FACTS = facts(loader_workers=0, loader_is_iterable=False, num_ranks=1, device="cpu", backend=None)
 
@@ -76,6 +77,33 @@ def test_one_start_compares_several_changes_and_runs_the_others_not_at_all(tmp_p
         assert result.num_carry_over > 0
     assert results[OFF.name].num_units == 2
     assert "full collection" in str(results[FREEZE.name].problem)
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_resumed_tuning_reads_the_blocks_of_the_interrupted_one(tmp_path: Path) -> None:
+    """The second run could not start the job: the command is none."""
+    words = [sys.executable, str(JOB), "100000"]
+    before = run(tmp_path, words, [OFF])
+    resumed = runner(tmp_path, words)
+    resumed.command = ("not-a-command",)
+    results = run_blocks(resumed, [OFF], applied=ChangeSet(), facts=FACTS, start_s=30.0, max_s=17.0, num_units=2)
+    assert list(results) == list(before.values())
+    assert resumed.resumed_s > 0
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["blocks-000"]
+
+
+def test_other_blocks_are_another_run() -> None:
+    arms = [arm for arm in (block_arm(each, FACTS) for each in (OFF, WORKERS)) if isinstance(arm, BlockArm)]
+    texts = [
+        schedule_text(arms[:1], num_units=2, max_s=20.0, seed=0),
+        schedule_text(arms[:1], num_units=2, max_s=10.0, seed=0),
+        schedule_text(arms, num_units=2, max_s=20.0, seed=0),
+        schedule_text(arms[:1], num_units=3, max_s=20.0, seed=0),
+    ]
+    keys = [blocks_key(ChangeSet(), text) for text in texts]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+    assert blocks_key(THREADS, texts[0]) != keys[0]
 
 
 @pytest.mark.usefixtures("warm")

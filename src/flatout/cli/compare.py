@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli.durations import Duration, duration
+from flatout.cli.gate import FAIL, gate_code, gate_option, undecided_option
 from flatout.cli.output import text_style, typed_command
-from flatout.cli.values import amount, whole_number
+from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
     from flatout.records.comparison import Comparison
@@ -36,13 +37,8 @@ def compare(
         Path | None, typer.Option(metavar="ENV", help="Run A in this Python environment: its folder or python.")
     ] = None,
     b_python: Annotated[Path | None, typer.Option(metavar="ENV", help="Run B in this Python environment.")] = None,
-    gate: Annotated[
-        float | None,
-        amount(metavar="PERCENT", most=1000.0, unit="%", help="Exit with code 1 if B is worse by more than PERCENT."),
-    ] = None,
-    undecided: Annotated[
-        str, typer.Option(metavar="fail|pass", help="With --gate: exit with code 3 or 0 if it stays undecided.")
-    ] = "fail",
+    gate: Annotated[float | None, gate_option("B is worse by more than PERCENT")] = None,
+    undecided: Annotated[str, undecided_option("it stays undecided")] = FAIL,
     budget: Annotated[
         Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit for the comparison.")
     ] = Duration("30m", 1800.0),
@@ -92,7 +88,6 @@ def compare(
         print_diff(*recordings, json=json)
         return
     arms = compare_arms(words or (), commands=(a, b), refs=(a_ref, b_ref), pythons=(a_python, b_python))
-    _check_undecided(undecided)
     comparison = CompareCommand(
         a=arms[0],
         b=arms[1],
@@ -111,23 +106,9 @@ def compare(
     result, exit_code = comparison.run(_say)
     _print(result, comparison.folder, json=json)
     _say(comparison.write(result, typed_command()))
-    raise typer.Exit(exit_code if exit_code is not None else gate_code(result, undecided))
-
-
-def gate_code(result: Comparison, undecided: str) -> int:
-    """Return the exit code for the gate."""
-    if result.gate is None or result.gate.outcome == "passed":
-        return 0
-    if result.gate.outcome == "failed":
-        return 1
-    return 0 if undecided == "pass" else 3
-
-
-def _check_undecided(text: str) -> None:
-    from flatout.errors import UsageError
-
-    if text not in ("fail", "pass"):
-        raise UsageError(f"`--undecided` must be fail or pass, but got {text}")
+    if exit_code is None:
+        exit_code = gate_code(result.gate.outcome if result.gate is not None else None, undecided)
+    raise typer.Exit(exit_code)
 
 
 def _print(result: Comparison, folder: Path, *, json: bool) -> None:

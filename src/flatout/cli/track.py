@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.gate import FAIL, gate_code, gate_option, undecided_option
 from flatout.cli.help import Command, Group
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.paths import given_path
@@ -118,17 +119,9 @@ def check(
     measure: _Measures = None,
     branch: _Branches = None,
     gate: Annotated[
-        float | None,
-        amount(
-            metavar="PERCENT",
-            most=1000.0,
-            unit="%",
-            help="Exit with code 1 if a measure is worse by more than PERCENT, by changes in its last results.",
-        ),
+        float | None, gate_option("a measure is worse by more than PERCENT, by changes in its last results")
     ] = None,
-    undecided: Annotated[
-        str, typer.Option(metavar="fail|pass", help="With --gate: exit with code 3 or 0 if there are too few results.")
-    ] = "fail",
+    undecided: Annotated[str, undecided_option("there are too few results")] = FAIL,
     last: Annotated[
         int, whole_number(least=1, help="With --gate: results of each measure that count as its last.")
     ] = 20,
@@ -172,7 +165,6 @@ def check(
         measures=tuple(measure or ()),
         branches=tuple(branch or ()),
     )
-    _check_undecided(undecided)
     _check_format(format, json=json)
     result = _checked(history, request)
     if format is None:
@@ -183,7 +175,7 @@ def check(
         if html is not None:
             _write_page(result, html, force=force)
         _print_reported(reported_check(result), format)
-    raise typer.Exit(gate_code(result, undecided))
+    raise typer.Exit(gate_code(result.gate.outcome if result.gate is not None else None, undecided))
 
 
 @app.command(cls=Command)
@@ -216,22 +208,6 @@ def export(
         tracked.job, tracked.machine, tracked.measures, verdict=exported.verdict, gate=exported.gate
     )
     _print_reported(reported, format)
-
-
-def gate_code(result: TrackCheck, undecided: str) -> int:
-    """Return the exit code for the gate."""
-    if result.gate is None or result.gate.outcome == "passed":
-        return 0
-    if result.gate.outcome == "failed":
-        return 1
-    return 0 if undecided == "pass" else 3
-
-
-def _check_undecided(text: str) -> None:
-    from flatout.errors import UsageError
-
-    if text not in ("fail", "pass"):
-        raise UsageError(f"`--undecided` must be fail or pass, but got {text}")
 
 
 def _checked(history: Path, request: CheckRequest) -> TrackCheck:

@@ -34,6 +34,7 @@ NUM_FIRST = 4  # trials, two of each arm, after which the noise is known well en
 # A standard deviation of two trials each has two degrees of freedom: its median is 1 / 1.2 of the true one.
 SMALL_SAMPLE = 1.2
 MAX_FAILED = 3  # trials of one arm
+_ANALYSED = frozenset(analysis.num_fresh for analysis in ANALYSES)  # numbers of B's trials
 DEFAULT_EFFECT = 0.03  # the slowdown for which the power is stated without a gate
 GATE_TIMES = 5 / 3  # with a gate, the power is stated for a slowdown of this many gates: 5 % for a gate of 3 %
 
@@ -68,7 +69,8 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
             _check(evidence, runner)
             if evidence.num_complete == NUM_FIRST and stated is None:
                 stated = _state_power(runner, evidence, options, say)
-            so_far = _judged(evidence, options) if evidence.has_both else None
+            if evidence.has_both and (so_far is None or _is_analysis_due(evidence)):
+                so_far = _judged(evidence, options)
             _report(so_far, evidence.trials, runner, say)
         ended_by = reason
         if so_far is not None and so_far.verdict.verdict != "equivalent":
@@ -85,6 +87,14 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
         ended_by=ended_by,
         interruption=interruption,
     )
+
+
+def _is_analysis_due(evidence: Evidence) -> bool:
+    """Whether the last trial is one of B after which its trials are analysed: no other trial changes the verdict."""
+    last = evidence.trials[-1]
+    num_of_b = sum(trial.is_complete for trial in evidence.trials_of("B"))
+    is_of_b = last.is_complete and arm_of(last.index) == "B"
+    return is_of_b and num_of_b in _ANALYSED
 
 
 def _judged(evidence: Evidence, options: CompareOptions, *, is_last: bool = False) -> Judged:

@@ -106,6 +106,7 @@ class Segmentation(msgspec.Struct, frozen=True, kw_only=True):
     drift: Drift | None = None
     states: TwoStates | None = None
     outliers: tuple[int, ...] = ()  # indices
+    correlation: float = 0.0  # of neighbouring results around their levels; 0: none is shown
 
 
 class TrackPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +154,7 @@ class SeriesCheck(msgspec.Struct, frozen=True, kw_only=True):
     drift: Drift | None = None
     states: TwoStates | None = None
     outliers: tuple[int, ...] = ()  # indices of results far from the level
+    correlation: float = 0.0  # of neighbouring results around their levels; 0: none is shown
     outcome: GateOutcome | None = None  # of the gate for this series; None: no gate
 
 

@@ -18,6 +18,7 @@ from flatout.report.track_phrases import (
     STATUS_ORDER,
     change_percent,
     change_sentence,
+    correlation_sentence,
     drift_sentence,
     environment_words,
     gate_sentence,
@@ -77,6 +78,8 @@ def _series(series: SeriesCheck) -> dict[str, object]:
     sentences = [drift_sentence(series.drift, series.unit)] if series.drift is not None else []
     if series.states is not None:
         sentences.append(states_sentence(series.states, series.unit))
+    if series.correlation:
+        sentences.append(correlation_sentence(series))
     if series.outliers:
         sentences.append(f"{counted(len(series.outliers), 'outlier')}, not counted as a change")
     return {

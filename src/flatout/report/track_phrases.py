@@ -15,6 +15,7 @@ _FORMS = {
     "B/s": units.bytes_per_s,
     "FLOP/s": units.flops_per_s,
 }
+FEW_INDEPENDENT = 30  # results: of fewer, a correlation is not known well enough to hold the rate of false alarms
 NO_COMMIT = "an unknown commit"
 STATUS_ORDER = ("changed", "drifting", "two states", "steady", "too few results")
 
@@ -92,6 +93,19 @@ def states_sentence(states: TwoStates, unit: str) -> str:
         f"({units.percent(states.high_share)} of the results, {counted(states.num_switches, 'change')}): the machine "
         "has two states"
     )
+
+
+def correlation_sentence(series: SeriesCheck) -> str:
+    """Say that neighbouring results are alike, and whether the rate of false alarms holds nevertheless."""
+    num_results = len(series.points)
+    num_independent = num_results * (1 - series.correlation) / (1 + series.correlation)
+    sentence = (
+        f"neighbouring results are alike (correlation {series.correlation:.1f}): the {num_results} results count as"
+        f" {num_independent:.0f} independent ones"
+    )
+    if num_independent < FEW_INDEPENDENT:
+        sentence += ", so few that false changes can be more frequent than stated"
+    return sentence
 
 
 def summary_sentence(check: TrackCheck) -> str:

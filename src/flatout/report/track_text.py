@@ -12,6 +12,7 @@ from flatout.report.terminal import TextStyle
 from flatout.report.track_phrases import (
     STATUS_ORDER,
     change_sentence,
+    correlation_sentence,
     drift_sentence,
     environment_words,
     gate_sentence,
@@ -58,6 +59,8 @@ def _series(series: SeriesCheck, style: TextStyle) -> list[str]:
         lines += style.wrapped(drift_sentence(series.drift, series.unit), indent="    ")
     if series.states is not None:
         lines += style.wrapped(states_sentence(series.states, series.unit), indent="    ")
+    if series.correlation:
+        lines += style.wrapped(correlation_sentence(series), indent="    ")
     if series.outliers:
         lines += style.wrapped(f"{counted(len(series.outliers), 'outlier')}, not counted as a change", indent="    ")
     return lines

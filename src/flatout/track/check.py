@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from flatout.errors import UsageError
+from flatout.errors import InputError, UsageError
 from flatout.records.tracking import (
     CommitRange,
     Direction,
@@ -64,7 +64,9 @@ _Key = tuple[str, str, str]  # job, machine, measure
 
 
 def check_history(path: Path, history: History, request: CheckRequest) -> TrackCheck:
-    """Check all series that the request selects. Raise UsageError if it selects none."""
+    """Check all series that the request selects. Raise InputError without results, UsageError if none match."""
+    if not history.results:
+        raise InputError(_no_results(path, history), hint="add some with `flatout track add`")
     series = _series(_selected(history.results, request), request.measures)
     if not series:
         raise UsageError(
@@ -81,6 +83,15 @@ def check_history(path: Path, history: History, request: CheckRequest) -> TrackC
         series=tuple(checks),
         gate=_gate(checks, request),
         notes=_notes(history),
+    )
+
+
+def _no_results(path: Path, history: History) -> str:
+    if not history.num_damaged and not history.num_newer:
+        return f"`{path}` has no results"
+    return (
+        f"`{path}` has no results that can be read: lines that are damaged: {history.num_damaged}, of a later version"
+        f" of Flatout: {history.num_newer}"
     )
 
 
@@ -136,6 +147,7 @@ def _series_check(key: _Key, entries: list[_Entry], rate: float, request: CheckR
         drift=drift,
         states=parts.states,
         outliers=parts.outliers,
+        correlation=parts.correlation,
     )
     return msgspec.structs.replace(series, outcome=_outcome(series, request.gate))
 

@@ -24,9 +24,11 @@ from flatout.records.tracking import Drift, LevelChange, Segmentation, TwoStates
 from flatout.track import patterns
 from flatout.track.split_tests import (
     CLIP,
+    SHOWN,
     Flags,
     Values,
     best_splits,
+    neighbour_correlation,
     possible_splits,
     robust_sd,
     seeded_intervals,
@@ -47,12 +49,16 @@ LOCATION_DROP = 7.35
 # Of a drift's whole rise: a curved drift differs from its line by less.
 STEP_ON_A_DRIFT = 0.1
 _DRIFT_ROUNDS = 3
+# Of the rate of false alarms, for steps that only show once a line is subtracted: with the line goes what neighbours
+# have in common, and so the correlation by which their results would count for fewer.
+RATE_ON_A_LINE = 0.001
 
 
 def segmentation(values: Sequence[float], *, rate: float, min_effect: float) -> Segmentation:
     """Return the changes by at least `min_effect` (0.01 is 1 %), the drift and the states of a series.
 
-    A series without a change, whose results are independent, is given one with a probability of at most `rate`.
+    A series without a change is given one with a probability of at most `rate`, also if neighbouring results are
+    correlated, unless it counts for few independent ones: then the correlation is not known well enough.
     """
     scale = _Scale(np.asarray(values, dtype=np.float64))
     finder = _Finder(rate=rate, min_effect=min_effect)
@@ -61,10 +67,7 @@ def segmentation(values: Sequence[float], *, rate: float, min_effect: float) -> 
     states = patterns.two_states(scale.series, finder.floor_sd)
     base = 0.0 if states is None else states.low
     series = scale.series if states is None else scale.series - states.of_each(scale.series)
-    changes = finder.changes(series)
-    slope = 0.0
-    if changes:
-        slope, changes = finder.with_drift(series, changes)
+    slope, changes = finder.with_drift(series)
     if states is not None:
         changes = _of_both_states(changes, states.is_high(scale.series))
     trend: Values = slope * np.arange(len(series), dtype=np.float64)
@@ -75,6 +78,7 @@ def segmentation(values: Sequence[float], *, rate: float, min_effect: float) -> 
         drift=_drift(straight, line, changes, slope, scale),
         states=_states(states, scale),
         outliers=_outliers(straight, changes, finder.floor_sd),
+        correlation=_correlation(straight, changes, finder.floor_sd),
         level=scale.value(_last_level(straight, changes) + float(line[-1])),
     )
 
@@ -109,12 +113,17 @@ class _Finder:
         self._least_step = math.log1p(min_effect)
         self.floor_sd = NOISE_FLOOR * min_effect
 
-    def changes(self, series: Values, *, least_step: float = 0.0) -> list[int]:
-        """Return the indices of the first results at new levels, in order."""
-        limit = math.log(self._rate / (TESTS_PER_RESULT * len(series)))
+    def changes(
+        self, series: Values, *, least_step: float = 0.0, rate_share: float = 1.0, are_independent: bool = False
+    ) -> list[int]:
+        """Return the indices of the first results at new levels, in order.
+
+        With `are_independent`, neighbours that are alike are not held against a change.
+        """
+        limit = math.log(rate_share * self._rate / (TESTS_PER_RESULT * len(series)))
         changes = self._settled(series, self._candidates(series, limit))
         while changes:
-            tests = [self._test(series, changes, place, least_step) for place in range(len(changes))]
+            tests = [self._test(series, changes, place, least_step, are_independent) for place in range(len(changes))]
             failing = [place for place, test in enumerate(tests) if not test.passes(limit)]
             if not failing:
                 break
@@ -122,16 +131,22 @@ class _Finder:
             changes = self._settled(series, changes[:weakest] + changes[weakest + 1 :])
         return changes
 
-    def with_drift(self, series: Values, changes: list[int]) -> tuple[float, list[int]]:
+    def with_drift(self, series: Values) -> tuple[float, list[int]]:
         """Return a slope per result and the changes in addition to it; 0 if steps explain the series better."""
-        best = patterns.criterion(series, changes, 0, self.floor_sd), 0.0, changes
-        for first_changes in ([], changes):  # a slope is biased by steps that it ignores, and hidden by too many
+        # Around the steps that describe a drift, neighbours are alike, which would hide it.
+        steps = self.changes(series, are_independent=True)
+        if not steps:
+            return 0.0, []
+        shown = self.changes(series)
+        rate_share = 1.0 if shown else RATE_ON_A_LINE
+        best = patterns.criterion(series, steps, 0, self.floor_sd), 0.0, shown
+        for first_changes in ([], steps):  # a slope is biased by steps that it ignores, and hidden by too many
             changes_on_line: list[int] = first_changes
             for _ in range(_DRIFT_ROUNDS):
                 slope = patterns.slope(series, changes_on_line)
                 straight = series - slope * np.arange(len(series))
                 rise = abs(slope) * len(series)
-                changes_on_line = self.changes(straight, least_step=STEP_ON_A_DRIFT * rise)
+                changes_on_line = self.changes(straight, least_step=STEP_ON_A_DRIFT * rise, rate_share=rate_share)
                 score = patterns.criterion(straight, changes_on_line, 1, self.floor_sd)
                 best = min(best, (score, slope, changes_on_line))
         return best[1], best[2]
@@ -184,12 +199,14 @@ class _Finder:
                 settled[place] = start + int(splits[0])
         return sorted(set(settled))
 
-    def _test(self, series: Values, changes: Sequence[int], place: int, least_step: float) -> _ChangeTest:
+    def _test(
+        self, series: Values, changes: Sequence[int], place: int, least_step: float, are_independent: bool
+    ) -> _ChangeTest:
         start, end = _neighbours(series, changes, place)
         part, split = series[start:end], changes[place] - start
         step = abs(float(np.median(part[split:]) - np.median(part[:split])))
         return _ChangeTest(
-            log_p=split_log_p(part, split, self.floor_sd),
+            log_p=split_log_p(part, split, self.floor_sd, are_independent=are_independent),
             is_large=step >= max(self._least_step, least_step),
             is_long=_num_at_new_level(part, split) >= self._least_run(len(series), part, split),
         )
@@ -250,6 +267,14 @@ def _outliers(straight: Values, changes: Sequence[int], floor_sd: float) -> tupl
     rests = patterns.residuals(straight, changes)
     reach = OUTLIER_SD * max(robust_sd(rests), floor_sd)
     return tuple(int(index) for index in np.flatnonzero(np.abs(rests) > reach))
+
+
+def _correlation(straight: Values, changes: Sequence[int], floor_sd: float) -> float:
+    """Return the correlation of neighbouring results, without the levels and with outliers clipped, if it is shown."""
+    rests = patterns.residuals(straight, changes)
+    reach = CLIP * max(robust_sd(rests), floor_sd)
+    clipped: Values = np.clip(rests, -reach, reach)
+    return neighbour_correlation(clipped, num_levels=len(changes) + 1, least_errors=SHOWN)
 
 
 def _last_level(straight: Values, changes: Sequence[int]) -> float:

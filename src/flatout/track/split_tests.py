@@ -20,7 +20,9 @@ CLIP = 3.0  # robust standard deviations
 MAD_TO_SD = 1.4826
 _SHRINK = math.sqrt(2)  # of the length of seeded intervals, from layer to layer
 _SMALLEST_P = 1e-300
-_CLEAR = 1.64  # standard errors of an autocorrelation: a smaller one counts as 0
+_MOST_CORRELATION = 0.9
+POSSIBLE = 0.5  # standard errors of a correlation of neighbours: a smaller one counts as 0 in a test
+SHOWN = 2.0  # and a larger one than this is shown to be above 0
 
 
 def seeded_intervals(length: int, shortest: int) -> list[tuple[int, Indices]]:
@@ -55,19 +57,25 @@ def best_splits(windows: Values, least: int, floor_sd: float) -> tuple[Values, I
     around_mean = np.sum(clipped**2, axis=1) - total[:, 0] ** 2 / length
     best = np.argmax(between, axis=1)
     largest = between[np.arange(len(windows)), best]
-    return _log_p(largest, around_mean - largest, length, floor_sd), before[best]
+    freedom = length - 2
+    return _log_p(largest, (around_mean - largest) / freedom, freedom, floor_sd), before[best]
 
 
-def split_log_p(values: Values, split: int, floor_sd: float) -> float:
-    """Return the log p-value of one split; values that depend on their predecessors count for fewer."""
+def split_log_p(values: Values, split: int, floor_sd: float, *, are_independent: bool = False) -> float:
+    """Return the log p-value of one split; values that depend on their predecessors count for fewer.
+
+    With a correlation r of neighbours, n values say as much about a mean as n (1 - r) / (1 + r) independent ones, and
+    the test has as many fewer degrees of freedom.
+    """
     clipped = _clipped(values[None, :], floor_sd)[0]
     sides = clipped[:split], clipped[split:]
     rests = np.concatenate([side - side.mean() for side in sides])
     between = (sides[0].mean() - sides[1].mean()) ** 2 * split * (len(values) - split) / len(values)
-    correlation = _autocorrelation(rests)
+    correlation = 0.0 if are_independent else neighbour_correlation(rests, num_levels=2)
     inflation = (1 + correlation) / (1 - correlation)
-    log_p = _log_p(np.array([between]), np.array([np.sum(rests**2) * inflation]), len(values), floor_sd)
-    return float(log_p[0])
+    variance = float(np.sum(rests**2)) / (len(values) - 2) * inflation
+    freedom = max(len(values) / inflation - 2, 1.0)
+    return float(_log_p(np.array([between]), np.array([variance]), freedom, floor_sd)[0])
 
 
 def possible_splits(values: Values, least: int, floor_sd: float, drop: float) -> Indices:
@@ -97,20 +105,26 @@ def _clipped(windows: Values, floor_sd: float) -> Values:
     return np.clip(windows - centers, -reach, reach)
 
 
-def _log_p(between: Values, within: Values, length: int, floor_sd: float) -> Values:
-    """Return the log of the two-sided p-value of Student's test, from sums of squares between and within levels."""
-    freedom = length - 2
-    variance = np.maximum(within / freedom, floor_sd**2)
-    p_value = 2 * stdtr(freedom, -np.sqrt(between / variance))
+def _log_p(between: Values, variance: Values, freedom: float, floor_sd: float) -> Values:
+    """Return the log of the two-sided p-value of Student's test.
+
+    `between` is the sum of squares between two levels, and `variance` that of the values around them.
+    """
+    p_value = 2 * stdtr(freedom, -np.sqrt(between / np.maximum(variance, floor_sd**2)))
     log_p: Values = np.log(np.maximum(p_value, _SMALLEST_P))
     return log_p
 
 
-def _autocorrelation(rests: Values) -> float:
-    """Return the correlation of neighbours, or 0 if it is not clear."""
+def neighbour_correlation(rests: Values, *, num_levels: int, least_errors: float = POSSIBLE) -> float:
+    """Return the correlation of neighbours in values around their levels; 0 below so many standard errors.
+
+    The plain estimate r is too small by about (1 + 3 r) / n for each level that was subtracted (Kendall 1954,
+    Biometrika 41, "Note on bias in the estimation of autocorrelation").
+    """
     power = float(np.sum(rests**2))
     if power <= 0:
         return 0.0
-    correlation = float(np.sum(rests[1:] * rests[:-1])) / power
-    is_clear = correlation > _CLEAR / math.sqrt(len(rests))
-    return min(correlation, 0.9) if is_clear else 0.0
+    plain = float(np.sum(rests[1:] * rests[:-1])) / power
+    correlation = plain + num_levels * (1 + 3 * max(plain, 0.0)) / len(rests)
+    is_large = correlation > least_errors / math.sqrt(len(rests))
+    return min(correlation, _MOST_CORRELATION) if is_large else 0.0

@@ -35,7 +35,7 @@ class JournaledTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """A successful profile, so that a resumed tuning run starts from the same findings and tries the same changes."""
+    """A successful profile, or a job with blocks: a resumed tuning run starts from the same findings and evidence."""
 
     key: str
     folder: str  # its name, in the folder of the trials

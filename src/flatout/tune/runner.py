@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -65,6 +66,14 @@ def trial_key(changes: ChangeSet, length: StopRule | int) -> str:
     if isinstance(length, StopRule):
         num_steps = length.max_steps if length.is_fixed else "open"
     return f"{changes.name} {json.dumps(msgspec.to_builtins(settings), sort_keys=True)} {num_steps}"
+
+
+def blocks_key(applied: ChangeSet, schedule: str) -> str:
+    """Return a key that is equal for jobs with the same blocks, whatever time they may take."""
+    blocks = json.loads(schedule)
+    blocks.pop("max_s", None)  # it follows the times of earlier trials
+    digest = hashlib.sha256(json.dumps(blocks, sort_keys=True).encode()).hexdigest()
+    return f"{trial_key(applied, 0)} blocks {digest}"
 
 
 class Runner:
@@ -224,10 +233,18 @@ class Runner:
     def blocks(self, applied: ChangeSet, schedule: str, limit_s: float) -> BlocksRun:
         """Run the job once with the applied changes, and switch others in blocks of steps as the schedule says.
 
-        It is not journaled: a resumed tuning runs it again. Raises FlatoutError if the cluster keeps ending the job, or
-        if it read files that an earlier trial has written.
+        A run from before an interruption is read again if its folder still exists. Raises FlatoutError if the cluster
+        keeps ending the job, or if it read files that an earlier trial has written.
         """
-        folder = self._folder(f"blocks-{self.num_trials:03d}")
+        key = blocks_key(applied, schedule)
+        former = self.journal.recall_profile(key)
+        if former is not None:
+            recording = _read(self.out / "runs" / former.folder / "recording")
+            if recording is not None and recording.ranks:
+                self._resumed_s += former.took_s
+                return BlocksRun(recording=recording, problem=None, took_s=former.took_s)
+        name = f"blocks-{self.num_trials:03d}"
+        folder = self._folder(name)
         variables = {Variable.BLOCKS: schedule, Variable.STOP_AFTER_S: str(int(limit_s))}
         options = Options(is_light=True, warmup=self._warmup)
         began_s = self.spent_s()
@@ -235,8 +252,11 @@ class Runner:
         reads = self.files.settle(folder)
         if reads:
             raise invalid_trial("the job with blocks", reads)
+        took_s = self.spent_s() - began_s
         problem = None if ended.code == 0 and not ended.is_timed_out else error_line(output)
-        return BlocksRun(recording=recording, problem=problem, took_s=self.spent_s() - began_s)
+        if problem is None:
+            self.journal.add_profile(Profile(key=key, folder=name, took_s=took_s))
+        return BlocksRun(recording=recording, problem=problem, took_s=took_s)
 
     def _run_kept_apart(
         self, changes: ChangeSet, rule: StopRule, index: int

@@ -8,6 +8,7 @@ from flatout.records.tracking import GateOutcome, Measure, Reported, ReportedMea
 from flatout.report.phrases import counted
 from flatout.report.track_phrases import (
     change_sentence,
+    correlation_sentence,
     drift_sentence,
     environment_words,
     gate_sentence,
@@ -53,6 +54,8 @@ def _message(series: SeriesCheck) -> str:
             sentences.append(f"changed there: {environment_words(tracked)}")
         if tracked.parts:
             sentences.append(f"parts: {parts_words(tracked.parts)}")
+        if series.correlation:
+            sentences.append(correlation_sentence(series))
     if series.drift is not None:
         sentences.append(drift_sentence(series.drift, series.unit))
     if series.states is not None:
