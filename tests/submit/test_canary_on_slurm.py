@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,11 +21,12 @@ def test_the_jobs_after_a_canary_that_was_slower_have_no_changes(
     """The tuning promises steps of 1 ms, and the job's steps sleep for 20 ms: slower than without the changes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
     config = tuned_file(tmp_path / "tuned.toml", step_s=0.001, num_ranks=1)
     ledger = tmp_path / "ledger.jsonl"
     words = ["--config", str(config), "--canary", "--ledger", str(ledger)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    job = [str(JOB), f"--out={tmp_path / 'out'}", "--steps=150", "--save_every=1000"]
+    job = [str(JOB), f"--out={tmp_path / 'out'}", "--steps=800", "--save_every=1000"]
     canary = submit(monkeypatch, capfd, *words, "--out", "canary", "--", *launcher, *job)
     assert "this job is the canary" in str(canary["notes"])
     waiting = submit(monkeypatch, capfd, *words, "--out", "waiting", "--dry-run", "--", *launcher, *job)

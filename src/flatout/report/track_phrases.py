@@ -15,7 +15,7 @@ _FORMS = {
     "B/s": units.bytes_per_s,
     "FLOP/s": units.flops_per_s,
 }
-FEW_INDEPENDENT = 30  # results: of fewer, a correlation is not known well enough to hold the rate of false alarms
+FEW_INDEPENDENT = 30  # results: of fewer, a correlation is too uncertain to hold the rate
 NO_COMMIT = "an unknown commit"
 STATUS_ORDER = ("changed", "drifting", "two states", "steady", "too few results")
 

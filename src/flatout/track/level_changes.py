@@ -51,14 +51,14 @@ STEP_ON_A_DRIFT = 0.1
 _DRIFT_ROUNDS = 3
 # Of the rate of false alarms, for steps that only show once a line is subtracted: with the line goes what neighbours
 # have in common, and so the correlation by which their results would count for fewer.
-RATE_ON_A_LINE = 0.001
+RATE_ON_A_LINE = 0.01
 
 
 def segmentation(values: Sequence[float], *, rate: float, min_effect: float) -> Segmentation:
     """Return the changes by at least `min_effect` (0.01 is 1 %), the drift and the states of a series.
 
     A series without a change is given one with a probability of at most `rate`, also if neighbouring results are
-    correlated, unless it counts for few independent ones: then the correlation is not known well enough.
+    correlated, unless it counts for few independent ones: then the correlation is too uncertain.
     """
     scale = _Scale(np.asarray(values, dtype=np.float64))
     finder = _Finder(rate=rate, min_effect=min_effect)
@@ -118,7 +118,7 @@ class _Finder:
     ) -> list[int]:
         """Return the indices of the first results at new levels, in order.
 
-        With `are_independent`, neighbours that are alike are not held against a change.
+        With `are_independent`, results count in full, also if neighbours are alike.
         """
         limit = math.log(rate_share * self._rate / (TESTS_PER_RESULT * len(series)))
         changes = self._settled(series, self._candidates(series, limit))
@@ -133,23 +133,26 @@ class _Finder:
 
     def with_drift(self, series: Values) -> tuple[float, list[int]]:
         """Return a slope per result and the changes in addition to it; 0 if steps explain the series better."""
-        # Around the steps that describe a drift, neighbours are alike, which would hide it.
+        # Around the steps that describe a drift, and around a line that ignores a step, neighbours are alike: what
+        # explains the series is found without regard to that, and tested with it.
         steps = self.changes(series, are_independent=True)
         if not steps:
             return 0.0, []
-        shown = self.changes(series)
-        rate_share = 1.0 if shown else RATE_ON_A_LINE
-        best = patterns.criterion(series, steps, 0, self.floor_sd), 0.0, shown
-        for first_changes in ([], steps):  # a slope is biased by steps that it ignores, and hidden by too many
-            changes_on_line: list[int] = first_changes
+        best = patterns.criterion(series, steps, 0, self.floor_sd), 0.0
+        for first_steps in ([], steps):  # a slope is biased by steps that it ignores, and hidden by too many
+            steps_on_line: list[int] = first_steps
             for _ in range(_DRIFT_ROUNDS):
-                slope = patterns.slope(series, changes_on_line)
+                slope = patterns.slope(series, steps_on_line)
                 straight = series - slope * np.arange(len(series))
-                rise = abs(slope) * len(series)
-                changes_on_line = self.changes(straight, least_step=STEP_ON_A_DRIFT * rise, rate_share=rate_share)
-                score = patterns.criterion(straight, changes_on_line, 1, self.floor_sd)
-                best = min(best, (score, slope, changes_on_line))
-        return best[1], best[2]
+                steps_on_line = self.changes(straight, least_step=_least_step_on(series, slope), are_independent=True)
+                best = min(best, (patterns.criterion(straight, steps_on_line, 1, self.floor_sd), slope))
+        slope = best[1]
+        changes = self.changes(series)
+        if slope:
+            straight = series - slope * np.arange(len(series))
+            share = 1.0 if changes else RATE_ON_A_LINE
+            changes = self.changes(straight, least_step=_least_step_on(series, slope), rate_share=share)
+        return slope, changes
 
     def described(
         self, straight: Values, line: Values, changes: Sequence[int], scale: _Scale
@@ -219,6 +222,11 @@ class _Finder:
         """
         share = max(USUAL_OUTLIER_SHARE, _outlier_share(part, split, self.floor_sd))
         return max(LEAST_RUN, math.ceil(math.log(num_results / self._rate) / -math.log(share)))
+
+
+def _least_step_on(series: Values, slope: float) -> float:
+    """Return the smallest step in addition to a drift."""
+    return STEP_ON_A_DRIFT * abs(slope) * len(series)
 
 
 def _neighbours(series: Values, changes: Sequence[int], place: int) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def _log_p(between: Values, variance: Values, freedom: float, floor_sd: float) -
 
 
 def neighbour_correlation(rests: Values, *, num_levels: int, least_errors: float = POSSIBLE) -> float:
-    """Return the correlation of neighbours in values around their levels; 0 below so many standard errors.
+    """Return the correlation of neighbours in values around their levels; 0 below `least_errors` standard errors.
 
     The plain estimate r is too small by about (1 + 3 r) / n for each level that was subtracted (Kendall 1954,
     Biometrika 41, "Note on bias in the estimation of autocorrelation").
