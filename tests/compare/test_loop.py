@@ -17,7 +17,7 @@ from flatout.errors import InputError
 from flatout.records.comparison import ArmName
 from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
-from flatout.tune.runner import Profiled
+from flatout.tune.profiled import Profiled
 
 
 def compared(arms: SimulatedArms, **options: object) -> tuple[Compared, list[str]]:

@@ -25,15 +25,21 @@ def series(num_results: int, correlation: float) -> SeriesCheck:
     )
 
 
-@pytest.mark.parametrize(("num_results", "is_few"), [(87, True), (93, False)])
+@pytest.mark.parametrize(("num_results", "is_few"), [(68, True), (72, False)])
 def test_the_rate_is_qualified_where_few_results_are_independent(num_results: int, is_few: bool) -> None:
-    """With a correlation of 0.5, three results count as one."""
-    sentence = correlation_sentence(series(num_results, 0.5))
+    """With a correlation of 0.4, seven results count as three."""
+    sentence = correlation_sentence(series(num_results, 0.4))
+    num_independent = round(num_results * 3 / 7)
     assert sentence.startswith(
-        f"neighbouring results are alike (correlation 0.5): the {num_results} results count as {num_results // 3}"
+        f"neighbouring results are alike (correlation 0.4): the {num_results} results count as {num_independent} "
     )
-    assert ("false changes can be more frequent than stated" in sentence) is is_few
+    assert ("false changes can be about twice as frequent as stated" in sentence) is is_few
     assert FEW_INDEPENDENT == 30
+
+
+@pytest.mark.parametrize(("correlation", "is_strong"), [(0.49, False), (0.5, True)])
+def test_the_rate_is_qualified_for_a_strong_correlation(correlation: float, is_strong: bool) -> None:
+    assert ("about twice" in correlation_sentence(series(300, correlation))) is is_strong
 
 
 def test_independent_results_are_not_spoken_of() -> None:

@@ -80,7 +80,7 @@ def correlated(rng: np.random.Generator, num_results: int, correlation: float) -
     return 100 * np.exp(values)
 
 
-@pytest.mark.parametrize(("num_results", "correlation"), [(100, 0.3), (100, 0.6), (300, 0.6)])
+@pytest.mark.parametrize(("num_results", "correlation"), [(100, 0.3), (300, 0.3), (100, 0.6)])
 def test_neighbours_that_are_alike_do_not_raise_the_rate(num_results: int, correlation: float) -> None:
     """At a rate of 5 %, at most 9 of 80: the 99th percentile; a quarter before results counted for fewer."""
     rng = np.random.default_rng(num_results)

@@ -16,6 +16,7 @@ _FORMS = {
     "FLOP/s": units.flops_per_s,
 }
 FEW_INDEPENDENT = 30  # results: of fewer, a correlation is too uncertain to hold the rate
+STRONG_CORRELATION = 0.5  # from here, the rate is not quite held either
 NO_COMMIT = "an unknown commit"
 STATUS_ORDER = ("changed", "drifting", "two states", "steady", "too few results")
 
@@ -103,8 +104,8 @@ def correlation_sentence(series: SeriesCheck) -> str:
         f"neighbouring results are alike (correlation {series.correlation:.1f}): the {num_results} results count as"
         f" {num_independent:.0f} independent ones"
     )
-    if num_independent < FEW_INDEPENDENT:
-        sentence += ", so few that false changes can be more frequent than stated"
+    if num_independent < FEW_INDEPENDENT or series.correlation >= STRONG_CORRELATION:
+        sentence += "; false changes can be about twice as frequent as stated"
     return sentence
 
 

@@ -239,7 +239,7 @@ class Runner:
         key = blocks_key(applied, schedule)
         former = self.journal.recall_profile(key)
         if former is not None:
-            recording = _read(self.out / "runs" / former.folder / "recording")
+            recording = recording_in(self.out / "runs" / former.folder / "recording")
             if recording is not None and recording.ranks:
                 self._resumed_s += former.took_s
                 return BlocksRun(recording=recording, problem=None, took_s=former.took_s)
