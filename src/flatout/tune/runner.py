@@ -255,7 +255,7 @@ class Runner:
         took_s = self.spent_s() - began_s
         problem = None if ended.code == 0 and not ended.is_timed_out else error_line(output)
         if problem is None:
-            self.journal.add_profile(Profile(key=key, folder=name, took_s=took_s))
+            self.journal.add_profile(Profile(key=key, folder=name, took_s=took_s, session=self.journal.session))
         return BlocksRun(recording=recording, problem=problem, took_s=took_s)
 
     def _run_kept_apart(
