@@ -44,7 +44,7 @@ def compare(
     ] = Duration("30m", 1800.0),
     trials: Annotated[int | None, whole_number(least=4, help="Maximum number of trials, at least 4.")] = None,
     steps: Annotated[
-        int | None, whole_number(least=5, help="Measured steps per trial. [default: chosen from the first trials]")
+        int | None, whole_number(least=5, help="Measured steps per trial. [default: until the mean step is known]")
     ] = None,
     warmup: Annotated[
         int | None, whole_number(help="Warm-up steps per trial. [default: until step times are stable]")
@@ -57,7 +57,7 @@ def compare(
         ),
     ] = None,
     profiles: Annotated[
-        int, whole_number(most=20, help="Profiles of each arm, which show where the difference is.")
+        int, whole_number(most=20, help="Most profiles of each arm, which show where the difference is.")
     ] = 3,
     out: Annotated[
         Path | None,
