@@ -34,7 +34,7 @@ TRUE_SPEEDUP = PRINTED_S["epoch_stall"] / PRINTED_S["epoch_stall_pw"]
 class Idle:
     """A runner that has run nothing yet."""
 
-    usual_s, num_trials = 10.0, 0
+    usual_s, num_trials, out = 10.0, 0, Path()
 
     def spent_s(self) -> float:
         return 0.0
