@@ -73,3 +73,11 @@ def test_a_budget_of_trials_that_is_used_up_leaves_none_for_a_profile() -> None:
     result = tuned(runner, max_trials=2)
     assert runner.num_trials == 2 and result.end.ended_by == "trial_budget"
     assert set(runner.rules) <= {None}
+
+
+@pytest.mark.parametrize(("max_trials", "is_counted"), [(13, False), (14, True)])
+def test_of_few_trials_none_is_spent_on_the_profile(max_trials: int, is_counted: bool) -> None:
+    """With fewer than twelve left after the first one, two baselines are enough, and the others are for candidates."""
+    runner = Counting({})
+    tuned(runner, max_trials=max_trials, max_rounds=1)
+    assert (runner.rules[0] is not None) == is_counted

@@ -11,7 +11,7 @@ import msgspec
 from flatout.errors import FlatoutError, InvalidTrialError
 from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.tuning import TuningEnd
-from flatout.tune.budget import used_up
+from flatout.tune.budget import num_floor_trials, used_up
 from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Setup, StoppedError
 from flatout.tune.trials import next_length
@@ -48,10 +48,13 @@ def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
 def _rule(setup: Setup, progress: Progress) -> StopRule | None:
     """Return how long the profile measures before its trace; None if it cannot count as a trial.
 
-    A trace affects peak memory and energy, so only times are as in a trial.
+    A trace affects peak memory and energy, so only times are as in a trial. Of a limited number of trials, none is
+    spent on the profile once the unchanged job has had its first ones: a candidate needs them more.
     """
-    is_of_time = progress.objective in TIMES
-    if not is_of_time or not progress.evidence.baselines or used_up(setup, progress) is not None:
+    baselines = progress.evidence.baselines
+    if progress.objective not in TIMES or not baselines or used_up(setup, progress) is not None:
+        return None
+    if setup.options.max_trials is not None and len(baselines) >= num_floor_trials(setup):
         return None
     length = next_length(setup, progress, progress.applied.changes)
     return fixed_steps(length) if isinstance(length, int) else length
