@@ -91,6 +91,7 @@ def test_json_keeps_its_meaning() -> None:
 
 # Modules that write to a standard stream without `print`, and why that never reaches a terminal.
 _WRITES_PAST_THE_STREAMS = {
+    "nccl_tuner/rank.py": "a rank's standard output is a pipe to `flatout tune nccl`",
     "probe/ceilings/reader.py": "a reader's standard output is a pipe to the worker that started it",
     "probe/ceilings/rank_group.py": "a worker's standard output is a pipe to `flatout bench`",
     "probe/ceilings/worker.py": "a worker's standard output is a pipe to `flatout bench`",

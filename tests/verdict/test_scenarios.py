@@ -94,8 +94,8 @@ def test_a_forecast_comes_true_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize(("period", "num_steps"), [(15, 20), (15, 60), (40, 20), (40, 60)])
 def test_windows_that_hold_more_ends_of_epochs_make_no_claim(period: int, num_steps: int) -> None:
-    row = Kind(job=Job(period=period, num_steps=num_steps), regular=1.0, boundary=1.0, tunings=16).run()
-    assert row["false_claims"] <= 1 / 16
+    row = Kind(job=Job(period=period, num_steps=num_steps), regular=1.0, boundary=1.0, tunings=32).run()
+    assert row["false_claims"] <= 2 / 32  # of 150 tunings, at most 3.3 %
     assert row["median_trials"] < len(ORDER)
 
 
