@@ -110,7 +110,7 @@ def test_a_bundle_that_is_cut_off_is_told_and_the_others_are_compared(tmp_path: 
     found = json.loads(done.stdout)
     assert [report["host"] for report in found["hosts"]] == ["a", "c"]
     assert list(found["not_captured"]) == [str(files[1])]
-    assert "truncated" in found["not_captured"][str(files[1])]
+    assert "its end is missing" in found["not_captured"][str(files[1])]
     assert doctor("--hosts", "--fail-on", "fail", *map(str, files)).returncode == 1
     too_few = doctor("--hosts", *map(str, files[:2]))
     assert (too_few.returncode, too_few.stdout) == (2, "")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -7,9 +8,13 @@ import msgspec
 import pytest
 from tests.emit.tunings import VERDICT, changes, every_change, own_argument, tuning
 
+import flatout
+from flatout.change.nccl_measured import MEASURED, VARIABLES, plugin_folder
+from flatout.change.setting import setting
 from flatout.emit import tuned_toml
 from flatout.emit.write import write
 from flatout.errors import InputError
+from flatout.inside.protocol import PLUGIN_NAME
 from flatout.records.change import Change
 from flatout.records.tuning import Tuning
 
@@ -119,3 +124,36 @@ def test_less_memory_is_not_called_speed() -> None:
     assert made.verdict is not None
     memory = msgspec.structs.replace(made.verdict, objective="peak_memory_bytes")
     assert "times less peak memory" in tuned_toml.emit(msgspec.structs.replace(made, verdict=memory)).text
+
+
+def _measured(folder: Path, **environment: str) -> Path:
+    change = setting(MEASURED, environment=environment)
+    return written(folder, tuning(change))
+
+
+def test_what_was_measured_of_nccl_comes_back_with_the_users_own_plugin(tmp_path: Path) -> None:
+    plugin = plugin_folder() / PLUGIN_NAME.of("abc")
+    table = {"FLATOUT_NCCL_TABLE": str(tmp_path / "nccl-table.txt"), "NCCL_TUNER_PLUGIN": str(plugin)}
+    found = tuned_toml.read(_measured(tmp_path, NCCL_BUFFSIZE="1048576", **table))
+    assert dict(found.change_set().environment) == {"NCCL_BUFFSIZE": "1048576", **table}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"NCCL_TUNER_PLUGIN": "/tmp/libnccl-tuner-flatout-abc.so"}, "which Flatout has not built for this user"),
+        ({"NCCL_TUNER_PLUGIN": "libnccl-tuner-flatout-abc.so"}, "which Flatout has not built for this user"),
+        ({"LD_PRELOAD": "/tmp/x.so"}, "may not set the variable LD_PRELOAD"),
+    ],
+)
+def test_a_file_cannot_load_a_library_of_others(tmp_path: Path, variables: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tuned_toml.read(_measured(tmp_path, FLATOUT_NCCL_TABLE="table.txt", **variables))
+
+
+def test_the_variables_of_the_measured_change_are_those_of_the_candidates() -> None:
+    candidates = tomllib.loads((Path(flatout.__file__).parent / "nccl_tuner" / "spaces.toml").read_text())
+    text = str(candidates)
+    used = {name for name in VARIABLES if name in text}
+    names = set(re.findall(r"'(NCCL_\w+)': '", text))
+    assert names <= VARIABLES and used >= VARIABLES - {"NCCL_TUNER_PLUGIN", "FLATOUT_NCCL_TABLE"}

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from flatout.change.setting import setting
+from flatout.inside.protocol import Variable
 from flatout.records.change import Change, JobFacts, Knob, Need
 
 FAMILY = "nccl_measured"
+PLUGIN_VARIABLE = "NCCL_TUNER_PLUGIN"
+# What the change can set: the settings in `nccl_tuner/spaces.toml`, and what the plugin and its table need.
+VARIABLES = frozenset(
+    {
+        *("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE"),
+        *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS", "NCCL_SHM_USE_CUDA_MEMCPY"),
+        *(PLUGIN_VARIABLE, Variable.NCCL_TABLE),
+    }
+)
 
 MEASURED = Knob(
     name="nccl-measured",
@@ -33,3 +45,9 @@ KNOBS = (MEASURED,)
 def changes(facts: JobFacts) -> Iterator[Change]:
     if facts.measured_collectives:
         yield setting(MEASURED, environment=facts.measured_collectives)
+
+
+def plugin_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder in which this user's tuner plugins are built."""
+    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "flatout" / "nccl-tuner"

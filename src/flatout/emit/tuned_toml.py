@@ -17,6 +17,7 @@ from flatout import __version__
 from flatout.change.arguments import FAMILY as ARGUMENTS
 from flatout.change.catalogue import KNOBS, all_changes
 from flatout.change.combine import combine
+from flatout.change.nccl_measured import MEASURED, PLUGIN_VARIABLE, VARIABLES, plugin_folder
 from flatout.change.setting import setting
 from flatout.emit.heading import commented
 from flatout.errors import InputError, UsageError
@@ -228,6 +229,11 @@ def _foreign(stored: _StoredChange) -> str | None:
     """Return any variable or launcher argument that the catalogue never sets for this knob: files are not trusted."""
     of_knob = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
     variables = {name for change in of_knob for name in change.environment}
+    if stored.knob == MEASURED.name:  # what it sets was measured, and is no part of the catalogue
+        variables = set(VARIABLES)
+        plugin = stored.environment.get(PLUGIN_VARIABLE)
+        if plugin is not None and Path(plugin).parent != plugin_folder():  # a library, whose code the job would run
+            return f"the plugin {plugin}, which Flatout has not built for this user"
     foreign_variables = sorted(stored.environment.keys() - variables)
     if foreign_variables:
         return f"the variable {foreign_variables[0]}"

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from flatout.change.nccl_measured import plugin_folder
 from flatout.errors import InputError, OutputError, UsageError
 from flatout.input_files import read_bytes
 from flatout.inside.protocol import PLUGIN_NAME
@@ -32,7 +33,7 @@ def built_plugin(environment: Mapping[str, str] = os.environ) -> Path:
 
     Raises UsageError without a compiler, InputError if it fails, and OutputError if the cache cannot be written to.
     """
-    target = _cache_folder(environment) / PLUGIN_NAME.of(source_hash())
+    target = plugin_folder(environment) / PLUGIN_NAME.of(source_hash())
     if len(str(target)) > MAX_PATH:
         raise OutputError(
             f"the path of the plugin must have at most {MAX_PATH} characters, because NCCL cuts it there, but"
@@ -99,8 +100,3 @@ def _compile(compiler: Sequence[str], target: Path) -> None:
         raise InputError(
             f"{shlex.join(compiler)} cannot build the tuner plugin: {why}", hint="set CC to another compiler"
         )
-
-
-def _cache_folder(environment: Mapping[str, str]) -> Path:
-    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "flatout" / "nccl-tuner"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -70,19 +71,22 @@ class Pipes(Files):
     """Files that a slow storage delivers late: each is a pipe, which a thread fills after a while."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        path = self.paths[index].with_suffix(f".pipe-{os.getpid()}-{time.monotonic_ns()}")
+        path = self.paths[index].with_suffix(f".pipe-{os.getpid()}")
         os.mkfifo(path)
-        writer = os.fork()
-        if writer == 0:
-            descriptor = os.open(path, os.O_WRONLY)
-            time.sleep(SLOW_S)
-            os.write(descriptor, b'{"value": 1}')
-            os._exit(0)
+        writer = threading.Thread(target=_write_late, args=(path,))
+        writer.start()
         with open(path, "rb") as file:
             file.read()
-        os.waitpid(writer, 0)
+        writer.join()
         path.unlink()
         return torch.zeros(4)
+
+
+def _write_late(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    time.sleep(SLOW_S)
+    os.write(descriptor, b'{"value": 1}')
+    os.close(descriptor)
 
 
 def slow_collate(samples: list[Any]) -> torch.Tensor:
