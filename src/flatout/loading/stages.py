@@ -28,43 +28,47 @@ def rank_loading(
 ) -> RankLoading | None:
     """Return the loader of a rank; None if none of its processes has timed a batch."""
     makers = _makers(reports)
-    num_samples_timed = sum(_samples_timed(report) for report in makers)
+    num_samples_timed = sum(map(_samples_timed, makers))
     if num_samples_timed <= 0:
         return None
-    stages = _stages(makers, num_samples_timed)
-    num_batches = sum(report.num_batches for report in makers)
-    num_samples = sum(report.num_samples for report in makers)
-    workers = [report for report in makers if report.worker is not None]
-    receivers = [report for report in reports if report.worker is None]
+    first = makers[0]  # they make batches of the same loader
+    num_batches, num_samples = int(_total(makers, "num_batches")), int(_total(makers, "num_samples"))
+    wall_s, elapsed_s = _total(makers, "wall_s"), max(_total(makers, "elapsed_s"), _NEGLIGIBLE_S)
+    trainers = [report for report in reports if report.worker is None]
+    has_workers = first.worker is not None
     step_s, wait_s, samples_per_step = _steps(recorded)
-    elapsed_s = sum(report.elapsed_s for report in makers)
     return RankLoading(
         rank=rank,
         hostname=hostname,
-        dataset=next((report.dataset for report in makers if report.dataset), None),
-        is_iterable=any(report.is_iterable for report in makers),
-        num_workers=max(report.num_workers for report in makers),
+        dataset=first.dataset,
+        is_iterable=first.is_iterable,
+        num_workers=first.num_workers,
         cores_allowed=min(report.cores_allowed for report in makers),
         ranks_on_host=ranks_on_host,
         batch_size=num_samples / num_batches,
         num_batches=num_batches,
-        num_timed=sum(report.num_timed for report in makers),
-        sample_s=sum(report.wall_s for report in makers) / num_samples,
+        num_timed=int(_total(makers, "num_timed")),
+        sample_s=wall_s / num_samples,
         batch_spread=_spread(makers),
-        busy_share=sum(report.wall_s for report in workers) / elapsed_s if workers and elapsed_s > 0 else None,
-        stages=stages,
+        busy_share=wall_s / elapsed_s if has_workers else None,
+        stages=_stages(makers, num_samples_timed),
         places=_places(makers),
-        read_bytes=sum(report.read_bytes for report in makers) / num_samples_timed,
-        device_bytes=sum(report.device_bytes for report in makers) / num_samples_timed,
-        sending_s=_other_thread([report.sent for report in workers], num_samples),
-        receiving_s=_other_thread([report.received for report in receivers], num_samples) if workers else None,
-        pinning_s=_other_thread([report.pinned for report in receivers], num_samples),
-        training_cores=_training_cores(receivers),
-        watch_share=sum(report.watch_s for report in makers) / max(elapsed_s, 1e-9),
+        read_bytes=_total(makers, "read_bytes") / num_samples_timed,
+        device_bytes=_total(makers, "device_bytes") / num_samples_timed,
+        sending_s=_other_thread([report.sent for report in makers], num_samples) if has_workers else None,
+        receiving_s=_other_thread([report.received for report in trainers], num_samples) if has_workers else None,
+        pinning_s=_other_thread([report.pinned for report in trainers], num_samples),
+        training_cores=_training_cores(trainers),
+        watch_share=_total(makers, "watch_s") / elapsed_s,
         step_s=step_s,
         loader_wait_s=wait_s,
         samples_per_step=samples_per_step,
     )
+
+
+def _total(reports: Sequence[LoaderReport], name: str) -> float:
+    """Return the sum of a number over the processes."""
+    return float(sum(getattr(report, name) for report in reports))
 
 
 def _makers(reports: Sequence[LoaderReport]) -> list[LoaderReport]:
@@ -139,13 +143,13 @@ def _other_thread(spent: Sequence[Spent], num_samples: int) -> float | None:
     return total.wall_s / num_samples if total.num_calls and num_samples else None
 
 
-def _training_cores(receivers: Sequence[LoaderReport]) -> float | None:
+def _training_cores(trainers: Sequence[LoaderReport]) -> float | None:
     """Return the cores that the training process keeps busy with anything but making batches."""
-    elapsed_s = sum(report.process_elapsed_s for report in receivers)
+    elapsed_s = sum(report.process_elapsed_s for report in trainers)
     if elapsed_s <= 0:
         return None
-    cpu_s = sum(report.process_cpu_s for report in receivers)
-    making_s = sum(_making_cpu_s(report) for report in receivers)
+    cpu_s = sum(report.process_cpu_s for report in trainers)
+    making_s = sum(_making_cpu_s(report) for report in trainers)
     return max(cpu_s - making_s, 0.0) / elapsed_s
 
 

@@ -102,16 +102,16 @@ class BatchWatch:
         if LOG.is_silenced:
             return original(fetcher, index)
         began = _now()
-        try:
-            if not is_timed:
-                return original(fetcher, index)
+        if is_timed:
             STOPWATCH.begin(LoaderStage.CODE)
             try:
-                return original(fetcher, index)
+                batch = original(fetcher, index)
             finally:
                 STOPWATCH.finish()
-        finally:
-            self._end(index, began, is_timed=is_timed)
+        else:
+            batch = original(fetcher, index)
+        self._end(index, began, is_timed=is_timed)  # not at the end of a stream, which is no batch
+        return batch
 
     def _begin(self, fetcher: Any) -> bool:
         """Prepare for a batch; return whether it is timed."""
