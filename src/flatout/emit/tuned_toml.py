@@ -229,7 +229,7 @@ def _foreign(stored: _StoredChange) -> str | None:
     """Return any variable or launcher argument that the catalogue never sets for this knob: files are not trusted."""
     of_knob = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
     variables = {name for change in of_knob for name in change.environment}
-    if stored.knob == MEASURED.name:  # what it sets was measured, and is no part of the catalogue
+    if stored.knob == MEASURED.name:  # the catalogue cannot list what was measured
         variables = set(VARIABLES)
         plugin = stored.environment.get(PLUGIN_VARIABLE)
         if plugin is not None and Path(plugin).parent != plugin_folder():  # a library, whose code the job would run

@@ -110,7 +110,7 @@ class BatchWatch:
                 STOPWATCH.finish()
         else:
             batch = original(fetcher, index)
-        self._end(index, began, is_timed=is_timed)  # not at the end of a stream, which is no batch
+        self._end(index, began, is_timed=is_timed)  # not called at the end of a stream
         return batch
 
     def _begin(self, fetcher: Any) -> bool:
