@@ -150,7 +150,7 @@ def checkpointing(model: nn.Module, arguments: argparse.Namespace, rank: int) ->
     from torch.distributed.checkpoint import save
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    state = {"weights": torch.zeros(2_000_000)}
+    state = {"weights": torch.zeros(4_000_000)}
     with tempfile.TemporaryDirectory() as folder:
         for number, tokens in enumerate(batches(arguments, rank)):
             loss_of(model, tokens).backward()
