@@ -80,8 +80,8 @@ def test_single_batches_are_the_cause_if_workers_have_time_to_spare(
     [
         ({"num_workers": 1, "sending_s": 0.0041}, LoaderFinding.SENDING),
         ({"num_workers": 1, "sending_s": 0.0039}, LoaderFinding.DECODE),
-        ({"num_workers": 1, "receiving_s": 0.0027}, LoaderFinding.SENDING),
-        ({"num_workers": 1, "receiving_s": 0.0026}, LoaderFinding.DECODE),
+        ({"num_workers": 1, "receiving_s": 0.0041}, LoaderFinding.SENDING),
+        ({"num_workers": 1, "receiving_s": 0.0039}, LoaderFinding.DECODE),
         ({"num_workers": 1, "pinning_s": 0.0027}, LoaderFinding.PINNING),
         ({"num_workers": 1, "pinning_s": 0.0026}, LoaderFinding.DECODE),
     ],

@@ -17,7 +17,7 @@ MAX_BUSY = 0.9  # of the workers' time: workers with time to spare are late only
 MIN_WAITING = 0.5  # of a stage's time, for which it waits rather than computes
 MIN_STAGE = 0.25  # of the time to make a sample: below it no stage explains the wait
 MIN_GAIN = 1.05  # of another number of workers, as predicted
-# Receiving and pinning run in other threads: each is the cause if it takes this share of the step.
+# Pinning runs in another thread: it is the cause if it takes this share of the step.
 MIN_THREAD = 0.5
 
 _BY_STAGE = {
@@ -68,7 +68,7 @@ _Cause = tuple[LoaderFinding, SampleStage | None]
 
 def causes_of_slowness(loading: RankLoading) -> list[_Cause]:
     """Return why batches take their time, whether or not the training waits for them; each with its stage, if any."""
-    causes = [*_cores(loading), *_single_batches(loading), *_transport(loading), *_stage(loading)]
+    causes = [*_cores(loading), *_transport(loading), *_single_batches(loading), *_stage(loading)]
     return causes or [(LoaderFinding.UNKNOWN, None)]
 
 
@@ -95,7 +95,7 @@ def _transport(loading: RankLoading) -> list[_Cause]:
     if loading.num_workers and (loading.sending_s or 0.0) > max(sample_alone_s(loading), loading.receiving_s or 0.0):
         causes.append((LoaderFinding.SENDING, None))
     samples = loading.samples_per_step
-    if samples and loading.step_s and (loading.receiving_s or 0.0) * samples >= MIN_THREAD * loading.step_s:
+    if loading.num_workers and (loading.receiving_s or 0.0) > sample_alone_s(loading) / loading.num_workers:
         causes.append((LoaderFinding.SENDING, None))
     if samples and loading.step_s and (loading.pinning_s or 0.0) * samples >= MIN_THREAD * loading.step_s:
         causes.append((LoaderFinding.PINNING, None))

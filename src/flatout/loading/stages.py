@@ -56,7 +56,7 @@ def rank_loading(
         read_bytes=_total(makers, "read_bytes") / num_samples_timed,
         device_bytes=_total(makers, "device_bytes") / num_samples_timed,
         sending_s=_other_thread([report.sent for report in makers], num_samples) if has_workers else None,
-        receiving_s=_other_thread([report.received for report in trainers], num_samples) if has_workers else None,
+        receiving_s=_receiving_s(trainers, num_samples) if has_workers else None,
         pinning_s=_other_thread([report.pinned for report in trainers], num_samples),
         training_cores=_training_cores(trainers),
         watch_share=_total(makers, "watch_s") / elapsed_s,
@@ -135,6 +135,12 @@ def _sum(spent: Sequence[Spent]) -> Spent:
         wall_s=sum(each.wall_s for each in spent),
         cpu_s=sum(each.cpu_s for each in spent),
     )
+
+
+def _receiving_s(trainers: Sequence[LoaderReport], num_samples: int) -> float | None:
+    """Return the CPU time per sample of receiving: the rest is waiting until a worker's busy interpreter answers."""
+    total = _sum([report.received for report in trainers])
+    return total.cpu_s / num_samples if total.num_calls and num_samples else None
 
 
 def _other_thread(spent: Sequence[Spent], num_samples: int) -> float | None:

@@ -78,7 +78,7 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: float | None  # per sample, from files
     device_bytes: float | None  # of these, not from the page cache
     sending_s: float | None  # per sample, in a second thread of each worker; None without workers
-    receiving_s: float | None  # per sample, in the training process; None without workers
+    receiving_s: float | None  # CPU time per sample, in the training process; None without workers
     pinning_s: float | None  # per sample, in a second thread of the training process; None: not pinned
     training_cores: float | None  # cores that the training process keeps busy, without making batches
     watch_share: float  # share of the time that the watch itself took
