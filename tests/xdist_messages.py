@@ -1,8 +1,8 @@
 """What the workers of pytest-xdist report to the process that collects results: less, to save a millisecond a test.
 
-A test that passes is six messages, each of them taken apart and put together again in Python. Left out are the words
-that a report could be chosen by, and what nobody is shown: that a test begins, and how it was set up and torn down if
-that was quick and nothing went wrong. With `-v`, all is told.
+A passing test causes six messages, each of which Python serializes and parses. This module drops what nobody is
+shown: keywords, the start of a test, and its setup and teardown if they were quick and passed. With `-v`, every test
+is reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pairs of ranks: all meet, what arrives is checked, and slow links are told apart from slow ranks and rails."""
+"""Pairs of ranks: each pair is measured, its data are checked, and a slow link is not taken for a slow rank or rail."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_the_training_process_receives_and_pins() -> None:
         wall_s=0.0,
         elapsed_s=0.0,
         stages={},
-        received=Spent(num_calls=10, wall_s=0.4, cpu_s=0.4),
+        received=Spent(num_calls=10, wall_s=3.0, cpu_s=0.4),  # most of it waits for a worker to answer
         pinned=Spent(num_calls=10, wall_s=0.8, cpu_s=0.8),
         process_elapsed_s=10.0,
         process_cpu_s=5.0,

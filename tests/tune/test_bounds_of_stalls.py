@@ -79,7 +79,7 @@ def test_bounds_are_shares_of_the_jobs_mean_step(profiled: Profiled) -> None:
 
 
 def test_what_another_finding_on_stalls_explains_is_no_part_of_the_bound(profiled: Profiled) -> None:
-    """Of what the steps take above the regular one, only what nothing explains can be due to the same cause."""
+    """A cause can account only for step time above the regular step that no other finding explains."""
     diagnosis = profiled.done.diagnosis
     (finding,) = (each for each in diagnosis.findings if each.name == "epoch-boundary")
     regular_s, mean_s = diagnosis.job.regular_step_s, diagnosis.job.mean_step_s

@@ -85,7 +85,7 @@ def test_a_plan_begins_with_three_baselines_and_one_candidate_and_asks_for_four_
 
 @pytest.mark.parametrize(("sd", "is_capped"), [(0.02, False), (0.3, True)])
 def test_a_forecast_supposes_the_widest_sensible_spread_at_most(sd: float, is_capped: bool) -> None:
-    """Of noisy trials, the next interval is no wider than a known spread of 35 % would make it."""
+    """If trials are noisy, the forecast interval is no wider than with a known spread of 35 %."""
     now, later = planned("AAABAB"), planned("AAABABAB")
     pattern = np.array([0.5, -1.0, 0.7, 0.4, -0.6, -0.4])
     logs = (sd * pattern - 2.4 * sd * np.array(now.is_candidate))[None, :]

@@ -37,6 +37,7 @@ from flatout.inside.protocol import (
     partial_name,
     process_name,
 )
+from flatout.inside.recording.fetchers import hook_fetchers_with
 from flatout.secrets import write_private
 
 _now = time.perf_counter
@@ -264,33 +265,12 @@ def hook_stages(folder: Path) -> Callable[[], None]:
     hooks.open_files()
     watch = BatchWatch(folder, hooks)
     EXIT_HANDLERS.at_exit(watch.finish)
-    undos = [_hook_fetchers(watch), _hook_collate(), _hook_transport(watch), hooks.undo]
+    undos = [hook_fetchers_with(watch.fetch), _hook_collate(), _hook_transport(watch), hooks.undo]
 
     def undo() -> None:
         watch.finish()
         for each in reversed(undos):
             each()
-
-    return undo
-
-
-def _hook_fetchers(watch: BatchWatch) -> Callable[[], None]:
-    kinds = (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher)
-    originals = [kind.fetch for kind in kinds]
-
-    def watched(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        @wraps(original)
-        def fetch(self: Any, possibly_batched_index: Any) -> Any:
-            return watch.fetch(original, self, possibly_batched_index)
-
-        return fetch
-
-    for kind, original in zip(kinds, originals, strict=True):
-        kind.fetch = watched(original)
-
-    def undo() -> None:
-        for kind, original in zip(kinds, originals, strict=True):
-            kind.fetch = original
 
     return undo
 

@@ -152,9 +152,9 @@ def _chain_of(owner: str, name: str) -> _Hook:
 
     def hook(replace: _Replace, module: Any) -> None:
         kind = getattr(module, owner, None)
-        if kind is None or not hasattr(kind, name):
+        original = getattr(kind, name, None)
+        if kind is None or original is None:
             return
-        original = getattr(kind, name)
 
         @wraps(original)
         def apply(self: Any, *inputs: Any) -> Any:
@@ -176,9 +176,9 @@ def _transform_of(owner: str, name: str) -> _Hook:
 
     def hook(replace: _Replace, module: Any) -> None:
         kind = getattr(module, owner, None)
-        if kind is None or not hasattr(kind, name):
+        original = getattr(kind, name, None)
+        if kind is None or original is None:
             return
-        original = getattr(kind, name)
 
         @wraps(original)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:

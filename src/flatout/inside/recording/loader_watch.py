@@ -16,15 +16,14 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import _utils
 
 from flatout.inside.log import LOG
 from flatout.inside.protocol import NUM_WATCHED_BATCHES, partial_name
+from flatout.inside.recording.fetchers import hook_fetchers_with
 
 _WRITE_AT = (2, 4, 8, NUM_WATCHED_BATCHES)  # batches after which a worker writes its report
 _MAX_DEPTH, _MAX_PARTS, _MAX_ELEMENTS = 3, 200, 8
@@ -248,22 +247,10 @@ def hook_fetchers(folder: Path) -> Callable[[], None]:
     """Watch each batch that a fetcher makes; return a function that removes the hooks."""
     watch = LoaderWatch(folder)
     WATCHES[:] = [watch]
-    kinds = (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher)
-    originals = [kind.fetch for kind in kinds]
-
-    def watched(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        @wraps(original)
-        def fetch(self: Any, possibly_batched_index: Any) -> Any:
-            return watch.fetch(original, self, possibly_batched_index)
-
-        return fetch
-
-    for kind, original in zip(kinds, originals, strict=True):
-        kind.fetch = watched(original)
+    unhook = hook_fetchers_with(watch.fetch)
 
     def undo() -> None:
         WATCHES.clear()
-        for kind, original in zip(kinds, originals, strict=True):
-            kind.fetch = original
+        unhook()
 
     return undo
