@@ -67,3 +67,8 @@ def test_without_a_loader_nothing_is_invented() -> None:
 @pytest.mark.parametrize("finding", list(LoaderFinding))
 def test_each_cause_is_worded(finding: LoaderFinding) -> None:
     assert finding in _MEANING and finding in _WAY_OUT
+
+
+@pytest.mark.parametrize(("read_bytes", "is_shown"), [(64.0, True), (63.0, False), (None, False)])
+def test_a_few_bytes_are_not_called_the_samples(read_bytes: float | None, is_shown: bool) -> None:
+    assert ("Each sample reads" in text(a_loader(read_bytes=read_bytes, device_bytes=0.0))) == is_shown

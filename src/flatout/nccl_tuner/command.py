@@ -6,7 +6,6 @@ Nothing is printed here.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import msgspec
 
 from flatout.change.transport import with_transport
 from flatout.errors import InputError, OutputError, UsageError
-from flatout.input_files import read_toml
+from flatout.input_records import read_record
 from flatout.nccl_tuner.candidates import find_space
 from flatout.nccl_tuner.measure import Say
 from flatout.nccl_tuner.plan import Fabric
@@ -114,12 +113,7 @@ class NcclCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_fabric(path: Path) -> Fabric:
     """Read the file of a simulated fabric. Raises InputError."""
-    try:
-        fabric = msgspec.convert(read_toml(path), Fabric)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise InputError(f"{path} is not a simulated fabric: {error}") from error
+    fabric = read_record(path, Fabric, hint="docs/how-to/tune-nccl.md has an example of a simulated fabric")
     if fabric.law_of("default", "default", "all_reduce") is None:
         raise InputError(f"{path} has no law for the default", hint="add a [[law]] without a candidate")
     if any(law.latency_s <= 0 or law.bytes_per_s <= 0 for law in fabric.law) or not 0 <= fabric.noise <= 1:

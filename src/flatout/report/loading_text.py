@@ -15,6 +15,7 @@ from flatout.units import num_bytes, number, percent, seconds
 
 _BAR = 12
 _INDENT = "  "
+SMALLEST_READ_BYTES = 64  # per sample: less is Python's own reading, e.g. of a module
 MIN_SHARE = 0.001  # of the time to make a sample: smaller stages are not shown
 
 
@@ -77,7 +78,7 @@ def _stages(loading: RankLoading, style: TextStyle) -> list[str]:
     known = [f"{name}: {seconds(value_s)}" for name, value_s in aside if value_s is not None]
     if known:
         lines += style.wrapped(f"At the same time, per sample: {'; '.join(known)}.")
-    if loading.read_bytes:
+    if (loading.read_bytes or 0.0) >= SMALLEST_READ_BYTES:
         lines += style.wrapped(f"{_bytes(loading)}.")
     if loading.busy_share is not None:
         lines += style.wrapped(f"The workers make batches in {percent(loading.busy_share)} of their time.")
