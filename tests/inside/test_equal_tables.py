@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,32 @@ def test_a_job_whose_ranks_have_different_tables_ends_before_its_first_collectiv
 def test_a_job_without_a_table_is_not_touched(tmp_path: Path) -> None:
     done = run_ranks(tmp_path, [None, None])
     assert [code for code, _, _ in done] == [0, 0]
+
+
+class _SlowStore:
+    """A rank's view of the store, in which its last read takes a while."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> bytes:
+        time.sleep(0.3)
+        return bytes(self._store.get(key))
+
+
+def test_rank_0_whose_process_holds_the_store_ends_after_the_others_have_heard() -> None:
+    store = dist.HashStore()
+
+    def second() -> None:
+        with suppress(UnequalTablesError):
+            compare(_SlowStore(store), 1, 2, FACTS | {"table": "other"}, meeting=1)
+
+    thread = threading.Thread(target=second, daemon=True)
+    thread.start()
+    with pytest.raises(UnequalTablesError):
+        compare(store, 0, 2, FACTS, meeting=1)
+    assert store.check(["flatout/nccl-table/1/heard/1"])
+    thread.join(10)

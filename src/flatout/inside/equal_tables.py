@@ -17,6 +17,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
@@ -28,6 +29,7 @@ import torch.distributed
 from flatout.inside.protocol import PLUGIN_NAME, Variable
 
 LIMIT_S = 60.0
+HEARING_LIMIT_S = 5.0
 _PREFIX = "flatout/nccl-table"
 _EQUAL = "equal"
 _NAMES = {"table": "tables for NCCL", "plugin": "tuner plugins", "nccl": "versions of NCCL"}
@@ -109,7 +111,17 @@ def compare(
         late = f"rank 0 has not compared the ranks' tables for NCCL within {2 * limit_s:.0f} s"
         verdict = late if answer is None else answer
     if verdict != _EQUAL:
+        _let_all_hear(store, prefix, rank, num_ranks, min(limit_s, HEARING_LIMIT_S))
         raise UnequalTablesError(verdict)
+
+
+def _let_all_hear(store: Any, prefix: str, rank: int, num_ranks: int, limit_s: float) -> None:
+    """Have rank 0 wait until the others have read the verdict: the store usually ends with its process."""
+    if rank != 0:
+        store.set(f"{prefix}/heard/{rank}", "1")
+        return
+    with suppress(RuntimeError):
+        store.wait([f"{prefix}/heard/{other}" for other in range(1, num_ranks)], timedelta(seconds=limit_s))
 
 
 def _verdict(store: Any, prefix: str, num_ranks: int, limit_s: float) -> str:

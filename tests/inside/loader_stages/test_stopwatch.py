@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from flatout.inside.loader_stages.stopwatch import STOPWATCH, Stopwatch, timed
 
 
@@ -31,7 +29,7 @@ def test_an_inner_stage_stops_the_outer_one() -> None:
     outer, inner = stopwatch.times["outer"], stopwatch.times["inner"]
     assert outer.cpu_s >= 0.02 and inner.cpu_s < 0.01
     assert inner.wall_s >= 0.03
-    assert outer.wall_s + inner.wall_s == pytest.approx(elapsed_s, abs=0.002)
+    assert 0.05 <= outer.wall_s + inner.wall_s <= elapsed_s
     assert (outer.num_calls, inner.num_calls) == (1, 1)
 
 
