@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Give each worker one unit of files after the other."""
+    """Give each worker one unit of files after the other; the last of many workers begins with those of clusters."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -86,6 +86,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class UnitScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return _unit(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            has_clusters = len(self.nodes) > 2 and node is self.nodes[-1]
+            preferred = next((unit for unit in self.workqueue if (unit in _CLUSTER_UNITS) == has_clusters), None)
+            if preferred is not None:
+                self.workqueue.move_to_end(preferred, last=False)
+            super()._assign_work_unit(node)
 
     return UnitScheduling(config, log)
 
@@ -112,6 +119,24 @@ _UNITS = {
         "tests/predict/test_predict.py",
         "tests/predict/test_replay.py",
     ),
+}
+# Files whose tests mostly wait for daemons: one worker takes them all, so that Slurm is started once and no core idles.
+_CLUSTER_UNITS = {
+    "tests/bench/test_command.py",
+    "tests/doctor/test_hosts.py",
+    "tests/emit/test_placement.py",
+    "tests/emit/test_rendezvous.py",
+    "tests/keep/test_slurm_requeue.py",
+    "tests/keep/test_two_nodes.py",
+    "tests/launch/test_slurm.py",
+    "tests/profile/test_slurm.py",
+    "tests/rank_executor/test_ray.py",
+    "tests/schedule/live/test_ray_queue.py",
+    "tests/schedule/live/test_slurm_live.py",
+    "tests/submit/test_canary_on_slurm.py",
+    "tests/submit/test_launchers_on_nodes.py",
+    "tests/submit/test_slurm.py",
+    "tests/tune/test_slurm.py",
 }
 _UNIT_OF = {file: unit for unit, files in _UNITS.items() for file in files}
 

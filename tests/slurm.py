@@ -83,7 +83,7 @@ class SlurmLab:
         gpus_per_node: int = 0,
         is_apart: bool = True,
         settings: str = "",
-        interval_s: int = 2,
+        interval_s: int = 1,
     ) -> None:
         self.folder = folder
         self._gpus_per_node, self._settings, self._interval_s = gpus_per_node, settings, interval_s
