@@ -121,14 +121,18 @@ def cause_of(parts: Sequence[PartDifference], calls: Sequence[CallDifference] = 
     if not explaining:
         return None
     largest = max(explaining, key=lambda part: abs(part.change_s))
-    if largest.part != REST:
-        return largest.part
+    return largest.part if largest.part != REST else _cause_within_rest(parts, largest.change_s, calls)
+
+
+def _cause_within_rest(parts: Sequence[PartDifference], rest_change_s: float, calls: Sequence[CallDifference]) -> str:
     profiled = [part for part in parts if part.source == "profiles" and part.part not in MEASURED_BY_BOTH]
-    within = [part for part in profiled if part.change_s * largest.change_s > 0]
+    within = [part for part in profiled if part.change_s * rest_change_s > 0]
     if not within:
         return REST
-    if not any(part.is_shown for part in within) and _has_other_collectives(calls):
-        within = [part for part in within if part.part in COMMUNICATION] or within
+    is_any_shown = any(part.is_shown for part in within)
+    if not is_any_shown and _has_other_collectives(calls):
+        communication = [part for part in within if part.part in COMMUNICATION]
+        within = communication or within
     return max(within, key=lambda part: (part.is_shown, abs(part.change_s))).part
 
 

@@ -17,6 +17,7 @@ from flatout import units
 from flatout.records.change import SAFETIES
 from flatout.records.tuning import (
     EndedBy,
+    TriedOutcome,
     TriedSet,
     TuneResult,
     Tuning,
@@ -134,24 +135,39 @@ def _nothing(result: TuneResult) -> str:
         return f"undecided: {undecided_words(likely)}"
     tried = [one for one in result.tried if one.outcome != "not reached"]
     outcomes, num_open = Counter(one.outcome for one in tried), len(result.tried) - len(tried)
-    if not outcomes and not any(one.screened is not None for one in result.tried):
-        if result.floor is None or was_cut_short(result):
-            return f"no change was tried: {why_ended(result.end)}"
-        return "no change helps: Flatout found none to try"
+    was_screened = any(one.screened is not None for one in result.tried)
+    if not outcomes and not was_screened:
+        return _nothing_tried(result)
     if outcomes["adopted"]:
         return "no change is kept: changes that were better in their trials did not pass together"
-    if outcomes and not outcomes["not better"] and not outcomes["not confirmed"]:
-        words = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
-        if not num_open:
-            return f"no change can be used: {words}"
-        return f"no change was shown to help before the tuning run ended: {words}, and {num_open} not reached"
+    could_be_used = outcomes["not better"] or outcomes["not confirmed"]
+    if outcomes and not could_be_used:
+        return _nothing_usable(outcomes, num_open)
     num_undecided = sum(is_undecided_gain(one) for one in tried)
     if num_undecided:
-        left = f", and {num_open} more {'was' if num_open == 1 else 'were'} not reached" if num_open else ""
-        return f"no change is shown to help: {num_undecided} of {len(tried)} stayed undecided{left}"
+        return f"no change is shown to help: {num_undecided} of {len(tried)} stayed undecided{_more_open(num_open)}"
     if was_cut_short(result):
         return f"no change was shown to help before the tuning run ended: {why_ended(result.end)}"
     return "no change helps: nothing was better than the baseline"
+
+
+def _nothing_tried(result: TuneResult) -> str:
+    if result.floor is None or was_cut_short(result):
+        return f"no change was tried: {why_ended(result.end)}"
+    return "no change helps: Flatout found none to try"
+
+
+def _nothing_usable(outcomes: Counter[TriedOutcome], num_open: int) -> str:
+    counted = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOME_ORDER if outcomes[name])
+    if not num_open:
+        return f"no change can be used: {counted}"
+    return f"no change was shown to help before the tuning run ended: {counted}, and {num_open} not reached"
+
+
+def _more_open(num_open: int) -> str:
+    if not num_open:
+        return ""
+    return f", and {num_open} more {'was' if num_open == 1 else 'were'} not reached"
 
 
 def was_cut_short(result: TuneResult) -> bool:

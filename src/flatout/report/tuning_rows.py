@@ -47,27 +47,21 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
     """Return the rows of the final set's changes, in the order of their adoption; each change is in one row."""
     final = {change.name: change for change in result.tuning.changes.changes}
     tuned = {each.change.name: each for each in result.tuning.each}
-    adopted_in: dict[str, TriedSet] = {}
-    for tried in result.tried:
-        if tried.outcome == "adopted":
-            adopted_in.update(dict.fromkeys(tried.changes, tried))
+    adopted_in = _adopted_sets(result)
 
     rows: list[Adopted] = []
-    shown: set[str] = set()
-    for name in final:
-        if name in shown:
-            continue
+    without_row = dict(final)  # in the order of adoption
+    while without_row:
+        name = next(iter(without_row))
         alone, together = tuned.get(name), adopted_in.get(name)
-        if together is not None and (alone is None or alone.verdict is None):
-            names = [other for other in together.changes if other in final and other not in shown]
+        verdict = alone.verdict if alone is not None else None
+        names = [name]
+        if together is not None and verdict is None:
             verdict = together.verdict
-        else:
-            names = [name]
-            verdict = alone.verdict if alone is not None else None
-        shown.update(names)
+            names = [other for other in together.changes if other in without_row]
         rows.append(
             Adopted(
-                changes=tuple(final[other] for other in names),
+                changes=tuple(without_row.pop(other) for other in names),
                 verdict=verdict,
                 prediction=_adopted_prediction(names, alone, together),
                 bound=_adopted_bound(final[name], together) if len(names) == 1 else None,
@@ -76,6 +70,15 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
             )
         )
     return tuple(rows)
+
+
+def _adopted_sets(result: TuneResult) -> dict[str, TriedSet]:
+    """Return, for each change, the last adopted set that it was tried in."""
+    adopted_in: dict[str, TriedSet] = {}
+    for tried in result.tried:
+        if tried.outcome == "adopted":
+            adopted_in.update(dict.fromkeys(tried.changes, tried))
+    return adopted_in
 
 
 def _adopted_prediction(

@@ -86,18 +86,34 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     if spread > MAX_SPREAD:
         differ = f"mean losses of the unchanged job differ by {percent(spread)} between runs"
         return GateResult(is_passed=False, reason=f"it cannot be judged: {differ}; {_CAUSES}")
-    mean = together.mean(axis=0)
     is_resampled = may_resample(candidate, baselines, changes)
     if changes.safety == "exact" and not is_resampled:
-        size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses can fall fast
-        first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / size
-        allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / size)
-        if first > allowed:
-            return GateResult(
-                is_passed=False,
-                reason=f"the first {min(NUM_FIRST, length)} losses differ by {first:.1e} of their size, but float"
-                f" noise explains at most {allowed:.1e}",
-            )
+        refusal = _first_losses(mine, together)
+        if refusal is not None:
+            return refusal
+    return _mean_losses(mine, together, changes, is_resampled=is_resampled)
+
+
+def _first_losses(mine: NDArray[np.float64], together: NDArray[np.float64]) -> GateResult | None:
+    """Refuse first losses that float noise does not explain; None if it does."""
+    mean = together.mean(axis=0)
+    size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses can fall fast
+    first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / size
+    allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / size)
+    if first <= allowed:
+        return None
+    return GateResult(
+        is_passed=False,
+        reason=f"the first {min(NUM_FIRST, len(mine))} losses differ by {first:.1e} of their size, but float"
+        f" noise explains at most {allowed:.1e}",
+    )
+
+
+def _mean_losses(
+    mine: NDArray[np.float64], together: NDArray[np.float64], changes: ChangeSet, *, is_resampled: bool
+) -> GateResult:
+    """Compare the mean losses over all steps, and of a change that rounds also over each quarter of them."""
+    length = len(mine)
     parts = [(f"of {length} steps", slice(None), BAND[changes.safety])]
     if changes.safety == "rounding":
         parts += _windows(length)
