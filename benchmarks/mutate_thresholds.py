@@ -77,6 +77,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("NUM_SPREADS, NUM_EFFECTS = ", "12"): "more spreads: the precision of a sum, at the cost of its time",
     ("_GRID_STEP = ", "2.0"): "the precision of an interpolation, at the cost of its time",
     ("_PRIOR_STEPS = ", "1e-3"): "a small number: it only tells works apart that always come together",
+    ("NO_SHARED_ERROR = ", "1"): "an error of 0, of whatever precision, adds nothing",
     ("CERTAIN = ", "40.0"): "a shortcut: above it the simulation gives the plain mean, too",
 }
 WARM = ("numpy", "scipy.special", "msgspec", "psutil", "hypothesis", "xdist")

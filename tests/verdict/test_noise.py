@@ -98,6 +98,9 @@ def test_where_steps_are_noisy_trials_are_long_and_where_starts_are_slow_too() -
     assert 200 < noisy.num_steps <= slow.num_steps
     endless = plan_trials(made_floor(step_sd=2.0, between_sd=0.0005, start_s=1e4), effect=0.03)
     assert 1000 < endless.num_steps <= 2000, "no trial of hours, however noisy the steps"
+    longest = plan_trials(made_floor(step_sd=1.0, between_sd=0.0005, start_s=1e4), effect=0.03)
+    assert longest.num_trials is not None
+    assert 2000 / 1.5 < longest.num_steps <= 2000, "lengths are tried up to the longest that is allowed"
 
 
 def test_a_large_effect_needs_few_trials_and_a_small_one_many() -> None:

@@ -40,7 +40,7 @@ def test_a_decided_candidate_has_no_prospects() -> None:
 
 
 def test_a_budget_shows_what_it_says() -> None:
-    effect = detectable_effect(0.05, 9)
+    effect = detectable_effect(0.05, 9, num_screened=1)
     assert effect is not None
     arrangement = planned("AAABABABA")
     is_candidate = np.array(arrangement.is_candidate)
@@ -52,30 +52,33 @@ def test_a_budget_shows_what_it_says() -> None:
         assert fitted is not None
         is_found |= fitted.claims == BETTER
     assert is_found.mean() == pytest.approx(0.8, abs=0.05)
-    assert detectable_effect(0.05, 5) is None
-    more = detectable_effect(0.05, 20)
+    assert detectable_effect(0.05, 5, num_screened=1) is None
+    more = detectable_effect(0.05, 20, num_screened=1)
     assert more is not None
     assert more < effect
 
 
 def test_the_number_of_trials_for_an_effect_is_the_first_that_shows_it() -> None:
-    num_trials = trials_for(0.3, 0.05)
+    num_trials = trials_for(0.3, 0.05, num_screened=1)
     assert num_trials is not None
-    enough, one_less = detectable_effect(0.05, num_trials), detectable_effect(0.05, num_trials - 1)
+    enough, one_less = (
+        detectable_effect(0.05, num_trials, num_screened=1),
+        detectable_effect(0.05, num_trials - 1, num_screened=1),
+    )
     assert enough is not None
     assert enough <= 0.3
     assert one_less is None or one_less > 0.3
-    assert trials_for(0.03, 0.2) is None
+    assert trials_for(0.03, 0.2, num_screened=1) is None
     with pytest.raises(UsageError, match=r"above 0\.01"):
-        trials_for(0.01, 0.05)
+        trials_for(0.01, 0.05, num_screened=1)
 
 
 def test_a_plan_begins_with_three_baselines_and_one_candidate_and_asks_for_four_fifths() -> None:
     explicit = detectable_effect(0.05, 9, num_baselines=3, num_screened=1, power=0.8)
-    assert detectable_effect(0.05, 9) == explicit
-    assert detectable_effect(0.05, 9, num_baselines=4) != explicit
+    assert detectable_effect(0.05, 9, num_screened=1) == explicit
+    assert detectable_effect(0.05, 9, num_screened=1, num_baselines=4) != explicit
     assert detectable_effect(0.05, 9, num_screened=2) != explicit
-    assert detectable_effect(0.05, 9, power=0.6) != explicit
+    assert detectable_effect(0.05, 9, num_screened=1, power=0.6) != explicit
     promising = noisy_arms(1, "AAAABAB", sd=0.03, effect=0.1)
     chosen = frozenset({4})
     alone = what_next(promising, "candidate", chosen_by=chosen)
@@ -114,6 +117,6 @@ def test_the_doubt_between_models_is_taken_at_the_level_of_the_first_analyses() 
 
 
 def test_noise_of_less_than_a_thousandth_makes_no_difference_to_what_can_be_detected() -> None:
-    least, more = detectable_effect(0.001, 9), detectable_effect(0.0015, 9)
-    assert detectable_effect(0.0003, 9) == detectable_effect(0.0005, 9) == least
+    least, more = detectable_effect(0.001, 9, num_screened=1), detectable_effect(0.0015, 9, num_screened=1)
+    assert detectable_effect(0.0003, 9, num_screened=1) == detectable_effect(0.0005, 9, num_screened=1) == least
     assert least is not None and more is not None and more > least

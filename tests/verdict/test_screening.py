@@ -8,7 +8,7 @@ from tests.verdict.trials import trial
 
 from flatout.errors import UsageError
 from flatout.records.trial import BASELINE
-from flatout.verdict.screening import keep_best, round_order, screen
+from flatout.verdict.screening import round_order, screen
 
 
 def test_baselines_stand_first_last_and_after_every_fourth_candidate() -> None:
@@ -33,9 +33,6 @@ def test_the_best_comes_first_and_trials_of_one_arm_are_averaged() -> None:
     first, second = screen(trials)
     assert (first.arm, first.num_trials, second.arm) == ("a", 2, "b")
     assert first.speedup == pytest.approx((1.1 * 1.5) ** 0.5)
-    assert keep_best([second, first]) == (first,)
-    assert len(keep_best([first] * 50)) == 17
-    assert len(keep_best([first] * 3, least=2)) == 2
 
 
 def test_a_candidate_that_failed_is_left_out_and_a_missing_baseline_said() -> None:

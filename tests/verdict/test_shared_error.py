@@ -7,7 +7,7 @@ import math
 import pytest
 
 from flatout.verdict.cost import TrialCost, WorkCost
-from flatout.verdict.shared_error import USUAL_SPREAD, shared_error
+from flatout.verdict.shared_error import shared_error
 
 
 def cost(extra_s: float, *, num_measured: int, is_absent: bool = False) -> TrialCost:
@@ -35,7 +35,7 @@ def test_trials_that_take_the_cost_from_one_measurement_share_its_error() -> Non
     error = shared_error([arm, [cost(10, num_measured=1)] * 4])
     # Three of four trials take half of their cost from one measurement; the other arm's four agree exactly.
     freedom = 1 + 3
-    assert error.sd == pytest.approx(3 / 4 * 0.5 * USUAL_SPREAD / math.sqrt(freedom))
+    assert error.sd == pytest.approx(3 / 4 * 0.5 * 0.1 / math.sqrt(freedom))
     assert error.degrees_of_freedom == freedom
 
 

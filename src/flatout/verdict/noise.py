@@ -80,7 +80,7 @@ def plan_trials(
     start_s = floor.start_s or 0.0
     plans = []
     for num_steps in _lengths(max_steps):
-        num_trials = trials_for(effect, floor.trial_sd(num_steps), min_effect=min_effect)
+        num_trials = trials_for(effect, floor.trial_sd(num_steps), num_screened=1, min_effect=min_effect)
         if num_trials is not None:
             plans.append((num_trials * (start_s + num_steps * floor.step_s), num_steps, num_trials))
     if not plans:
@@ -117,7 +117,7 @@ def _hopeless(floor: NoiseFloor, effect: float, min_effect: float, max_steps: in
 
 def visible_effect(floor: NoiseFloor, num_steps: int, *, min_effect: float = MIN_EFFECT) -> float:
     """Return the smallest gain that trials of this length detect with 80 % power by the last analysis."""
-    effect = detectable_effect(floor.trial_sd(num_steps), math.inf, min_effect=min_effect)
+    effect = detectable_effect(floor.trial_sd(num_steps), math.inf, num_screened=1, min_effect=min_effect)
     assert effect is not None
     return effect
 

@@ -167,8 +167,8 @@ def detectable_effect(
     noise: float,
     num_trials: float,
     *,
+    num_screened: int,
     num_baselines: int = FLOOR_TRIALS,
-    num_screened: int = 1,
     min_effect: float = MIN_EFFECT,
     power: float = WANTED_POWER,
 ) -> float | None:
@@ -194,8 +194,8 @@ def trials_for(
     effect: float,
     noise: float,
     *,
+    num_screened: int,
     num_baselines: int = FLOOR_TRIALS,
-    num_screened: int = 1,
     min_effect: float = MIN_EFFECT,
     power: float = WANTED_POWER,
 ) -> int | None:

@@ -1,7 +1,7 @@
 """Select a few candidates to confirm. The estimates serve only this selection, and are never claims.
 
 With identical arms, the best of 50 looks 2.8 % better. So each round runs short trials of all candidates with
-baselines between them and keeps the best, and the winner is confirmed on fresh pairs (`judge(fresh_after=...)`).
+baselines between them, and the best is confirmed on fresh pairs (`judge(fresh_after=...)`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from flatout.records.verdict import Objective, Screened
 from flatout.verdict.cost import missing, trial_costs
 
 BASELINE_EVERY = 4
-KEPT_SHARE = 1 / 3
 
 
 def round_order(arms: Sequence[str], *, is_reversed: bool = False) -> tuple[str, ...]:
@@ -56,12 +55,6 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
             gains.append(_between(near, index) - logs[index])
         result.append(Screened(arm=arm, speedup=math.exp(sum(gains) / len(gains)), num_trials=len(gains)))
     return tuple(sorted(result, key=lambda screened: (-screened.speedup, screened.arm)))
-
-
-def keep_best(screened: Sequence[Screened], *, share: float = KEPT_SHARE, least: int = 1) -> tuple[Screened, ...]:
-    """Return the best share of the candidates, for the next round (successive halving, Jamieson and Talwalkar 2016)."""
-    ordered = sorted(screened, key=lambda candidate: (-candidate.speedup, candidate.arm))
-    return tuple(ordered[: max(math.ceil(len(ordered) * share), least)])
 
 
 def _between(costs: Sequence[tuple[int, float]], index: int) -> float:
