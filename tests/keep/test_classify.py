@@ -16,11 +16,12 @@ from flatout.keep.explain_failure import explain_failure
 DATA = Path(__file__).parents[1] / "data" / "failures"
 # `failure_messages.csv` was there before the table of failures; `public_texts.csv` was collected from public issues, or
 # composed from the sources of the programs, after the table was written.
-# `later_texts.csv` has nine sets, by the first letter of the id. Each was composed, with its answers, before the table
+# `later_texts.csv` has one set for each first letter of an id. Each was composed, with its answers, before the table
 # was tried on it, and the table was extended after each. At first sight, class and decision were right in 70 and 70 %
 # (a), 50 and 78 % (b), 72 and 88 % (c), 65 and 82 % (d), 95 and 95 % (e), 72 and 78 % (f), 85 and 82 % (g), 75 and 85 %
 # (h), 88 and 92 % (i). Of the answers of g to i, 21 were changed afterwards: earlier sets have another one for the same
-# words. What the table reaches now says nothing about texts that it has never seen.
+# words. What the table reaches now says nothing about texts that it has never seen. Of the sets from j on, which are of
+# public issues and logs, only some rows are here. At first sight: 67 and 80 % of 60 (j).
 CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv")
 
 
@@ -38,7 +39,7 @@ def phase_of(row: dict[str, str]) -> Phase:
 
 
 @pytest.mark.parametrize(
-    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 458)]
+    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 489)]
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -240,6 +241,53 @@ def test_the_table_is_whole() -> None:
             one.means.endswith(".") and one.way_out.endswith((".", ")", "'")) and one.source.startswith("https://")
         ), one.name
     assert names[-1] == "exception"
+
+
+@pytest.mark.parametrize(
+    ("line", "failure_class"),
+    [
+        ("NVRM: gspWhatever_GB999: the boot of the GSP failed", "gpu"),
+        ("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.1", "unknown"),  # about the driver, and no fault
+        ("step 31 failed to improve the loss", "unknown"),  # a fault, about nothing known
+        ("nccl.cc:1 NCCL INFO NET/IB : P_Key changed and failed", "unknown"),  # marked as information
+        ("n1:1:2 [0] NCCL WARN NET/IB : P_Key changed", "network"),
+        ("NVRM: the driver is loaded\nthe copy failed", "unknown"),  # on two lines
+        ("/job:worker/replica:0/task:7 has died", "secondary"),
+        ("run.sh: line 3: srun: not found", "mistake"),
+    ],
+)
+def test_a_family_is_a_line_about_something_that_says_something_of_it(line: str, failure_class: str) -> None:
+    assert explain_failure(line).failure_class == failure_class
+
+
+def test_a_family_explains_less_than_any_exception_but_a_fault_of_the_machine_more_than_an_unknown_one() -> None:
+    service, driver = "wandb: upload timed out", "NVRM: the boot of the GSP failed"
+    assert explain_failure(f"{service}\nKeyError: 'x'", "start").name == "mistake"
+    assert explain_failure(f"{service}\nRuntimeError: the buffer is full", "start").name == "exception"
+    assert explain_failure(f"{driver}\nKeyError: 'x'", "start").name == "mistake"
+    assert explain_failure(f"{driver}\nRuntimeError: the buffer is full", "start").failure_class == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("INVALID_ARGUMENT: x", ("mistake", "no")),
+        ("UNAVAILABLE: x", ("network", "yes")),
+        ("DEADLINE_EXCEEDED: x", ("timeout", "yes")),
+        ("CANCELLED: x", ("secondary", "yes")),
+        ("INTERNAL: x", ("unknown", "yes")),
+    ],
+)
+def test_the_status_that_begins_a_message_is_its_class(status: str, expected: tuple[str, str]) -> None:
+    answer = explain_failure(f"XlaRuntimeError: {status}", "start")
+    assert (answer.failure_class, answer.restart) == expected
+    assert explain_failure(f"RuntimeError: the reply was {status}", "start").failure_class == "mistake"
+
+
+def test_what_a_library_requires_is_a_mistake_also_when_the_phase_is_unknown() -> None:
+    answer = explain_failure("RuntimeError: the number of heads must be even")
+    assert (answer.failure_class, answer.restart) == ("mistake", "no")
+    assert explain_failure("RuntimeError: the number of heads is 3").failure_class == "unknown"
 
 
 def test_secrets_in_a_message_are_masked() -> None:

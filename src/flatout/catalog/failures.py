@@ -39,6 +39,9 @@ CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
 _FILE = Path(__file__).with_name("failures.toml")
 _ANY = "*"  # at the beginning of a type: any type that ends so
 _DEFAULT_TYPES = ("@native",)
+# Lines that their program does not mean as a failure.
+_IS_INFORMATION = re.compile(r"\b(?:INFO|DEBUG|TRACE|VERBOSE|NOTICE)\b|^I\d{4} ")
+_AFTER_A_HEADING = re.compile(r"(Last error:)\s+")  # NCCL's own words stand on the next line
 _MAX_GAP = 200  # maximum number of characters that a `*` matches
 
 
@@ -58,6 +61,8 @@ class KnownFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     source: str
     types: tuple[str, ...] = _DEFAULT_TYPES
     phrases: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
     errnos: tuple[int, ...] = ()
     http: tuple[str, ...] = ()
     cuda: tuple[int, ...] = ()
@@ -65,6 +70,11 @@ class KnownFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     of_peers: bool = False
     at_start: _Override | None = None
     in_training: _Override | None = None
+
+    @property
+    def is_family(self) -> bool:
+        """Whether the entry only says what a line is about and what it says of it: any known wording is better."""
+        return bool(self.about)
 
     def class_in(self, phase: Phase | None) -> FailureClass:
         """Return the class before or after the first step; None: the phase is unknown."""
@@ -89,6 +99,7 @@ class KnownFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str
     groups: dict[str, tuple[str, ...]]
+    words: dict[str, tuple[str, ...]]
     cuda_errors: dict[str, tuple[str, ...]]
     failure: tuple[KnownFailure, ...]
 
@@ -126,6 +137,8 @@ class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
     types: frozenset[str]
     suffixes: tuple[str, ...]  # of names of types, for "*Timeout"
     phrases: tuple[_Phrase, ...]
+    about: tuple[_Phrase, ...]
+    says: tuple[_Phrase, ...]
 
     def _fits_type(self, exception: str) -> bool:
         if exception in self.types:
@@ -139,6 +152,8 @@ class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
         failure = self.failure
         if failure.exceeds is not None and not _exceeds(message.text, *failure.exceeds):
             return None
+        if failure.is_family:
+            return self._find_family(message)
         if not (self.phrases or failure.errnos or failure.http or failure.cuda):
             return ""
         for phrase in self.phrases:
@@ -146,6 +161,31 @@ class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
             if match is not None:
                 return match[0].strip()
         return _code_in(failure, message)
+
+    def _find_family(self, message: _Message) -> str | None:
+        """Return what a line says of what the family is about; None if no line has both."""
+        if not _contains_any(self.about, message.lowered) or not _contains_any(self.says, message.lowered):
+            return None
+        for line in _AFTER_A_HEADING.sub(r"\1 ", message.text).splitlines():
+            if _IS_INFORMATION.search(line) is not None or _first_in(self.about, line) is None:
+                continue
+            said = _first_in(self.says, line)
+            if said is not None:
+                return said
+        return None
+
+
+def _contains_any(phrases: tuple[_Phrase, ...], lowered: str) -> bool:
+    return any(phrase.literal in lowered for phrase in phrases)
+
+
+def _first_in(phrases: tuple[_Phrase, ...], line: str) -> str | None:
+    """Return the words of the first of these phrases that the line contains."""
+    for phrase in phrases:
+        match = phrase.pattern.search(line)
+        if match is not None:
+            return match[0].strip()
+    return None
 
 
 def _code_in(failure: KnownFailure, message: _Message) -> str | None:
@@ -245,19 +285,30 @@ def _table() -> _Table:
 @cache
 def _matchers() -> tuple[_Matcher, ...]:
     table = _table()
-    return tuple(_matcher(failure, table.groups) for failure in table.failure)
+    return tuple(_matcher(failure, table) for failure in table.failure)
 
 
-def _matcher(failure: KnownFailure, groups: dict[str, tuple[str, ...]]) -> _Matcher:
+def _matcher(failure: KnownFailure, table: _Table) -> _Matcher:
     types: set[str] = set()
     for name in failure.types:
-        types.update(groups[name[1:]] if name.startswith("@") else (name,))
+        types.update(table.groups[name[1:]] if name.startswith("@") else (name,))
     return _Matcher(
         failure=failure,
         types=frozenset(types),
         suffixes=tuple(name.removeprefix(_ANY) for name in types if name.startswith(_ANY)),
-        phrases=tuple(_compiled(phrase) for phrase in failure.phrases),
+        phrases=_all_compiled(failure.phrases, table.words),
+        about=_all_compiled(failure.about, table.words),
+        says=_all_compiled(failure.says, table.words),
     )
+
+
+def _all_compiled(phrases: tuple[str, ...], words: dict[str, tuple[str, ...]]) -> tuple[_Phrase, ...]:
+    """Compile phrases, of which `@name` stands for the group of words of that name."""
+    compiled: list[_Phrase] = []
+    for phrase in phrases:
+        spelled = words[phrase[1:]] if phrase.startswith("@") else (phrase,)
+        compiled += [_compiled(one) for one in spelled]
+    return tuple(compiled)
 
 
 def _compiled(phrase: str) -> _Phrase:

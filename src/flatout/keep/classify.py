@@ -20,6 +20,9 @@ _XID = re.compile(r"\bXid \([^)]*\): (\d+)\b")
 _XID_OF_JOB, _XID_OF_GPU, _XID_RECORDED = "Xid of the job", "Xid of the GPU", "Xid without effect"
 _PHYSICAL = {"gpu", "host", "host-oom", "shm-full", "disk-full"}  # classes that a line of a log can prove
 _SAYS_LITTLE = {"exception", "launcher", "files", "communication", "own-exit-text"}
+# Places in the order of explanations: a line that belongs to a family explains more than an exception that says little
+# only if it shows a fault of the machine.
+_FAMILY, _LOOSE_FAMILY = 5, 7
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,8 @@ def _rank(error: RaisedError, found: Fit) -> int:
     """Return the place of an error in the order of explanations: 0 explains best."""
     failure = found.failure
     is_known = failure.failure_class != "unknown"
+    if failure.is_family:
+        return _LOOSE_FAMILY if not error.exception and failure.failure_class not in _PHYSICAL else _FAMILY
     if failure.name in _SAYS_LITTLE:
         return 6
     if failure.of_peers:

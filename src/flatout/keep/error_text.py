@@ -51,6 +51,7 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
 _KEPT = r"(?!/dev/|(?:hip|cuda)Error|CUDA_ERROR_|HSA_STATUS_)"
 _QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n]*`")
 _CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?) '([^'\n]*)'")
+_JAX_TASK = re.compile(r"/job:\w+/replica:\d+/task:(\d+)")
 _NATIVE_SOURCE = re.compile(r"(?:[^\s\[\](]*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)(?::\d+)?)(?![\w/])")
 _SYSTEM_PATHS = ("/dev/shm", "/dev/infiniband", "/dev/nvidia")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w/])(?:~|\.{1,2})?/[^\s'\",;:()\[\]<>|]+")
@@ -96,6 +97,7 @@ def phase_in(text: str) -> Phase | None:
 def without_names(message: str) -> str:
     """Return the message without quoted strings, URLs and paths, which can contain any word."""
     text = _CUDA_QUOTE.sub(r"\1 \2", message)
+    text = _JAX_TASK.sub(r"task \1", text)
     text = _URL.sub("<url>", text)
     text = _QUOTED.sub("<name>", text)
     text = _NATIVE_SOURCE.sub(_short_source, text)
