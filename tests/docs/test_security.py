@@ -19,7 +19,7 @@ TEXT = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
 # Where a connection is opened or accepted, and the words of the table that stand for it.
 CONNECTIONS = {
-    "keep/exporter.py": "`run --metrics-port`",
+    "watch/exporter/process.py": "`run --metrics-port`",
     "probe/ceilings/rank_group.py": "`torch.distributed` (gloo, NCCL) of the benchmark's ranks",
     "checkpoint/peers.py": "a gloo group among the job's ranks",
     "nccl_tuner/backends.py": "of the ranks that measure",

@@ -37,7 +37,7 @@ OPENING = {"open_file", "open_csv", "read_bytes", "read_text", "read_lines", "re
 NOT_OF_A_USER = {
     "catalog.prices": "reads the prices that the package ships; a user's are read by `input_records`",
     "emit.write": "compares an emitted file with the one that it would replace",
-    "keep.exporter": "follows the ledger of the run that it belongs to, line by line as `ledger` does",
+    "watch.exporter.ledger_tail": "follows the ledger of the run that it belongs to, line by line as `ledger` does",
     "keep.flight": "waits two seconds for the answers of live ranks",
     "keep.heartbeats": "maps the heartbeats of live ranks",
     "nccl_tuner.build": "reads the source that the package ships",

@@ -51,6 +51,16 @@ def has_no_effect(number: int) -> bool:
     return entry is not None and entry.has_no_effect
 
 
+XID_CLASSES = ("job", "recorded", "machine")
+
+
+def xid_class(number: int) -> str:
+    """Return whose Xid this is: "job", "machine", or "recorded" if it has no effect."""
+    if is_job_fault(number):
+        return "job"
+    return "recorded" if has_no_effect(number) else "machine"
+
+
 @cache
 def _xids() -> _Xids:
     return msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), type=_Xids, strict=False)

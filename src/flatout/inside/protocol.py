@@ -323,6 +323,11 @@ HEARTBEAT_HEADER_BYTES = 4096
 HEARTBEAT_PHASES = (Phase.COMPUTE, Phase.DATA, Phase.CHECKPOINT, Phase.EVALUATION)  # in the order of their numbers
 HEARTBEAT_MOST_GROUPS = 16  # maximum number of process groups whose collectives are counted
 HEARTBEAT_BUCKETS = 64  # number of buckets for step times: bucket b counts times from 2**(b-1) to 2**b ns
+# Finer buckets: fine bucket b counts times up to FIRST_NS * FACTOR**b, and the last one all longer times.
+HEARTBEAT_FINE_BUCKETS = 288
+HEARTBEAT_FINE_FIRST_NS = 1_000_000
+HEARTBEAT_FINE_FACTOR = 1.05
+HEARTBEAT_RECENT = 128  # number of the last steps whose times are kept; step n (from 1) is at (n - 1) % RECENT
 HEARTBEAT_FIELDS = (
     ("change", 1),  # odd while the end of a step is being written
     ("rank", 1),  # -1: unknown, or not a rank
@@ -350,6 +355,10 @@ HEARTBEAT_FIELDS = (
     ("num_groups", 1),
     ("sequence", HEARTBEAT_MOST_GROUPS),  # collectives begun in each process group, as torch counts them
     ("buckets", HEARTBEAT_BUCKETS),
+    ("fine_buckets", HEARTBEAT_FINE_BUCKETS),
+    ("recent", HEARTBEAT_RECENT),  # ns of each of the last steps; 0 for the first step, which has no beginning
+    ("recent_data", HEARTBEAT_RECENT),  # the part of it that was spent waiting for batches
+    ("recent_away", HEARTBEAT_RECENT),  # the part of it that was spent in checkpoints and evaluations
 )
 
 # The signal that asks a process for its stacks is SIGRTMIN plus this offset. Real-time signals have no fixed meaning;

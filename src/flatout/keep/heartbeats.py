@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from flatout.input_files import decode_json, open_file
-from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, File
+from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, HEARTBEAT_RECENT, File
 from flatout.launch.process_identity import is_alive, own_namespace, state_of
 
 _MAX_TRIES = 20  # to read a heartbeat while steps end
@@ -41,6 +41,15 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: int  # after the end of the backward pass
     per_step: int
     num_ranks: int  # participants
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The times of one step of a rank."""
+
+    step: int  # as the process counts its steps, from 1
+    duration_s: float
+    data_s: float  # the part spent waiting for batches
+    away_s: float  # the part spent in checkpoints and evaluations
 
 
 class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +85,8 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: Mapping[str, float]  # `compute`: the longest step
     sequences: Mapping[str, int]  # collectives begun, by process group
     step_buckets: tuple[int, ...]  # [b]: number of steps that took 2**(b-1) to 2**b ns
+    fine_buckets: tuple[int, ...] = ()  # the same by finer buckets, see `protocol`
+    recent: tuple[StepTimes, ...] = ()  # the last steps, the oldest first
     ended_s: float | None = None  # when it ended on its own
     is_stopped: bool = False  # by a signal such as SIGSTOP (state T)
 
@@ -167,7 +178,28 @@ def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
         longest_s=by_phase("longest"),
         sequences=dict(zip(header.groups, values["sequence"], strict=False)),
         step_buckets=values["buckets"],
+        fine_buckets=values.get("fine_buckets", ()),
+        recent=_recent(one["num_steps"], values),
     )
+
+
+def _recent(num_steps: int, values: Mapping[str, tuple[int, ...]]) -> tuple[StepTimes, ...]:
+    """Return the times of the last steps. The first step has none, because its beginning is unknown."""
+    if "recent" not in values:
+        return ()
+    first = max(num_steps - HEARTBEAT_RECENT + 1, 2)
+    steps = []
+    for step in range(first, num_steps + 1):
+        place = (step - 1) % HEARTBEAT_RECENT
+        steps.append(
+            StepTimes(
+                step=step,
+                duration_s=values["recent"][place] / 1e9,
+                data_s=values["recent_data"][place] / 1e9,
+                away_s=values["recent_away"][place] / 1e9,
+            )
+        )
+    return tuple(steps)
 
 
 def _gpu(halves: tuple[int, ...]) -> str | None:

@@ -59,6 +59,15 @@ def is_alive(pid: int, ticks: int) -> bool:
     return fields[0] not in "ZX" and (not ticks or int(fields[19]) == ticks)
 
 
+def resident_bytes(pid: int) -> int | None:
+    """Return the host memory that a process has; None if it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _fields(pid: int) -> list[str]:
     """Return the fields of `/proc/PID/stat` after the name of the program, which can contain anything."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from flatout.probe.gpu_counters import GpuCounters, read_gpu_counters
 from flatout.probe.xids import Xids
 
 # NVML's bits for the reasons why clocks are lower than requested (nvmlClocksEventReasons); "idle" is not throttling.
@@ -53,6 +54,10 @@ class Gpus:
     def xids(self) -> Xids:
         """Return a source of the errors that are logged from now on."""
         return Xids(self._nvml, self._handles)
+
+    def counters(self) -> list[GpuCounters]:
+        """Return each GPU's counters under dcgm-exporter's names."""
+        return read_gpu_counters(self._nvml, self._handles)
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the facts that do not change: name, UUID, memory, limits."""

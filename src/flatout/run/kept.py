@@ -12,12 +12,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from flatout import __version__
 from flatout.change.launchers import launch_value, launched_program
 from flatout.errors import FlatoutError
 from flatout.keep.attempt import AttemptRunner
 from flatout.keep.clocks import ClockWatch
-from flatout.keep.exporter import serving
 from flatout.keep.hang import Hang
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.hosts import goes_on_without_host, without_host
@@ -32,6 +33,7 @@ from flatout.keep.step_breakdown import StepBreakdown, StepShares
 from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
 from flatout.launch import ExitStatus
 from flatout.probe.nvml import Gpus
+from flatout.records.watch import ExporterRequest
 from flatout.report.command import command_line
 from flatout.run.command import PreparedCommand, prepare
 from flatout.run.messages import say
@@ -41,6 +43,8 @@ from flatout.run.resume import resuming
 from flatout.run.several_nodes import count_nodes, identify, spans_nodes
 from flatout.run.tuning_check import TuningCheck
 from flatout.secrets import Masker
+from flatout.watch.exporter.labels import job_labels
+from flatout.watch.exporter.process import serving
 
 
 class KeptRun:
@@ -187,8 +191,7 @@ class KeptRun:
         with ExitStack() as stack:
             try:
                 if request.metrics is not None:
-                    address, port = request.metrics
-                    stack.enter_context(serving(self._writer.path, address, port, state=self._state, say=say))
+                    stack.enter_context(serving(self._exporter_request(*request.metrics), say))
                 return keep_alive(
                     watched,
                     restarts,
@@ -206,6 +209,20 @@ class KeptRun:
             except KeyboardInterrupt:  # before the command was started; once it runs, the interrupt is passed on to it
                 self._writer.write("end", code=130, why="it was interrupted")
                 raise
+
+    def _exporter_request(self, address: str, port: int) -> ExporterRequest:
+        labels = job_labels(script_of(launched_program(self._command)))
+        expectation = self._prepared.expectation
+        return ExporterRequest(
+            ledger=str(self._writer.path),
+            state=str(self._state),
+            address=address,
+            port=port,
+            labels=msgspec.structs.replace(
+                labels, job=self._clean(labels.job), job_id=self._clean(labels.job_id), host=self._clean(labels.host)
+            ),
+            promised_step_s=None if expectation is None else (expectation.low_s + expectation.high_s) / 2,
+        )
 
     def _on_sample(self, ranks: Sequence[HeartbeatSample]) -> None:
         self._book.look(ranks)

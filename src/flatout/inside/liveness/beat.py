@@ -9,6 +9,7 @@ the training thread; `compute` is everything outside the other phases.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import threading
@@ -19,16 +20,20 @@ from typing import Any
 from flatout.inside.protocol import (
     HEARTBEAT_BUCKETS,
     HEARTBEAT_FIELDS,
+    HEARTBEAT_FINE_BUCKETS,
+    HEARTBEAT_FINE_FACTOR,
+    HEARTBEAT_FINE_FIRST_NS,
     HEARTBEAT_HEADER_BYTES,
     HEARTBEAT_MOST_GROUPS,
     HEARTBEAT_PHASES,
+    HEARTBEAT_RECENT,
     File,
     partial_name,
     process_name,
 )
 
 SCHEMA, VERSION = "flatout/beat", 1
-SIZE = HEARTBEAT_HEADER_BYTES + 8 * 512
+SIZE = HEARTBEAT_HEADER_BYTES + 8 * 1024
 COMPUTE, DATA, CHECKPOINT, EVALUATION = range(len(HEARTBEAT_PHASES))
 
 SLOTS: dict[str, int] = {}
@@ -47,6 +52,10 @@ _SPENT, _AT_FIRST, _AT_LAST, _LONGEST = (
 )
 _BUCKETS, _N = SLOTS["buckets"], len(HEARTBEAT_PHASES)
 _EXCHANGE = SLOTS["exchange"]
+_FINE, _RECENT, _RECENT_DATA, _RECENT_AWAY = (
+    SLOTS[name] for name in ("fine_buckets", "recent", "recent_data", "recent_away")
+)
+_FINE_SCALE = 1 / math.log(HEARTBEAT_FINE_FACTOR)
 
 _now = time.monotonic_ns
 
@@ -144,14 +153,29 @@ class Beat:
         else:
             took = now - slots[_LAST_END]
             slots[_BUCKETS + min(took.bit_length(), HEARTBEAT_BUCKETS - 1)] += 1
+            slots[_FINE + fine_bucket(took)] += 1
             if took > slots[_LONGEST]:
                 slots[_LONGEST] = took
+            self._note_recent(number, took)
         slots[_LAST_END] = now
         slots[_AT_LAST : _AT_LAST + _N] = slots[_SPENT : _SPENT + _N]
         slots[_STEPS] = number
         slots[_EVENTS] += 1
         slots[_CHANGE] += 1
         return now
+
+    def _note_recent(self, number: int, took: int) -> None:
+        """Note the times of step `number`; `spent_at_last` is still that of the previous step."""
+        slots = self.slots
+        place = (number - 1) % HEARTBEAT_RECENT
+        slots[_RECENT + place] = took
+        slots[_RECENT_DATA + place] = slots[_SPENT + DATA] - slots[_AT_LAST + DATA]
+        slots[_RECENT_AWAY + place] = (
+            slots[_SPENT + CHECKPOINT]
+            - slots[_AT_LAST + CHECKPOINT]
+            + slots[_SPENT + EVALUATION]
+            - slots[_AT_LAST + EVALUATION]
+        )
 
     def is_on(self, uuid: bytes) -> None:
         """Note that this process uses the GPU with this `uuid`, of 16 bytes."""
@@ -183,6 +207,14 @@ class Beat:
                 self._write_header()
             self.slots[SLOTS["sequence"] + self._group_names.index(group[:60])] = number
         self.slots[SLOTS["num_groups"]] = len(self._group_names)
+
+
+def fine_bucket(took_ns: int) -> int:
+    """Return the number of the fine bucket that counts this step time."""
+    if took_ns <= HEARTBEAT_FINE_FIRST_NS:
+        return 0
+    number = math.ceil(math.log(took_ns / HEARTBEAT_FINE_FIRST_NS) * _FINE_SCALE)
+    return min(number, HEARTBEAT_FINE_BUCKETS - 1)
 
 
 def _pid_namespace() -> str:
