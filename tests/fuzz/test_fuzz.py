@@ -38,6 +38,7 @@ NOT_OF_A_USER = {
     "catalog.prices": "reads the prices that the package ships; a user's are read by `input_records`",
     "emit.write": "compares an emitted file with the one that it would replace",
     "watch.exporter.ledger_tail": "follows the ledger of the run that it belongs to, line by line as `ledger` does",
+    "watch.exporter.labels": "reads the control group of its own process",
     "keep.flight": "waits two seconds for the answers of live ranks",
     "keep.heartbeats": "maps the heartbeats of live ranks",
     "nccl_tuner.build": "reads the source that the package ships",

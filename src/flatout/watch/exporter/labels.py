@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from flatout.input_files import read_text
 from flatout.inside.protocol import Variable
 from flatout.records.watch import JobLabels
 
@@ -33,7 +34,7 @@ def _job_id(environment: Mapping[str, str], cgroup: Path) -> str:
         if environment.get(name):
             return environment[name]
     try:
-        pod = _POD.search(cgroup.read_text(encoding="utf-8", errors="replace"))
+        pod = _POD.search(read_text(cgroup))
     except (OSError, ValueError):
         return ""
     return pod[1].replace("_", "-") if pod is not None else ""
