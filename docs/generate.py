@@ -86,7 +86,8 @@ from flatout.records.loading import CodePlace, FoundCause, LoaderSpeed, LoadingP
 from flatout.records.machine import Xid
 from flatout.records.nccl_tuning import Case, GroupShape, NcclTuning, SizeResult, Work, WrongAnswer
 from flatout.records.network import NetworkAnswer, NetworkBill
-from flatout.records.placement import ExchangeTime, LinkLoad, PlacedJob, Placement
+from flatout.records.placed_job import PlacedJob
+from flatout.records.placement import ExchangeTime, LinkLoad, Placement, PlannedPlacement, SlowLinks
 from flatout.records.plan import (
     ExcludedLayouts,
     GroupRegret,
@@ -290,7 +291,7 @@ def plan_json() -> str:
         "flatout/plan",
         (
             *(Plan, PlannedLayout, Layout, ExcludedLayouts, GoalAnswer, Goal, GoalOption, GoalEstimate),
-            *(NetworkAnswer, NetworkBill),
+            *(NetworkAnswer, NetworkBill, PlannedPlacement, SlowLinks),
         ),
     )
 

@@ -227,6 +227,8 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 def _shown(value: object) -> str:
     """Return a value as the user wrote it in TOML, cut if it is long."""
     match value:
+        case None:
+            return "null"
         case bool():
             return "true" if value else "false"
         case str():

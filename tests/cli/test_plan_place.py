@@ -88,3 +88,35 @@ def test_clusters_that_cannot_be_placed_are_refused_before_the_search(
 ) -> None:
     assert run(monkeypatch, "plan", "place", "--model", "llama3-8b", "--cluster", cluster) == 2
     assert message in capfd.readouterr().err
+
+
+def test_a_plan_says_where_its_ranks_go_and_what_slow_links_carry(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slow = [argument for argument in SLOW if argument != "place"]
+    assert run(monkeypatch, *slow, "--json") == 0
+    placement = json.loads(capfd.readouterr().out)["placement"]
+    assert run(monkeypatch, *SLOW, "--json") == 0
+    placed = json.loads(capfd.readouterr().out)["placement"]
+    ranks = [rank for ranks in placement["ranks_of_nodes"].values() for rank in ranks]
+    assert sorted(ranks) == list(range(32))
+    assert placement["seconds_before"] == pytest.approx(placed["seconds_before"])
+    assert placed["seconds_after"] * (1 - 1e-9) <= placement["seconds_after"] <= placement["seconds_before"]
+    for links in placement["slow_links"]:
+        of_kind = [link["bytes_before"] for link in placed["links"] if link["kind"] == links["kind"]]
+        assert links["sum_before"] == pytest.approx(sum(of_kind))
+        assert links["busiest_before"] == max(of_kind)
+    assert {links["kind"] for links in placement["slow_links"]} == {"leaf uplink", "adapter"}
+    assert run(monkeypatch, *slow) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "Ranks on nodes" in said
+    assert "Links above leaf switches carry" in said
+
+
+@pytest.mark.parametrize("cluster", ["h100x8", "h100x12"])
+def test_a_plan_for_one_node_or_partly_empty_nodes_has_no_placement(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cluster: str
+) -> None:
+    arguments = ["plan", "--model", "llama3-8b", "--cluster", cluster, "--global-batch", "12", "--seq", "2048"]
+    assert run(monkeypatch, *arguments, "--json") == 0
+    assert json.loads(capfd.readouterr().out)["placement"] is None

@@ -11,10 +11,12 @@ import pytest
 from tests.placement.fabrics import EIGHT, LAYOUTS_OF_EIGHT, LAYOUTS_OF_SIX, SIX, exchanges, fabric
 
 from flatout.placement.cost import costs
+from flatout.placement.fabrics import fabric_of
 from flatout.placement.groups import Degrees
 from flatout.placement.network import Network, Slots
 from flatout.placement.place import place
-from flatout.placement.search import best_node_order, best_order, keeps_nodes_whole
+from flatout.placement.search import best_node_order, best_order, keeps_nodes_whole, quick_node_order, quick_order
+from flatout.plan.clusters import cluster
 from flatout.records.placement import Fabric, LinkKind
 
 
@@ -117,3 +119,23 @@ def test_nodes_of_one_leaf_follow_one_another_in_a_large_job() -> None:
 def test_a_job_without_communication_keeps_its_order() -> None:
     placement = place(fabric("fat-tree", 1, 1), [], (1, 1, 1, 1))
     assert (placement.is_changed, placement.seconds_before, placement.links) == (False, 0.0, ())
+
+
+@pytest.mark.parametrize("name", EIGHT)
+@pytest.mark.parametrize("degrees", LAYOUTS_OF_EIGHT, ids=str)
+def test_a_quick_search_is_never_worse_than_the_given_order(name: str, degrees: Degrees) -> None:
+    network, given = EIGHT[name], np.arange(8)
+    order = quick_order(Network(network), exchanges(degrees), dimensions(degrees))
+    of_nodes = quick_node_order(Network(network), exchanges(degrees), order)
+    assert sorted(order) == sorted(of_nodes) == list(range(8))
+    assert seconds_of(network, degrees, order) <= seconds_of(network, degrees, given) * (1 + 1e-9)
+    assert keeps_nodes_whole(Network(network), of_nodes)
+    assert seconds_of(network, degrees, of_nodes) <= seconds_of(network, degrees, given) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "nvlink_gpus"),
+    [(256, 64), (144, 72), (72, 72), (68, 68), (76, 4)],  # domains of 72 GPUs, and nodes of 4
+)
+def test_a_job_has_as_many_nodes_of_one_nvlink_domain_as_of_another(num_gpus: int, nvlink_gpus: int) -> None:
+    assert fabric_of(cluster(f"gb200x{num_gpus}")[0]).nvlink_gpus == nvlink_gpus

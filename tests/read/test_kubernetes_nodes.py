@@ -57,7 +57,13 @@ def test_one_node_of_kubectl_is_no_list(tmp_path: Path) -> None:
         ('[[nodes]]\nallocatable = { cpu = inf, memory = "1Gi" }', "must be a quantity"),
         ('[[nodes]]\nallocatable = { cpu = 8, memory = "9e99" }', "must be a quantity"),
         ('[[nodes]]\ncount = 0\nallocatable = { cpu = 8, memory = "1Gi" }', "`count` must be from 1"),
-        ('[[nodes]]\ncpus = 8', "unknown field `cpus`"),
+        ('[[nodes]]\ncpus = 8', "`cpus` in `nodes[1]` is not a known name; these are: count, allocatable"),
+        ('[[nodes]]\ncount = "16"', '`nodes[1].count` must be a whole number, but is "16"'),
+        ('[[nodes]]\nallocatable = { cpu = [8] }', "`nodes[1].allocatable.cpu` must be a quantity, such as 94"),
+        ('[[nodes]]\ntaints = [{ value = "a" }]', "`nodes[1].taints[1].key` is missing"),
+        ('[nodes]\ncount = 16', "`nodes` must be a list, each item a table with some of count, allocatable"),
+        ('{"kind": "List", "items": 3}', "`items` must be a list"),
+        ('{"kind": "List", "items": [{"status": {"allocatable": {"cpu": null}}}]}', "a quantity, such as 94"),
         ("nodes = []", "has no node that takes pods"),
         ('{"kind": "List", "items": []}', "has no node that takes pods"),
         ('{"kind": "List", "items": [{"metadata": {"name": "a"}}]}', "node a: status.allocatable is missing"),
@@ -73,6 +79,7 @@ def test_a_file_that_does_not_say_what_pods_can_have_is_refused_in_one_line(
     with pytest.raises(InputError) as error:
         read_kubernetes_nodes(path)
     assert why in str(error.value) and "\n" not in str(error.value)
+    assert "Expected `" not in str(error.value), "the words of the decoder"
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,7 @@ def plan(
     )
     result = pipeline.with_goal(result, context, goal_request, request.fixed)
     result = pipeline.with_network(result, context, request.fabric, request.fixed)
+    result = pipeline.with_placement(result, context)
     next_command = _next_command(result, has_emitted=bool(emit))
     files.write(result, context, command=typed_command(), next_command=next_command, fixed=request.fixed, note=_note)
     if json:

@@ -16,7 +16,7 @@ from flatout.cli.output import print_json, text_style
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
-    from flatout.records.placement import PlacedJob
+    from flatout.records.placed_job import PlacedJob
 
 
 def register(app: typer.Typer) -> None:

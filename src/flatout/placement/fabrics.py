@@ -64,4 +64,6 @@ def _nvlink_gpus(cluster: Cluster, per_node: int) -> int:
     domain = min(cluster.nvlink_domain, cluster.num_gpus)
     if domain <= per_node:
         return domain if per_node % domain == 0 else 1
-    return domain // per_node * per_node
+    # Schedulers give a job as many nodes of one domain as of another: of 72 GPUs each, 4 domains give 64 of 256 GPUs.
+    num_nodes, most_nodes = cluster.num_gpus // per_node, domain // per_node
+    return per_node * max(nodes for nodes in range(1, most_nodes + 1) if num_nodes % nodes == 0)

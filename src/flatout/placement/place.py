@@ -9,19 +9,27 @@ import numpy as np
 from flatout.placement.cost import SAME, costs
 from flatout.placement.loads import link_bytes
 from flatout.placement.network import Array, Network, Slots
-from flatout.placement.search import best_node_order, best_order, keeps_nodes_whole
+from flatout.placement.search import best_node_order, best_order, keeps_nodes_whole, quick_node_order, quick_order
 from flatout.records.placement import Exchange, ExchangeTime, Fabric, LinkKind, LinkLoad, Placement
 
 
-def place(fabric: Fabric, exchanges: Sequence[Exchange], degrees: Sequence[int]) -> Placement:
+def place(
+    fabric: Fabric, exchanges: Sequence[Exchange], degrees: Sequence[int], *, is_quick: bool = False
+) -> Placement:
     """Return the best order of ranks found. `degrees`: of the layout, in the order in which ranks are numbered.
 
-    The order is the given one if no other takes less time, or as much with fewer bytes on shared links.
+    The order is the given one if no other takes less time, or as much with fewer bytes on shared links. A quick search
+    compares few orders, and takes some tenths of a second where the other takes up to half a minute.
     """
     network = Network(fabric)
     given = np.arange(fabric.num_gpus)
-    found = best_order(network, exchanges, degrees) if exchanges else given
-    by_nodes = best_node_order(network, exchanges, found) if exchanges else given
+    found, by_nodes = given, given
+    if exchanges and is_quick:
+        found = quick_order(network, exchanges, degrees)
+        by_nodes = quick_node_order(network, exchanges, found)
+    elif exchanges:
+        found = best_order(network, exchanges, degrees)
+        by_nodes = best_node_order(network, exchanges, found)
     seconds = costs(network, exchanges, np.stack([given, found, by_nodes])).seconds if exchanges else np.zeros(3)
     is_changed = not np.array_equal(found, given)
     order = found if is_changed else given

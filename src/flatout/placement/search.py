@@ -22,6 +22,7 @@ from flatout.records.placement import Exchange
 
 MOST_CANDIDATES = 1500
 MOST_NUMBERS = 1 << 22  # ranks of all candidates together
+MOST_NUMBERS_QUICKLY = 1 << 15  # the same for a quick search, which takes some tenths of a second
 MOST_MOVES = 2500  # pairs of ranks or of nodes to exchange in one round
 MOST_ROUNDS = 50
 MOST_ORDERS_TO_TRY = 40_320  # 8!, which take about a second
@@ -42,6 +43,24 @@ def best_order(
         return np.asarray(every[costs(network, exchanges, every).best()])
     candidates = _ascending(network, np.stack([_given(network), *_nested_orders(network, degrees)]))
     return _best_improved(network, exchanges, candidates, [*_rank_moves(network), *_node_moves(network)])
+
+
+def quick_order(network: Network, exchanges: Sequence[Exchange], degrees: Sequence[int]) -> Slots:
+    """Return the best of the few orders that nest the whole degrees, or large factors of them, without improving it."""
+    nested = _nested_orders(network, degrees, most_numbers=MOST_NUMBERS_QUICKLY)
+    return _best_of(network, exchanges, _ascending(network, np.stack([_given(network), *nested])))
+
+
+def quick_node_order(network: Network, exchanges: Sequence[Exchange], order: Slots) -> Slots:
+    """Return the best of the few orders in which near nodes have consecutive ranks, or `order` if its nodes do."""
+    if keeps_nodes_whole(network, order):
+        return order
+    of_nodes = [_of_nodes(network, nodes) for nodes in _node_sequences(network)]
+    return _best_of(network, exchanges, np.stack([_given(network), *of_nodes]))
+
+
+def _best_of(network: Network, exchanges: Sequence[Exchange], orders: Slots) -> Slots:
+    return np.asarray(orders[costs(network, exchanges, orders).best()])
 
 
 def best_node_order(network: Network, exchanges: Sequence[Exchange], order: Slots, *, tries_all: bool = True) -> Slots:
@@ -119,9 +138,9 @@ def _node_sequences(network: Network) -> Iterator[Slots]:
         yield np.lexsort(tuple(reversed(coordinates)))
 
 
-def _nested_orders(network: Network, degrees: Sequence[int]) -> Iterator[Slots]:
+def _nested_orders(network: Network, degrees: Sequence[int], *, most_numbers: int = MOST_NUMBERS) -> Iterator[Slots]:
     """Yield orders in which the degrees, or factors of them, fill the slots in every sequence."""
-    digits = _digits(network.fabric.num_gpus, degrees)
+    digits = _digits(network.fabric.num_gpus, degrees, most_numbers)
     sizes = [size for _, size in digits]
     ranks = np.arange(network.fabric.num_gpus).reshape(sizes[::-1])
     for nodes in _node_sequences(network):
@@ -134,9 +153,9 @@ def _nested_orders(network: Network, degrees: Sequence[int]) -> Iterator[Slots]:
             yield order
 
 
-def _digits(num_gpus: int, degrees: Sequence[int]) -> list[tuple[int, int]]:
+def _digits(num_gpus: int, degrees: Sequence[int], most_numbers: int) -> list[tuple[int, int]]:
     """Return the prime factors of the degrees, each with the position of its degree; fewer where there are too many."""
-    most = min(MOST_CANDIDATES, max(MOST_NUMBERS // num_gpus, 24))
+    most = min(MOST_CANDIDATES, max(most_numbers // num_gpus, 24))
     factors = [_prime_factors(degree) for degree in degrees]
     while _num_sequences(factors) > most:
         longest = max(factors, key=len)

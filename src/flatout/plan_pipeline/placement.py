@@ -1,4 +1,8 @@
-"""Run `flatout plan place`: a model on a cluster -> its layout, and the best order of its ranks on the nodes."""
+"""Place the ranks of a layout: for `flatout plan place`, and in short for `flatout plan`.
+
+In: a model on a cluster, or a plan. Out: the layout with the best order of its ranks on the nodes, or the plan with
+what a quick search of orders finds for its first layout.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from flatout.emit.placement import PLACEMENT_TARGETS
 from flatout.emit.write import write
 from flatout.errors import InputError, UsageError
 from flatout.placement import groups
-from flatout.placement.fabrics import fabric_of
+from flatout.placement.fabrics import MOST_RANKS, fabric_of
 from flatout.placement.groups import Degrees
 from flatout.placement.place import place
 from flatout.placement.switches import leaf_switches
@@ -19,8 +25,9 @@ from flatout.plan.search import plan as search
 from flatout.plan.search_context import SearchContext
 from flatout.plan.volumes import bytes_to_neighbour, group_sizes
 from flatout.plan_pipeline.request import PlanRequest, search_context
-from flatout.records.placement import Exchange, Fabric, Pattern, PlacedJob
-from flatout.records.plan import Layout
+from flatout.records.placed_job import PlacedJob
+from flatout.records.placement import Exchange, Fabric, LinkKind, LinkLoad, Pattern, PlannedPlacement, SlowLinks
+from flatout.records.plan import Layout, Plan
 from flatout.schedule.live.hostlist import expanded
 
 _PATTERNS = {
@@ -33,6 +40,9 @@ _PATTERNS = {
     "expert": Pattern.ALL_TO_ALL,
     "pipeline": Pattern.CHAIN,
 }
+
+
+_SLOW = (LinkKind.CORE, LinkKind.CABLE, LinkKind.ADAPTER)  # kinds of links outside nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +80,56 @@ def placed(plan_request: PlanRequest, request: PlaceRequest, note: Callable[[str
         cluster=context.spec.cluster.name,
         layout=layout,
         step_time_s=planned.step_time_s,
-        placement=place(fabric, exchanges, (layout.tp, layout.cp, layout.dp, layout.pp)),
+        placement=place(fabric, exchanges, _dimensions(layout)),
     )
+
+
+def with_placement(plan: Plan, context: SearchContext) -> Plan:
+    """Return the plan with the placement of its first layout, if the cluster has several nodes and all are full."""
+    cluster = context.spec.cluster
+    has_full_nodes = cluster.num_gpus % cluster.gpus_per_node == 0
+    has_several_nodes = cluster.num_gpus > cluster.gpus_per_node
+    if not has_several_nodes or not has_full_nodes or cluster.num_gpus > MOST_RANKS:
+        return plan
+    layout = plan.layouts[0].layout
+    placement = place(fabric_of(cluster), exchanges_of(context, layout), _dimensions(layout), is_quick=True)
+    return msgspec.structs.replace(
+        plan,
+        placement=PlannedPlacement(
+            fabric=placement.fabric,
+            ranks_of_nodes=placement.ranks_of_nodes,
+            is_changed=placement.is_changed,
+            keeps_nodes_whole=placement.keeps_nodes_whole,
+            seconds_before=placement.seconds_before,
+            seconds_after=placement.seconds_after,
+            seconds_with_node_order=placement.seconds_with_node_order,
+            slow_links=_slow_links(placement.links),
+        ),
+    )
+
+
+def _slow_links(links: Sequence[LinkLoad]) -> tuple[SlowLinks, ...]:
+    """Return the bytes on the links outside nodes, for each kind that carries any."""
+    by_kind = []
+    for kind in _SLOW:
+        before = [link.bytes_before for link in links if link.kind == kind]
+        after = [link.bytes_after for link in links if link.kind == kind]
+        if before:
+            by_kind.append(
+                SlowLinks(
+                    kind=kind,
+                    busiest_before=max(before),
+                    busiest_after=max(after),
+                    sum_before=sum(before),
+                    sum_after=sum(after),
+                )
+            )
+    return tuple(by_kind)
+
+
+def _dimensions(layout: Layout) -> tuple[int, ...]:
+    """Return the degrees in the order in which ranks are numbered."""
+    return layout.tp, layout.cp, layout.dp, layout.pp
 
 
 def write_files(job: PlacedJob, request: PlaceRequest, note: Callable[[str], object]) -> None:

@@ -20,12 +20,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from flatout.errors import InputError
 from flatout.input_files import decode_json, read_bytes, read_toml
+from flatout.input_records import FormError, converted
 from flatout.records.pods import NodeGroup, Taint
 from flatout.records.quantity import parse_quantity
 
@@ -34,7 +35,9 @@ _LABELS = ("nvidia.com/gpu.", "amd.com/gpu.")  # labels by which jobs choose nod
 _BLOCKING = ("NoSchedule", "NoExecute")
 _MAX_NODES = 1_000_000
 _NOT_COUNTED = ("cpu", "memory", "pods", "ephemeral-storage")
-_Quantities = dict[str, str | int | float]
+_TABLE_HINT = '[[nodes]] with count = 16 and allocatable = { cpu = "94", memory = "1900Gi", "nvidia.com/gpu" = 8 }'
+_QUANTITY = msgspec.Meta(extra_json_schema={"description": 'a quantity, such as 94, "94500m" or "1900Gi"'})
+_Quantities = dict[str, Annotated[str | int | float, _QUANTITY]]
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -103,9 +106,12 @@ def read_kubernetes_nodes(path: Path, *, labels: Collection[str] = ()) -> tuple[
     """
     try:
         content = read_bytes(path)
-        groups = _listed(path, content, labels) if content.lstrip().startswith(b"{") else _tables(path)
+        is_json = content.lstrip().startswith(b"{")
+        groups = _listed(path, content, labels) if is_json else _tables(path)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except FormError as error:
+        raise InputError(f"`{path}`: {error}", hint=f"{_COMMAND} > nodes.json" if is_json else _TABLE_HINT) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise InputError(
             f"`{path}` is neither a TOML of nodes nor the output of `{_COMMAND}`: {error}",
@@ -117,7 +123,7 @@ def read_kubernetes_nodes(path: Path, *, labels: Collection[str] = ()) -> tuple[
 
 
 def _listed(path: Path, content: bytes, labels: Collection[str]) -> tuple[NodeGroup, ...]:
-    nodes = decode_json(content, _NodeList).items
+    nodes = converted(decode_json(content, dict[str, Any]), _NodeList).items
     others = sorted({node.kind for node in nodes} - {"Node"})
     if others:
         raise InputError(f"`{path}` has objects of kind {others[0]}, not nodes", hint=f"{_COMMAND} > nodes.json")
@@ -139,7 +145,7 @@ def _of_node(path: Path, node: _Node, wanted: Collection[str]) -> NodeGroup:
 
 
 def _tables(path: Path) -> tuple[NodeGroup, ...]:
-    tables = msgspec.convert(read_toml(path), _File).nodes
+    tables = converted(read_toml(path), _File).nodes
     return tuple(_of_table(f"`{path}`: [[nodes]] number {number}", table) for number, table in enumerate(tables, 1))
 
 

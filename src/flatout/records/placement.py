@@ -6,8 +6,6 @@ from enum import StrEnum
 
 import msgspec
 
-from flatout.records.plan import Layout
-
 
 class FabricKind(StrEnum):
     """How the switches or cables of a cluster connect its nodes."""
@@ -105,11 +103,24 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkLoad, ...]
 
 
-class PlacedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a model on a cluster, and the placement of its ranks."""
+class SlowLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes of a step on the links of one kind outside nodes, in both orders of ranks."""
 
-    workload: str
-    cluster: str
-    layout: Layout
-    step_time_s: float  # predicted for the layout where ranks are in the given order
-    placement: Placement
+    kind: LinkKind
+    busiest_before: float  # bytes on the link that carries the most, in its busier direction
+    busiest_after: float
+    sum_before: float  # of all links of this kind
+    sum_after: float
+
+
+class PlannedPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """The order of ranks that a quick search finds for a plan's first layout; before: the given order; after: this."""
+
+    fabric: str
+    ranks_of_nodes: dict[str, tuple[int, ...]]  # by node, in the order of its GPUs
+    is_changed: bool
+    keeps_nodes_whole: bool  # each node has consecutive ranks, so that an order of nodes is enough
+    seconds_before: float  # of the exchanges of a step, one after the other
+    seconds_after: float
+    seconds_with_node_order: float  # in the best order found in which each node has consecutive ranks
+    slow_links: tuple[SlowLinks, ...]

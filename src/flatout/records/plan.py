@@ -7,6 +7,7 @@ import msgspec
 from flatout.records.goal import GoalAnswer
 from flatout.records.layers import LayerKind, Tower
 from flatout.records.network import NetworkAnswer
+from flatout.records.placement import PlannedPlacement
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +205,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     calibrated_with: int  # measured runs; 0: the published accuracy applies
     goal: GoalAnswer | None = None  # with --goal
     network: NetworkAnswer | None = None  # with --fabric, --oversubscription, --leaf-nodes or --torus
+    placement: PlannedPlacement | None = None  # of the first layout's ranks; null: one node, or nodes partly empty
     target: str = ""  # with --for: the framework that can run every layout, or `any`
     excluded: tuple[ExcludedLayouts, ...] = ()  # why the target cannot run other valid layouts
 

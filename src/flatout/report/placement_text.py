@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flatout.records.placement import LinkKind, LinkLoad, PlacedJob, Placement
+from flatout.records.placed_job import PlacedJob
+from flatout.records.placement import LinkKind, LinkLoad, Placement
 from flatout.report.phrases import counted
 from flatout.report.plan_text import layout_text
 from flatout.report.terminal import TextStyle

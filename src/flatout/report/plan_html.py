@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from flatout import __version__, units
+from flatout.records.placement import PlannedPlacement
 from flatout.records.plan import Plan, PlannedLayout
 from flatout.records.plan_details import PlanDetails, StageMemory
 from flatout.report.axis import ticks
@@ -17,6 +18,7 @@ from flatout.report.goal_text import INTERVALS, goal_rows, goal_sentence, option
 from flatout.report.network_text import network_sentences
 from flatout.report.plan_charts import PipelineChart, beginning_s, front_points, pipeline_chart
 from flatout.report.plan_phrases import SENSITIVITY, difference, layout_words, memory_part, schedule_name, step_part
+from flatout.report.plan_placement import first_nodes, placement_sentences
 from flatout.report.plan_text import calibration_note, excluded_note, layout_text
 from flatout.report.template import rendered
 from flatout.secrets import masked_command
@@ -52,6 +54,7 @@ def page_content(
         "layout_words": layout_words(best.layout),
         "goal": _goal(plan),
         "network": [] if plan.network is None else network_sentences(plan.network),
+        "placement": _placement(plan.placement),
         "step": _bar(best.parts_s, step_part, units.seconds),
         "pipeline": _pipeline(best, details),
         "memory": _memory(details, plan.risk),
@@ -265,6 +268,14 @@ def _sensitivity(name: str, factor: float) -> dict[str, str]:
         "gain": f"{units.percent(gain)} less" if gain >= 0.0005 else "nothing",
         "width": f"{gain * 100:.2f}",
     }
+
+
+def _placement(placement: PlannedPlacement | None) -> dict[str, object] | None:
+    """Return where the ranks go; None where there is nothing to choose."""
+    if placement is None:
+        return None
+    nodes = first_nodes(placement) if placement.is_changed else []
+    return {"sentences": placement_sentences(placement), "nodes": nodes}
 
 
 def _goal(plan: Plan) -> dict[str, object] | None:

@@ -7,6 +7,7 @@ from flatout.report.goal_text import goal_text
 from flatout.report.network_text import network_lines
 from flatout.report.phrases import counted
 from flatout.report.plan_phrases import difference
+from flatout.report.plan_placement import placement_lines
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import num_bytes, number, percent, seconds
@@ -109,6 +110,8 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
         lines += ["", *goal_text(plan.goal, style)]
     if plan.network is not None:
         lines += ["", *network_lines(plan.network, style)]
+    if plan.placement is not None:
+        lines += ["", *placement_lines(plan.placement, style)]
     lines += ["", f"next: {next_command}"]
     return "\n".join(lines)
 
