@@ -43,7 +43,7 @@ def placement_sentences(placement: PlannedPlacement) -> list[str]:
 
 
 def first_nodes(placement: PlannedPlacement) -> list[tuple[str, str]]:
-    """Return the first nodes with their ranks, and in one more row how many nodes are left out."""
+    """Return the first nodes with their ranks, and in one more row how many more there are."""
     nodes = list(placement.ranks_of_nodes.items())
     rows = [(node, f"ranks {rank_ranges(ranks)}") for node, ranks in nodes[:MOST_NODES]]
     num_more = len(nodes) - MOST_NODES
