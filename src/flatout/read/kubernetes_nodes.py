@@ -104,6 +104,7 @@ def read_kubernetes_nodes(path: Path, *, labels: Collection[str] = ()) -> tuple[
 
     Raises a one-line InputError for a file that does not say what pods can have.
     """
+    is_json = False
     try:
         content = read_bytes(path)
         is_json = content.lstrip().startswith(b"{")
