@@ -81,9 +81,15 @@ def rows_of_json(text: bytes) -> Counter[tuple[Any, ...]]:
             external_id,
             args.get("bytes", NULL) if kind in (Kind.MEMCPY, Kind.MEMSET) else NULL,
             json.dumps(args["Input Dims"], separators=(",", ":")) if "Input Dims" in args else None,
-            args.get("Collective name"),
+            args.get("Collective name") or reduced_on_host(e["name"], kind, args),
         ] += 1
     return rows
+
+
+def reduced_on_host(name: str, kind: Kind, args: dict[str, Any]) -> str | None:
+    """Return the all-reduce of a CPU job, of whose tensor the shape and the type were recorded."""
+    is_all_reduce = kind == Kind.USER_ANNOTATION and name == "gloo:all_reduce"
+    return "all_reduce" if is_all_reduce and "Input type" in args else None
 
 
 def rows_of_table(table: EventTable) -> Counter[tuple[Any, ...]]:

@@ -156,7 +156,7 @@ class Situation:
         return msgspec.structs.replace(call, num_bytes=self._reduced_bytes)
 
     def _share_of_gradients(self) -> int | None:
-        """Return the gradients' bytes per all-reduce: gloo's calls in a trace have no sizes, but the job is known."""
+        """Return the gradients' bytes per all-reduce of a known job whose trace has no shapes of gloo's calls."""
         facts = self.facts
         calls = [call for timeline in self.timelines.values() for call in timeline.communication.calls]
         reductions = [call for call in calls if call.operation == "all_reduce"]

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.read.collectives import as_integer, collective_args
+from flatout.read.collectives import as_integer, collective_args, host_collective_args
 from flatout.read.decoded import Codes, Columns, Dictionaries
 from flatout.read.schema import (
     MTIA_DEVICE,
@@ -33,6 +33,7 @@ from flatout.read.schema import (
 from flatout.read.times import exact_times_ns, times_ns
 from flatout.records.events import COLUMNS, GPU_WORK, NULL, CollectiveArgs, Kind
 
+_NO_SHAPES = (b"", b"null")
 _IS_ON_DEVICE = np.zeros(256, np.bool_)
 _IS_ON_DEVICE[[*GPU_WORK, Kind.GPU_ANNOTATION, Kind.SYNC, MTIA_DEVICE]] = True
 
@@ -136,8 +137,14 @@ class BlockDecoder:
             "external_id": external_id,
             "shape": _codes([a.input_dims for a in arguments], self.shapes),
             **self._device_columns(arguments, np.flatnonzero(_IS_ON_DEVICE[kind])),
-            **self._collective_columns(arguments),
+            **self._collective_columns(arguments, self._host_collectives(rows, kind)),
         }
+
+    def _host_collectives(self, rows: list[Any], kind: NDArray[np.uint8]) -> dict[int, CollectiveArgs]:
+        """Return the collectives on the CPU, of which shapes and types of tensors are recorded, by row."""
+        annotations = np.flatnonzero(kind == Kind.USER_ANNOTATION).tolist()
+        recorded = {index: host_collective_args(rows[index].name, rows[index].args) for index in annotations}
+        return {index: args for index, args in recorded.items() if args is not None}
 
     def _device_columns(self, arguments: list[Arguments], on_device: NDArray[np.intp]) -> Columns:
         on = [arguments[i] for i in on_device.tolist()]
@@ -149,10 +156,12 @@ class BlockDecoder:
         }
         return {column: _scattered(values, on_device, len(arguments), column) for column, values in columns.items()}
 
-    def _collective_columns(self, arguments: list[Arguments]) -> Columns:
+    def _collective_columns(self, arguments: list[Arguments], on_host: dict[int, CollectiveArgs]) -> Columns:
         operations = [a.operation for a in arguments]
         collective = np.full(len(arguments), NULL, np.int32)
         sequence = np.full(len(arguments), NULL, np.int64)
+        for index, args in on_host.items():
+            collective[index] = self.collectives[args]
         if operations.count(None) < len(operations):
             for index in [i for i, operation in enumerate(operations) if operation is not None]:
                 collective[index] = self.collectives[collective_args(arguments[index])]
@@ -182,7 +191,8 @@ def _scattered(values: NDArray[np.int64], rows: NDArray[np.intp], num_rows: int,
     return scattered
 
 
-def _codes(texts: list[msgspec.Raw | None], codes: Codes[bytes]) -> NDArray[np.int32]:
-    if texts.count(None) == len(texts):
+def _codes(raw_texts: list[msgspec.Raw], codes: Codes[bytes]) -> NDArray[np.int32]:
+    texts = [bytes(raw) for raw in raw_texts]
+    if texts.count(b"") == len(texts):
         return np.full(len(texts), NULL, np.int32)
-    return np.fromiter([NULL if text is None else codes[bytes(text)] for text in texts], np.int32, len(texts))
+    return np.fromiter([NULL if text in _NO_SHAPES else codes[text] for text in texts], np.int32, len(texts))

@@ -180,7 +180,7 @@ def _arguments(values: dict[str, Any]) -> Arguments:
         field = _ARGUMENT_OF_KEY.get(key)
         if field is None or value is None:
             continue
-        if field == "input_dims":
+        if field in ("input_dims", "input_types"):
             fields[field] = msgspec.Raw(msgspec.json.encode(value))
         else:
             # Convert to a float, because int(Decimal("1e999999999")) would take forever.

@@ -26,6 +26,10 @@ OPERATOR = 201  # `Operator` and `cpu_op`: the profilers of 2021 wrote annotatio
 MTIA_DEVICE = 202  # `mtia_ccp_events`: work and annotations of the device share the category
 
 
+# Instead of None: with `Raw | None`, msgspec 0.22 refuses all but null, and the tolerant decoder, which is slow, reads.
+NOTHING = msgspec.Raw()
+
+
 class Arguments(
     msgspec.Struct,
     frozen=True,
@@ -35,6 +39,7 @@ class Arguments(
         "external_id_2021": "external id",
         "num_bytes": "bytes",
         "input_dims": "Input Dims",
+        "input_types": "Input type",
         "operation": "Collective name",
         "group_name": "Process Group Name",
         "group_description": "Process Group Description",
@@ -56,7 +61,8 @@ class Arguments(
     device: Any = NULL
     stream: Any = NULL
     num_bytes: Any = NULL
-    input_dims: msgspec.Raw | None = None
+    input_dims: msgspec.Raw = NOTHING
+    input_types: msgspec.Raw = NOTHING
     operation: Any = None
     group_name: Any = None
     group_description: Any = None

@@ -95,7 +95,7 @@ def passes_per_step(timeline: RankTimeline) -> int:
 
 
 def _reductions(timeline: RankTimeline) -> list[CommunicationCall]:
-    """Return the reductions of known size, or all of them if the job records no sizes (gloo)."""
+    """Return the reductions of known size, or all of them if the trace has no sizes (gloo without shapes)."""
     found = [call for call in timeline.communication.calls if call.operation in REDUCTIONS]
     return [call for call in found if call.num_elements is not None] or found
 
