@@ -15,6 +15,7 @@ from flatout.nccl_tuner.candidates import (
     process_starts,
     start_of_choices,
 )
+from flatout.nccl_tuner.plan import Fabric, Law
 from flatout.nccl_tuner.settings import (
     FUNCTIONS,
     excluding_algorithms,
@@ -142,3 +143,17 @@ def test_over_sockets_more_channels_alone_are_not_offered() -> None:
 def test_an_unknown_transport_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match="socket, shared_memory, pcie, nvlink, infiniband, efa, gloo, but got ib"):
         find_space("ib")
+
+
+def test_the_law_with_the_most_conditions_holds_wherever_it_stands_in_a_fabrics_file() -> None:
+    """The example in the guide begins with the default."""
+    default = Law(latency_s=90e-6, bytes_per_s=3e9)
+    sockets = Law(settings="sockets 2x2+8", latency_s=140e-6, bytes_per_s=17e9)
+    gather = Law(collective="all_gather", latency_s=1e-6, bytes_per_s=1e9)
+    for laws in ((default, gather, sockets), (sockets, gather, default)):
+        fabric = Fabric(transport="socket", law=laws)
+        assert fabric.law_of("sockets 2x2+8", "default", "all_reduce") == sockets
+        assert fabric.law_of("sockets 2x2+8", "default", "all_gather") == sockets
+        assert fabric.law_of("default", "default", "all_gather") == gather
+        assert fabric.law_of("default", "default", "all_reduce") == default
+        assert fabric.law_of("default", "tree", "all_reduce") is None

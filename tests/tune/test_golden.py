@@ -134,6 +134,7 @@ def test_nanogpt_over_tcp_gets_three_times_as_fast_by_sockets(tmp_path: Path) ->
     assert runner.arms[:3] == ["baseline"] * 3
 
 
+@pytest.mark.usefixtures("channels_over_sockets")
 def test_nanogpt_over_tcp_gets_three_times_as_fast_in_one_go(tmp_path: Path) -> None:
     result, runner = gone_through("nanogpt_tcp_whole", tmp_path)
     assert is_better(result)

@@ -347,6 +347,7 @@ def test_a_value_that_was_clearly_worse_has_no_second_turn(second: float, last_r
     assert (f"{on} 1." in told.reason) == (last_round == 1)
 
 
+@pytest.mark.usefixtures("channels_over_sockets")
 def test_what_promises_less_than_was_shown_for_the_same_cause_waits_for_the_next_round() -> None:
     """Three times as fast by sockets: a bucket is tried beside those."""
     speedups = {SOCKETS: 3.0, BUCKET: 1.2}
@@ -361,6 +362,7 @@ def test_what_promises_less_than_was_shown_for_the_same_cause_waits_for_the_next
     assert excluded.outcome == "not reached" and "gained more than this one's estimate" in excluded.reason
 
 
+@pytest.mark.usefixtures("channels_over_sockets")
 def test_what_cannot_be_on_beside_another_one_is_tried_where_it_may_bring_more() -> None:
     """It has no next turn: sockets' 1.4x is more than channels promise, and less than the 1.67x that they may bring."""
     channels = "nccl-channels=8"

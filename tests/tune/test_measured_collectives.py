@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.change.jobs import diagnosis, facts
 from tests.nccl_tuner.fabrics import KIB, work
+from tests.tune.conftest import NoGpus
 from tests.tune.simulated import COMMUNICATION, SOCKETS, SimulatedRunner, tuned
 
 from flatout.diagnosis_pipeline import Diagnosed
@@ -59,13 +60,6 @@ def test_where_nothing_was_faster_there_is_no_such_change(tmp_path: Path) -> Non
     nothing = msgspec.structs.replace(MEASURED, environment={}, table=CollectiveTable())
     result = tuned(runner_with(tmp_path, {}, nothing), nccl=NcclRequest(is_only=True))
     assert CHANGE not in {one.name for one in result.tried}
-
-
-class NoGpus:
-    problem = "none"
-
-    def facts(self) -> list[object]:
-        return []
 
 
 class EightGpus(NoGpus):

@@ -31,12 +31,17 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     law: tuple[Law, ...]
 
     def law_of(self, settings: str, candidate: str, collective: str) -> Law | None:
-        """Return the first law that fits; None if the candidate behaves like the default."""
-        for law in self.law:
-            fits_settings = law.settings in (None, settings)
-            if law.candidate == candidate and fits_settings and law.collective in (None, collective):
-                return law
-        return None
+        """Return the law that fits with the most conditions, wherever it stands in the file.
+
+        Settings count before the collective, and of two such laws the first one counts. None: the candidate behaves
+        like the default.
+        """
+        fitting = [
+            law
+            for law in self.law
+            if law.candidate == candidate and law.settings in (None, settings) and law.collective in (None, collective)
+        ]
+        return max(fitting, key=lambda law: (law.settings is not None, law.collective is not None), default=None)
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
