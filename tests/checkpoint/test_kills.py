@@ -1,6 +1,6 @@
 """kill -9 at random moments: whatever is killed, the training ends with the same bits, and no good checkpoint is lost.
 
-12 kills, always the same ones; `benchmarks/checkpoint_kills.py` makes as many others as are wanted.
+6 kills, always the same ones; `benchmarks/checkpoint_kills.py` makes as many others as are wanted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.checkpoint import cut_short
 from tests.checkpoint.killing import NUM_RANKS, Kills, train
 from tests.checkpoint.ranks import Done
 
-NUM_KILLS = 4  # of each of the three
+NUM_KILLS = 2  # of each of the three
 
 
 @pytest.fixture(scope="module")

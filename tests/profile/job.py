@@ -181,7 +181,7 @@ def evaluating(model: nn.Module, arguments: argparse.Namespace, rank: int) -> No
         if number % 12 == 0 and rank == 0:
             plain.eval()
             with torch.no_grad():
-                for _ in range(60):
+                for _ in range(150):
                     plain(tokens)
             plain.train()
 
