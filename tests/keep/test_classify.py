@@ -21,7 +21,8 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 # (a), 50 and 78 % (b), 72 and 88 % (c), 65 and 82 % (d), 95 and 95 % (e), 72 and 78 % (f), 85 and 82 % (g), 75 and 85 %
 # (h), 88 and 92 % (i). Of the answers of g to i, 21 were changed afterwards: earlier sets have another one for the same
 # words. What the table reaches now says nothing about texts that it has never seen. Of the sets from j on, which are of
-# public issues and logs, only some rows are here. At first sight: 67 and 80 % of 60 (j).
+# public issues and logs, only some rows are here. At first sight: 67 and 80 % of 60 (j),
+# 74 and 79 % of 53 (k), 72 and 84 % of 50 (l).
 CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv")
 
 
@@ -39,7 +40,7 @@ def phase_of(row: dict[str, str]) -> Phase:
 
 
 @pytest.mark.parametrize(
-    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 489)]
+    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537)]
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -258,6 +259,32 @@ def test_the_table_is_whole() -> None:
 )
 def test_a_family_is_a_line_about_something_that_says_something_of_it(line: str, failure_class: str) -> None:
     assert explain_failure(line).failure_class == failure_class
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 100 loss 2.31 grad_norm 0.8 lr 1e-4 mem 43GB",
+        "WARNING:root:grad overflow, skipping step, new loss scale 32768",
+        "wandb: Run summary: loss 0.1",
+        "Rank 0 waiting for others at the barrier",
+        "UserWarning: This DataLoader will create 16 worker processes in total",
+        "WARNING: could not find the metadata file latest.txt; will start from random",
+        "eval failed to improve for 3 epochs; early stopping in 2",
+        "3 of 1000 samples failed to decode",
+        "Setting up process group: timeout 1800 s",
+        "val/acc 0.93 memory 33.1 GiB peak",
+        "hooks: forward_pre_hook, backward_hook",
+        "[ 22.1] mlx5_core 0000:12:00.0 ens1f0np0: Link up",
+        "EXT4-fs (sda1): mounted filesystem with ordered data mode. Opts: errors=remount-ro",
+        "EDAC MC1: 2 CE memory read error on CPU_SrcID#0",
+        "wandb login --relogin",
+        "no NaN or Inf found in 200 gradients",
+        "all ranks finished; the job ends",
+    ],
+)
+def test_a_line_of_a_healthy_job_is_no_failure(line: str) -> None:
+    assert explain_failure(line).name is None
 
 
 def test_a_family_explains_less_than_any_exception_but_a_fault_of_the_machine_more_than_an_unknown_one() -> None:

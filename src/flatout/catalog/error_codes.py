@@ -16,7 +16,7 @@ _ERRNO = re.compile(
 _HTTP_STATUS = re.compile(
     r"\b([45]\d\d) (?:Client|Server) Error\b|\bHTTP(?: Error|/\d(?:\.\d)?| status(?: code)?| code)?[ :=]+([45]\d\d)\b"
     r"|\b(?:response|status)[ _-]?code[ :=]+([45]\d\d)\b|\bstatus[ :=]+([45]\d\d)\b|\(([45]\d\d)\) when calling\b"
-    r"|\bError ([45]\d\d) \(",
+    r"|\bError ([45]\d\d) \(|\breturned error(?: code)?:? ([45]\d\d)\b|<Response \[([45]\d\d)\]>",
     re.IGNORECASE,
 )
 _OF_GPU = re.compile(r"cuda|hip", re.IGNORECASE)  # without it, none of the patterns below fits

@@ -40,7 +40,9 @@ _FILE = Path(__file__).with_name("failures.toml")
 _ANY = "*"  # at the beginning of a type: any type that ends so
 _DEFAULT_TYPES = ("@native",)
 # Lines that their program does not mean as a failure.
-_IS_INFORMATION = re.compile(r"\b(?:INFO|DEBUG|TRACE|VERBOSE|NOTICE)\b|^I\d{4} ")
+_IS_INFORMATION = re.compile(r"\b(?:INFO|DEBUG|TRACE|VERBOSE|NOTICE|[Cc]orrected|[Cc]orrectable|CE memory)\b|^I\d{4} ")
+_DENIES = re.compile(r"(?i)\b(?:no|without|never)\s+(?:\w+\s+(?:or|and)\s+)?$")
+_DENIAL_CHARACTERS = 30
 _AFTER_A_HEADING = re.compile(r"(Last error:)\s+")  # NCCL's own words stand on the next line
 _MAX_GAP = 200  # maximum number of characters that a `*` matches
 
@@ -158,7 +160,7 @@ class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         for phrase in self.phrases:
             match = phrase.pattern.search(message.text) if phrase.literal in message.lowered else None
-            if match is not None:
+            if match is not None and not (exception == "" and _is_denied(match)):
                 return match[0].strip()
         return _code_in(failure, message)
 
@@ -183,9 +185,14 @@ def _first_in(phrases: tuple[_Phrase, ...], line: str) -> str | None:
     """Return the words of the first of these phrases that the line contains."""
     for phrase in phrases:
         match = phrase.pattern.search(line)
-        if match is not None:
+        if match is not None and not _is_denied(match):
             return match[0].strip()
     return None
+
+
+def _is_denied(match: re.Match[str]) -> bool:
+    """Whether the line says that it is not so: `no NaN or Inf found`."""
+    return _DENIES.search(match.string[max(match.start() - _DENIAL_CHARACTERS, 0) : match.start()]) is not None
 
 
 def _code_in(failure: KnownFailure, message: _Message) -> str | None:

@@ -32,7 +32,7 @@ _CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above 
 _EXCEPTION = re.compile(
     r"^\s*(?:[A-Za-z_]\w*\.)*"
     r"(_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Refused|Failure|Unavailable|Unsupported|Disconnected|NoSuchKey|NoSuchBucket)"
-    r"|Unsupported|ReadTimeout|Timeout|(?<=\.)timeout|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
+    r"|Unsupported|ReadTimeout|Timeout|(?<=\.)(?:timeout|error)|IncompleteRead|RayTaskError|gaierror|herror|BadZipFile|BrokenProcessPool|SSLError|Exception)"
     r"(?:\(\w+\))?(?::(?:\s+(.*))?|\s*)$"
 )
 _NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*):\s+(.*)$")
@@ -50,7 +50,7 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
 # Informative even in quotes: the path of a device, and the constants of GPU libraries.
 _KEPT = r"(?!/dev/|(?:hip|cuda)Error|CUDA_ERROR_|HSA_STATUS_)"
 _QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n]*`")
-_CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?) '([^'\n]*)'")
+_CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?)(?: \S+:\d+)? '([^'\n]*)'")
 _JAX_TASK = re.compile(r"/job:\w+/replica:\d+/task:(\d+)")
 _NATIVE_SOURCE = re.compile(r"(?:[^\s\[\](]*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)(?::\d+)?)(?![\w/])")
 _SYSTEM_PATHS = ("/dev/shm", "/dev/infiniband", "/dev/nvidia")
