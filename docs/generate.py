@@ -112,6 +112,7 @@ from flatout.records.replay import (
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.records.step_time import StepTime, WorkTime
+from flatout.records.storage import StorageVerdict
 from flatout.records.tracking import (
     Commit,
     CommitRange,
@@ -237,7 +238,7 @@ def comparison_json() -> str:
 
 def data_profile_json() -> str:
     """The contract `flatout/data-profile`."""
-    records = (LoadingProfile, RankLoading, SampleStage, CodePlace, LoaderSpeed, FoundCause)
+    records = (LoadingProfile, RankLoading, SampleStage, CodePlace, LoaderSpeed, FoundCause, StorageVerdict)
     return _contract("flatout/data-profile", records)
 
 

@@ -44,6 +44,7 @@ STAGES = {
         "cost",
         "track",
         "loading",
+        "storage",
         "report",
     ),
     *SHARED,

@@ -148,6 +148,7 @@ PROCESS = process_name("node-1", 42)
     [
         (File.HOST, "node-1", "host-node-1.json"),
         (File.SAMPLES, "node-1", "host-node-1.samples.jsonl"),
+        (File.STORAGE, "node-1", "host-node-1.storage.jsonl"),
         (File.STEPS, 3, "rank3.steps.jsonl"),
         (File.TRACE, 3, "rank3.json"),
         (File.PACKED_TRACE, 3, "rank3.json.gz"),

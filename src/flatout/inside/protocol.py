@@ -101,6 +101,7 @@ class File:
     RECORDING = "recording.json"  # marks the folder as a recording, and names its run
     HOST = FileName("host-", ".json")  # by host: the command on this host, and how it ended
     SAMPLES = FileName("host-", ".samples.jsonl")  # by host
+    STORAGE = FileName("host-", ".storage.jsonl")  # by host: the counters of its file systems, while stages are timed
     STEPS = FileName("rank", ".steps.jsonl")  # by rank, see STEP_COLUMNS and StepFileEvent
     TRACE = FileName("rank", ".json")  # by rank
     PACKED_TRACE = FileName("rank", ".json.gz")
@@ -244,6 +245,7 @@ class LoaderStage:
 
 LOADER_REPORT_INTERVAL_S = 1.0  # how often a process renews its file of kind STAGES
 MAX_LOADER_BATCHES = 4096  # batches per process whose times are written
+MAX_LOADER_PASSES = 64  # passes through the data per process whose samples are written
 MAX_LOADER_PLACES = 20  # places in the script's code per process that are written
 
 

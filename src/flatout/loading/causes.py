@@ -16,6 +16,8 @@ MIN_SPREAD = 0.5  # standard deviation of the batches' times over their mean
 MAX_BUSY = 0.9  # of the workers' time: workers with time to spare are late only with single batches
 MIN_WAITING = 0.5  # of a stage's time, for which it waits rather than computes
 MIN_STAGE = 0.25  # of the time to make a sample: below it no stage explains the wait
+MIN_SHARD_SPREAD = 1.25  # samples of the longest first pass / of the shortest
+MAX_SHM = 0.9  # of /dev/shm
 MIN_GAIN = 1.05  # of another number of workers, as predicted
 # Pinning runs in another thread: it is the cause if it takes this share of the step.
 MIN_THREAD = 0.5
@@ -68,7 +70,14 @@ _Cause = tuple[LoaderFinding, SampleStage | None]
 
 def causes_of_slowness(loading: RankLoading) -> list[_Cause]:
     """Return why batches take their time, whether or not the training waits for them; each with its stage, if any."""
-    causes = [*_cores(loading), *_transport(loading), *_single_batches(loading), *_stage(loading)]
+    causes = [
+        *_cores(loading),
+        *_memory(loading),
+        *_shards(loading),
+        *_transport(loading),
+        *_single_batches(loading),
+        *_stage(loading),
+    ]
     return causes or [(LoaderFinding.UNKNOWN, None)]
 
 
@@ -79,6 +88,20 @@ def _cores(loading: RankLoading) -> list[_Cause]:
         return []
     is_crowded = loading.num_workers * loading.ranks_on_host > loading.cores_allowed
     return [(LoaderFinding.OVERSUBSCRIBED if is_crowded else LoaderFinding.BUSY_CORES, None)]
+
+
+def _memory(loading: RankLoading) -> list[_Cause]:
+    """Workers that find no room in shared memory wait, or end with a bus error."""
+    is_full = bool(loading.num_workers) and (loading.shm_used_share or 0.0) >= MAX_SHM
+    return [(LoaderFinding.MEMORY, None)] if is_full else []
+
+
+def _shards(loading: RankLoading) -> list[_Cause]:
+    if loading.num_idle_workers > 0:
+        return [(LoaderFinding.TOO_FEW_SHARDS, None)]
+    if (loading.shard_spread or 1.0) >= MIN_SHARD_SPREAD:
+        return [(LoaderFinding.UNEVEN_SHARDS, None)]
+    return []
 
 
 def _single_batches(loading: RankLoading) -> list[_Cause]:

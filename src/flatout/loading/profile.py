@@ -5,7 +5,7 @@ In: a recording made with the watch of `inside/loader_stages`. Out: a `LoadingPr
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import msgspec
@@ -26,12 +26,14 @@ def loading_profile(recording: Recording) -> LoadingProfile:
     for hostname, report in reports:
         by_rank[report.rank].append(report)
         hosts[report.rank] = hostname
-    ranks_on = Counter(hosts.values())
+    quota = {host.hostname: host.cores_allowed for host in recording.hosts}
     recorded = {rank.rank: rank for rank in recording.ranks}
     loadings = []
     for rank, of_rank in sorted(by_rank.items()):
-        loading = rank_loading(rank, hosts[rank], of_rank, recorded.get(rank), ranks_on_host=ranks_on[hosts[rank]])
+        num_sharing = _num_sharing(rank, by_rank, hosts)
+        loading = rank_loading(rank, hosts[rank], of_rank, recorded.get(rank), ranks_on_host=num_sharing)
         if loading is not None:
+            loading = _with_quota(loading, quota.get(hosts[rank]))
             loadings.append(msgspec.structs.replace(loading, speeds=loader_speeds(loading)))
     waits = {loading.rank: share for loading in loadings if (share := wait_share(loading)) is not None}
     slowest = max(waits, key=lambda rank: waits[rank], default=None)
@@ -43,6 +45,22 @@ def loading_profile(recording: Recording) -> LoadingProfile:
         causes=_causes(loadings, slowest),
         problems=tuple(problems),
     )
+
+
+def _num_sharing(rank: int, by_rank: dict[int, list[LoaderReport]], hosts: dict[int, str]) -> int:
+    """Return the number of ranks that run on the rank's cores: all of its host, or fewer if each has its own cores."""
+    cores = {other: {core for report in reports for core in report.cores} for other, reports in by_rank.items()}
+    on_host = [other for other in by_rank if hosts[other] == hosts[rank]]
+    if not all(cores[other] for other in on_host):
+        return len(on_host)
+    return sum(bool(cores[other] & cores[rank]) for other in on_host)
+
+
+def _with_quota(loading: RankLoading, cores: float | None) -> RankLoading:
+    """Return the loader with the cores that the control group's quota allows, which the affinity does not show."""
+    if cores is None or cores >= loading.cores_allowed:
+        return loading
+    return msgspec.structs.replace(loading, cores_allowed=max(int(cores), 1))
 
 
 def _causes(loadings: list[RankLoading], slowest: int | None) -> tuple[FoundCause, ...]:

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from flatout.input_files import decode_json, read_bytes
-from flatout.inside.protocol import MAX_LOADER_BATCHES, MAX_LOADER_PLACES, File
+from flatout.inside.protocol import MAX_LOADER_BATCHES, MAX_LOADER_PASSES, MAX_LOADER_PLACES, File
 
 _MAX_S = 1e9
 _MAX_BYTES = 1 << 24
@@ -59,6 +59,16 @@ class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
     sent: Spent
     received: Spent
     pinned: Spent
+    cores: Annotated[tuple[_Index, ...], msgspec.Meta(max_length=1 << 14)] = ()
+    dataset_samples: _Count | None = None
+    num_shards: _Count | None = None
+    passes: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_LOADER_PASSES)] = ()
+    mounts: Annotated[dict[_Name, _Count], msgspec.Meta(max_length=MAX_STAGES)] = {}
+    num_major_faults: _Count = 0
+    first_own_bytes: _Count | None = None  # memory that the process shares with no file, when it began
+    own_bytes: _Count | None = None  # the most
+    shm_bytes: _Count | None = None  # size of /dev/shm
+    shm_used_bytes: _Count | None = None
     places: Annotated[dict[_Name, _Count], msgspec.Meta(max_length=MAX_LOADER_PLACES)] = {}
     num_places: _Count = 0
 

@@ -63,6 +63,13 @@ def rank_loading(
         step_s=step_s,
         loader_wait_s=wait_s,
         samples_per_step=samples_per_step,
+        mounts=_mounts(reports),
+        data_bytes=_data_bytes(makers, num_samples_timed),
+        num_shards=max((report.num_shards for report in makers if report.num_shards), default=None),
+        num_idle_workers=_num_idle_workers(first, reports),
+        shard_spread=_shard_spread(makers),
+        own_bytes=_own_bytes(makers),
+        shm_used_share=_shm_used_share(reports),
     )
 
 
@@ -84,6 +91,51 @@ def _makers(reports: Sequence[LoaderReport]) -> list[LoaderReport]:
 
 def _loader(report: LoaderReport) -> tuple[str | None, int]:
     return report.dataset, report.num_workers
+
+
+def _mounts(reports: Sequence[LoaderReport]) -> dict[str, int]:
+    mounts: Counter[str] = Counter()
+    for report in reports:
+        mounts.update(report.mounts)
+    return dict(mounts.most_common())
+
+
+def _data_bytes(makers: Sequence[LoaderReport], num_samples_timed: float) -> float | None:
+    """Return the bytes that reading each sample once takes; None if the data set does not know its size."""
+    sizes = [report.dataset_samples for report in makers if report.dataset_samples is not None]
+    bytes_per_sample = _total(makers, "read_bytes") / num_samples_timed
+    return max(sizes) * bytes_per_sample if sizes and bytes_per_sample > 0 else None
+
+
+def _num_idle_workers(first: LoaderReport, reports: Sequence[LoaderReport]) -> int:
+    """Return the number of workers of an iterable data set that began and had nothing to make."""
+    if not first.is_iterable:
+        return 0
+    with_batches = {report.worker for report in reports if report.num_batches > 0}
+    began = {report.worker for report in reports if report.worker is not None and _loader(report) == _loader(first)}
+    return len(began - with_batches)
+
+
+def _shard_spread(makers: Sequence[LoaderReport]) -> float | None:
+    """Return how unequal the first passes of an iterable data set's workers are: the longest over the shortest."""
+    passes = [report.passes[0] for report in makers if report.worker is not None and report.passes]
+    if len(passes) < 2 or min(passes) <= 0:
+        return None
+    return max(passes) / min(passes)
+
+
+def _own_bytes(makers: Sequence[LoaderReport]) -> float | None:
+    sizes = [report.own_bytes for report in makers if report.worker is not None and report.own_bytes is not None]
+    return float(sum(sizes)) if sizes else None
+
+
+def _shm_used_share(reports: Sequence[LoaderReport]) -> float | None:
+    shares = [
+        report.shm_used_bytes / report.shm_bytes
+        for report in reports
+        if report.shm_bytes and report.shm_used_bytes is not None
+    ]
+    return max(shares, default=None)
 
 
 def _samples_timed(report: LoaderReport) -> float:

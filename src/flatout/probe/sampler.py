@@ -16,11 +16,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
 
 from flatout.probe import limits
+from flatout.probe.client_counters import ClientCounters
 from flatout.probe.foreign_load import ForeignLoad
 from flatout.probe.host_counters import HostCounters
 from flatout.probe.nvml import Gpus
@@ -37,15 +39,21 @@ def main() -> int:
     parser.add_argument("file")
     parser.add_argument("--interval", type=float, default=INTERVAL_S)
     parser.add_argument("--watch", type=int, metavar="PID", help="end with this process, not with standard input")
+    parser.add_argument("--storage", metavar="FILE", help="also write the counters of file systems, to this file")
     arguments = parser.parse_args()
     has_ended = _has_ended if arguments.watch is None else _Watched(arguments.watch).has_ended
     gpus = Gpus()
     xids = gpus.xids()
     of_flatout = {os.getpid(), os.getppid() if arguments.watch is None else arguments.watch}
     others = ForeignLoad(of_flatout, os.path.dirname(os.path.abspath(arguments.file)))
+    storage = None if arguments.storage is None else ClientCounters(Path(arguments.storage))
+    if storage is not None:
+        storage.start()
     with open(arguments.file, "x", encoding="utf-8") as file:
         _write(file, about_host(gpus, arguments.interval) | {"xid_problem": xids.problem})
         sample(file, gpus, xids, others, arguments.interval, has_ended)
+    if storage is not None:
+        storage.finish()
     return 0
 
 

@@ -3,6 +3,7 @@
     recording.json                 marks the folder as a recording, and identifies the run
     host-<hostname>.json           the command on that host, and how it ended
     host-<hostname>.samples.jsonl  samples of that host's activity
+    host-<hostname>.storage.jsonl  counters of that host's file systems, if the stages of batches are timed
     rank<R>.steps.jsonl            the steps of a rank
     rank<R>.json.gz                its trace
     facts-rank<R>.json             facts about the job: its wrapper, loaders, optimizer
@@ -53,7 +54,16 @@ _BY_RANK = (
     File.GRADIENTS,
     File.DATA_CHECK,
 )
-_BY_HOST_OR_PROCESS = (File.HOST, File.SAMPLES, File.LOG, File.PATCHES, File.DIVERTED, File.FAILURE, File.STAGES)
+_BY_HOST_OR_PROCESS = (
+    File.HOST,
+    File.SAMPLES,
+    File.STORAGE,
+    File.LOG,
+    File.PATCHES,
+    File.DIVERTED,
+    File.FAILURE,
+    File.STAGES,
+)
 _ALIVE_S = 120.0
 _MOMENT_S = 1.0
 _FRESH_S = 10.0
@@ -79,6 +89,10 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> Path:
         return self.path / File.STATE
+
+    @property
+    def storage_file(self) -> Path:
+        return self.path / File.STORAGE.of(_hostname())
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:

@@ -77,7 +77,7 @@ def record(
     try:
         write_run(folder, run)
         note_starter(folder.state, "flatout profile", shlex.join(shown_command))
-        sampling = _start_sampler(sampler, folder)
+        sampling = _start_sampler(sampler, folder, with_storage=Variable.LOADER_STAGES in options.variables)
         ended = run_command(command, job_environment(environment, folder.path, options))
     except OSError as error:
         _abandon(folder, sampling)
@@ -134,11 +134,14 @@ def job_environment(environment: Mapping[str, str], recording: Path, options: Op
     return job | options.variables
 
 
-def _start_sampler(sampler: Sequence[str] | None, folder: Folder) -> subprocess.Popen[bytes] | None:
+def _start_sampler(
+    sampler: Sequence[str] | None, folder: Folder, *, with_storage: bool
+) -> subprocess.Popen[bytes] | None:
     if sampler is None or folder.samples_file is None:
         return None
+    options = ["--storage", str(folder.storage_file)] if with_storage else []
     return subprocess.Popen(
-        [*sampler, str(folder.samples_file)],
+        [*sampler, str(folder.samples_file), *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -161,7 +164,7 @@ def _end_sampler(sampling: subprocess.Popen[bytes] | None) -> None:
 def _abandon(folder: Folder, sampling: subprocess.Popen[bytes] | None) -> None:
     """Remove what was created for a job that was not started, and the folder if it is empty then."""
     _end_sampler(sampling)
-    mine = [folder.host_file, *([folder.samples_file] if folder.samples_file else [])]
+    mine = [folder.host_file, *([folder.samples_file, folder.storage_file] if folder.samples_file else [])]
     others = [file for file in folder.path.glob(f"{File.HOST.before}*") if file not in mine]
     remove_note(folder.state)
     for file in [*mine, *([] if others else [folder.path / File.RECORDING])]:

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from flatout.records.storage import StorageVerdict
+
 
 class LoaderFinding(StrEnum):
     """Why the training waits for its batches."""
@@ -26,6 +28,13 @@ class LoaderFinding(StrEnum):
     OVERSUBSCRIBED = "worker-oversubscription"
     BUSY_CORES = "busy-cores"
     UNEVEN_BATCHES = "slow-sample-blocks"
+    TOO_FEW_SHARDS = "too-few-shards"
+    UNEVEN_SHARDS = "uneven-shards"
+    MEMORY = "loader-memory"
+    BANDWIDTH = "storage-bandwidth"
+    RETRANSMITS = "storage-retransmits"
+    CACHE_MISSED = "cache-missed"
+    CONTENTION = "shared-storage-contention"
     UNKNOWN = "unknown"
 
 
@@ -86,6 +95,13 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     loader_wait_s: float | None  # of these, waiting for the batch
     samples_per_step: float | None
     speeds: tuple[LoaderSpeed, ...] = ()
+    mounts: dict[str, int] = {}  # files that were read, by the folder of their mount
+    data_bytes: float | None = None  # of the data set, if each sample is read once
+    num_shards: int | None = None  # of an iterable data set
+    num_idle_workers: int = 0  # workers of an iterable data set that made no batch
+    shard_spread: float | None = None  # samples of the worker with most in its first pass / of the one with fewest
+    own_bytes: float | None = None  # memory of all workers that they share with no file
+    shm_used_share: float | None = None  # of /dev/shm, at most
 
 
 class FoundCause(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +113,7 @@ class FoundCause(msgspec.Struct, frozen=True, kw_only=True):
     share_of_sample: float | None = None  # its share of the time to make a sample
     workers: int | None = None  # the number of workers that is predicted to be fastest
     gain: float | None = None  # by that number: training time before / after
+    storage: StorageVerdict | None = None  # what the counters of the file system say
 
 
 class LoadingProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,3 +125,4 @@ class LoadingProfile(msgspec.Struct, frozen=True, kw_only=True):
     is_waiting: bool | None  # whether the training waits for its batches; None: no step was measured
     causes: tuple[FoundCause, ...] = ()
     problems: tuple[str, ...] = ()
+    storage: tuple[StorageVerdict, ...] = ()  # of each mount that the ranks read from, by host

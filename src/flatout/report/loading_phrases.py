@@ -23,6 +23,14 @@ _MEANING = {
     LoaderFinding.BUSY_CORES: "the cores are busy with other work: the processes that make samples wait for them",
     LoaderFinding.UNEVEN_BATCHES: "the workers are fast enough on the whole, but single batches take far longer than "
     "others, and batches are delivered in order",
+    LoaderFinding.TOO_FEW_SHARDS: "the data set has fewer shards than there are workers: some workers make no batch",
+    LoaderFinding.UNEVEN_SHARDS: "some workers have far more samples in their shards than others, which end early",
+    LoaderFinding.MEMORY: "the workers have used up the memory that they may use",
+    LoaderFinding.BANDWIDTH: "the storage delivers as many bytes or requests per second as it can",
+    LoaderFinding.RETRANSMITS: "requests to the file server are lost and have to be sent again",
+    LoaderFinding.CACHE_MISSED: "files are read from the storage again and again, although the memory could hold them",
+    LoaderFinding.CONTENTION: "the file server answers more slowly at times while this job asks for no more: "
+    "others use it",
     LoaderFinding.UNKNOWN: "no stage explains the wait",
 }
 _WAY_OUT = {
@@ -39,6 +47,18 @@ _WAY_OUT = {
     LoaderFinding.OVERSUBSCRIBED: "use as many workers as there are cores for them",
     LoaderFinding.BUSY_CORES: "free the cores, or give the job cores that nothing else uses",
     LoaderFinding.UNEVEN_BATCHES: "raise prefetch_factor, or set in_order=False where the order does not matter",
+    LoaderFinding.TOO_FEW_SHARDS: "use no more workers than there are shards for each rank, or write more shards",
+    LoaderFinding.UNEVEN_SHARDS: "write shards of equal size, at least four for each rank and worker",
+    LoaderFinding.MEMORY: "use fewer workers or a smaller prefetch_factor, keep the data set's index in arrays "
+    "rather than in lists, and give /dev/shm more room",
+    LoaderFinding.BANDWIDTH: "read fewer bytes (smaller or compressed files), keep a cache on the node, or use faster "
+    "storage; more workers do not help",
+    LoaderFinding.RETRANSMITS: "look for packet loss between this host and the file server: cables, MTU, switch "
+    "buffers; more workers make it worse",
+    LoaderFinding.CACHE_MISSED: "keep the files in memory or on the node (`flatout run --data-cache`); look at what "
+    "drops them: a memory limit, direct I/O, or a mount without caching",
+    LoaderFinding.CONTENTION: "copy the data to the node before the job, keep a cache on the node, or ask who uses the "
+    "server at that time",
     LoaderFinding.UNKNOWN: "record with `flatout profile` to see what the training process does meanwhile",
 }
 

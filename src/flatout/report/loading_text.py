@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.records.loading import LoadingProfile, RankLoading, SampleStage
 from flatout.report.loading_phrases import cause_sentence, sample_sentence, way_out, workers_sentence
+from flatout.report.storage_phrases import numbers_sentence, storage_sentence
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import num_bytes, number, percent, seconds
@@ -28,11 +29,13 @@ def loading_text(profile: LoadingProfile, style: TextStyle) -> str:
     lines = [style.bold(_headline(profile, loading))]
     for cause in profile.causes:
         lines += style.wrapped(f"{cause.name.value}: {cause_sentence(cause)}.")
+        if cause.storage is not None:
+            lines += _indented(f"{storage_sentence(cause.storage)}.", style)
         lines += _indented(f"Way out: {way_out(cause)}.", style)
     if profile.causes:
         lines += _indented(f"{workers_sentence(profile.causes[0], loading)}.", style)
     lines += ["", *style.wrapped(f"Rank {loading.rank}, {_dataset(loading)}: {sample_sentence(loading)}."), ""]
-    lines += _stages(loading, style)
+    lines += _stages(profile, loading, style)
     lines += _places(loading, style)
     lines += _speeds(loading, style)
     lines += _problems(profile, style)
@@ -66,7 +69,7 @@ def _dataset(loading: RankLoading) -> str:
     return f"data set {loading.dataset}" if loading.dataset else "an unknown data set"
 
 
-def _stages(loading: RankLoading, style: TextStyle) -> list[str]:
+def _stages(profile: LoadingProfile, loading: RankLoading, style: TextStyle) -> list[str]:
     header = ("stage", "per sample", "share", "", "computing", "waiting", "no core")
     rows = [_row(stage, style) for stage in loading.stages if stage.share >= MIN_SHARE]
     lines = text_table(header, rows, style=style, flexible=(0,))
@@ -80,6 +83,10 @@ def _stages(loading: RankLoading, style: TextStyle) -> list[str]:
         lines += style.wrapped(f"At the same time, per sample: {'; '.join(known)}.")
     if (loading.read_bytes or 0.0) >= SMALLEST_READ_BYTES:
         lines += style.wrapped(f"{_bytes(loading)}.")
+    for verdict in profile.storage:
+        counted = numbers_sentence(verdict)
+        if counted is not None and verdict.hostname == loading.hostname:
+            lines += style.wrapped(f"Storage: {counted}.")
     if loading.busy_share is not None:
         lines += style.wrapped(f"The workers make batches in {percent(loading.busy_share)} of their time.")
     timed = f"{loading.num_timed:,} of {loading.num_batches:,} batches were timed"

@@ -25,12 +25,16 @@ from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.identity import find_identity
 from flatout.inside.loader_stages.budget import Budget, cost_per_stage_s
 from flatout.inside.loader_stages.hooked import Hooks
+from flatout.inside.loader_stages.mounts_read import READ_PATHS
+from flatout.inside.loader_stages.process_state import ProcessState
+from flatout.inside.loader_stages.shards import num_shards
 from flatout.inside.loader_stages.stacks import StackSampler
 from flatout.inside.loader_stages.stopwatch import STOPWATCH, StageTime, timed
 from flatout.inside.log import LOG, guarded
 from flatout.inside.protocol import (
     LOADER_REPORT_INTERVAL_S,
     MAX_LOADER_BATCHES,
+    MAX_LOADER_PASSES,
     MAX_LOADER_PLACES,
     File,
     LoaderStage,
@@ -78,6 +82,11 @@ class BatchWatch:
         self._pid = os.getpid()
         self._dataset: str | None = None
         self._is_iterable = False
+        self._dataset_samples: int | None = None
+        self._num_shards: int | None = None
+        self._passes: list[int] = []  # samples from the beginning to the end of the data, each time
+        self._state = ProcessState()
+        self._has_looked_at_maps = self._ends = False
         self._budget: Budget | None = None
         self._sampler: StackSampler | None = None
         self._batch_s: list[float] = []
@@ -92,6 +101,7 @@ class BatchWatch:
         for thread in (self.sent, self.received, self.pinned):
             thread.time = StageTime()
         STOPWATCH.reset()
+        READ_PATHS.forget()
 
     def fetch(self, original: Callable[[Any, Any], Any], fetcher: Any, index: Any) -> Any:
         """Return the batch that the fetcher makes."""
@@ -103,16 +113,25 @@ class BatchWatch:
         if LOG.is_silenced:
             return original(fetcher, index)
         began = _now()
-        if is_timed:
-            STOPWATCH.begin(LoaderStage.CODE)
-            try:
+        try:
+            if is_timed:
+                STOPWATCH.begin(LoaderStage.CODE)
+                try:
+                    batch = original(fetcher, index)
+                finally:
+                    STOPWATCH.finish()
+            else:
                 batch = original(fetcher, index)
-            finally:
-                STOPWATCH.finish()
-        else:
-            batch = original(fetcher, index)
-        self._end(index, began, is_timed=is_timed)  # not called at the end of a stream
+        except StopIteration:
+            self._end_stream()
+            raise
+        self._end(index, began, is_timed=is_timed)
         return batch
+
+    @guarded
+    def _end_stream(self) -> None:
+        if len(self._passes) < MAX_LOADER_PASSES:
+            self._passes.append(self._num_samples - sum(self._passes))
 
     def _begin(self, fetcher: Any) -> bool:
         """Prepare for a batch; return whether it is timed."""
@@ -125,6 +144,7 @@ class BatchWatch:
             self._first_began = now
             self._dataset = type(fetcher.dataset).__name__
             self._is_iterable = isinstance(fetcher, _utils.fetch._IterableDatasetFetcher)
+            self._describe(fetcher.dataset)
             self._budget = Budget(cost_per_stage_s())
             _, own_bytes, _, own_reads = (
                 after - before for before, after in zip(_counters(), _counters(), strict=True)
@@ -143,6 +163,16 @@ class BatchWatch:
         self._entries_before = STOPWATCH.num_entries
         self._prepared_s = _now() - now
         return True
+
+    def _describe(self, dataset: Any) -> None:
+        """Note how many samples or shards the data set has, as far as it says so itself."""
+        try:
+            if self._is_iterable:
+                self._num_shards = num_shards(dataset)
+            else:
+                self._dataset_samples = len(dataset)
+        except Exception:  # noqa: BLE001 - a data set's own code: without a number, less is known
+            return
 
     def _mark_process(self) -> None:
         """Note the CPU time of the process: a training process computes between two batches, on several threads."""
@@ -187,9 +217,11 @@ class BatchWatch:
     def finish(self) -> None:
         if self._pid != os.getpid():
             return
-        if self._num_batches or self.received.time.num_calls or self.pinned.time.num_calls:
+        has_begun = self._first_began is not None  # a worker without shards begins, and makes no batch
+        if has_begun or self.received.time.num_calls or self.pinned.time.num_calls:
             if self._sampler is not None:
                 self._sampler.stop()
+            self._ends = True
             self._write()
 
     def _write(self) -> None:
@@ -198,6 +230,9 @@ class BatchWatch:
         counts = self._sampler.counts if self._sampler is not None else None
         places = dict(counts.most_common(MAX_LOADER_PLACES)) if counts is not None else {}
         process_began = self._process_began or self._process_last
+        self._state.look()
+        mounts = READ_PATHS.by_mount(with_mapped=not self._has_looked_at_maps or self._ends)
+        self._has_looked_at_maps = True
         report = {
             "rank": find_identity().rank,
             "worker": worker.id if worker is not None else None,
@@ -205,8 +240,14 @@ class BatchWatch:
             "pid": self._pid,
             "parent_pid": parent.pid if worker is not None and parent is not None else None,
             "cores_allowed": len(os.sched_getaffinity(0)),
+            "cores": sorted(os.sched_getaffinity(0)),
             "dataset": self._dataset,
             "is_iterable": self._is_iterable,
+            "dataset_samples": self._dataset_samples,
+            "num_shards": self._num_shards,
+            "passes": self._passes,
+            "mounts": mounts,
+            **self._state.report(),
             "process_elapsed_s": self._process_last[0] - process_began[0],
             "process_cpu_s": self._process_last[1] - process_began[1],
             "num_batches": self._num_batches,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from flatout.inside.loader_stages.mounts_read import READ_PATHS
 from flatout.inside.loader_stages.stopwatch import STOPWATCH
 from flatout.inside.protocol import LoaderStage
 
@@ -51,6 +52,7 @@ def timed_open(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(file, mode, *args, **kwargs)
         STOPWATCH.enter(LoaderStage.OPEN)
         try:
+            READ_PATHS.note(file)
             if args or not _is_plain(file, mode, kwargs):
                 return original(file, mode, *args, **kwargs)
             return _opened(file, mode, kwargs)

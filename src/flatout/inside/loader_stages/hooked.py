@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from flatout.inside.loader_stages.files import timed_open
+from flatout.inside.loader_stages.mounts_read import READ_PATHS
 from flatout.inside.loader_stages.stopwatch import STOPWATCH, timed
 from flatout.inside.protocol import LoaderStage
 
@@ -135,12 +136,15 @@ def _hook_of(hooked: _Hooked) -> _Hook:
 def _timed_function(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
     is_transform = stage.startswith(_TRANSFORM)
     in_stage = timed(stage, function)
+    opens_files = stage in (LoaderStage.READ, LoaderStage.DECODE)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # A transform that uses another one is the one that the script has named.
         if is_transform and STOPWATCH.runs_here() and STOPWATCH.stage.startswith(_TRANSFORM):
             return function(*args, **kwargs)
+        if opens_files and args and STOPWATCH.runs_here():
+            READ_PATHS.note(args[0])
         return in_stage(*args, **kwargs)
 
     call.flatout_stage = stage  # type: ignore[attr-defined]

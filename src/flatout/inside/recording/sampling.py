@@ -34,6 +34,8 @@ def start_sampler(recording: Path, identity: Identity) -> bool:
         return False
     environment = {name: value for name, value in os.environ.items() if name != Variable.RECORDING}
     command = [sys.executable, "-c", _RUN, str(_SOURCES), str(samples), "--watch", str(os.getpid())]
+    if os.environ.get(Variable.LOADER_STAGES) == "1":
+        command += ["--storage", str(recording / File.STORAGE.of(hostname))]
     subprocess.run(
         ["/bin/sh", "-c", _IN_THE_BACKGROUND, "sh", *command],
         env=environment,
