@@ -9,8 +9,13 @@ from flatout.change.transport import with_transport
 from flatout.records.recording import GpuUse, HostUse
 
 
-def host(**gpu: float) -> HostUse:
+def host(**gpu: object) -> HostUse:
     return HostUse(hostname="host", num_samples=1, cores_allowed=8.0, gpus=(GpuUse(index=0, **gpu),))  # type: ignore[arg-type]
+
+
+def host_of(*paths: str | None) -> HostUse:
+    gpus = tuple(GpuUse(index=index, peer_path=path) for index, path in enumerate(paths))
+    return HostUse(hostname="host", num_samples=1, cores_allowed=8.0, gpus=gpus)
 
 
 @pytest.fixture(params=["absent", "empty", "there"])
@@ -60,3 +65,31 @@ def test_several_hosts_use_infiniband_where_there_is_any(infiniband: Path) -> No
 @pytest.mark.parametrize("known", [{"backend": "gloo"}, {"backend": None}, {"num_hosts": None}])
 def test_what_is_not_known_stays_unknown(infiniband: Path, known: dict[str, object]) -> None:
     assert transport(infiniband, [host(nvlink_sent_bytes_per_s=0.0)], **known) is None
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (("pcie", "pcie"), "pcie"),
+        (("nvlink", "nvlink"), "nvlink"),
+        (("nvlink", "pcie", "nvlink", "pcie"), "pcie"),  # pairs with a bridge: the ring crosses PCIe
+        (("pcie", "host"), "shared_memory"),
+        (("nvlink", "host"), "shared_memory"),
+        (("pcie", None), None),
+        ((None, None), None),
+    ],
+)
+def test_the_slowest_path_between_the_gpus_of_one_host_counts(
+    infiniband: Path, paths: tuple[str | None, ...], expected: str | None
+) -> None:
+    assert transport(infiniband, [host_of(*paths)]) == expected
+
+
+def test_without_a_direct_path_and_without_shared_memory_the_network_is_used(infiniband: Path) -> None:
+    off = {"NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
+    assert transport(infiniband, [host_of("host", "host")], environment=off) == "socket"
+
+
+def test_with_a_level_set_by_hand_pcie_is_uncertain(infiniband: Path) -> None:
+    assert transport(infiniband, [host_of("pcie", "pcie")], environment={"NCCL_P2P_LEVEL": "PXB"}) is None
+    assert transport(infiniband, [host_of("nvlink", "nvlink")], environment={"NCCL_P2P_LEVEL": "NVL"}) == "nvlink"

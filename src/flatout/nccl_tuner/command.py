@@ -23,6 +23,7 @@ from flatout.probe.ceilings.start import about_machine, given_rank
 from flatout.probe.nvml import Gpus
 from flatout.records.change import JobFacts
 from flatout.records.nccl_tuning import NcclTuning, Work
+from flatout.records.recording import GpuUse, HostUse
 from flatout.report.files import check_new, write_new
 from flatout.report.json import enveloped_json
 
@@ -130,13 +131,19 @@ def found_transport(environment: Mapping[str, str]) -> str:
     if local_size.isdecimal() and size.isdecimal() and int(local_size) > 0:
         num_hosts = max(1, int(size) // int(local_size))
     facts = JobFacts(backend="nccl", num_hosts=num_hosts, environment=dict(environment))
-    transport = with_transport(facts, []).transport
+    transport = with_transport(facts, [_this_host()]).transport
     if transport is None:
         raise UsageError(
             "it is unknown whether the GPUs of this machine are joined by NVLink or by PCIe",
             hint="pass --transport nvlink or --transport pcie",
         )
     return transport
+
+
+def _this_host() -> HostUse:
+    """Return how the GPUs of this machine reach each other."""
+    gpus = [GpuUse(index=gpu["index"], peer_path=gpu.get("peer_path")) for gpu in Gpus().facts()]
+    return HostUse(hostname=os.uname().nodename, num_samples=0, cores_allowed=0.0, gpus=tuple(gpus))
 
 
 def _num_ranks(requested: int | None, backend: str, environment: Mapping[str, str]) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from flatout.probe.gpu_counters import GpuCounters, read_gpu_counters
+from flatout.probe.peer_paths import slowest_peer_path
 from flatout.probe.xids import Xids
 
 # NVML's bits for the reasons why clocks are lower than requested (nvmlClocksEventReasons); "idle" is not throttling.
@@ -76,6 +77,7 @@ class Gpus:
             pcie_generation=lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
             pcie_width=lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
             driver=lambda: nvml.nvmlSystemGetDriverVersion(),
+            peer_path=lambda: slowest_peer_path(nvml, self._handles, index),
         )
 
     def clocks(self) -> list[dict[str, Any]]:

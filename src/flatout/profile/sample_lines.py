@@ -123,6 +123,7 @@ def _gpu(facts: SampledGpu, position: int, samples: Sequence[HostSample]) -> Gpu
         uuid=facts.uuid,
         power_limit_w=facts.power_limit_w,
         max_sm_clock_hz=facts.max_sm_clock_hz,
+        peer_path=facts.peer_path,
         busy_share=None if busy is None else busy / 100,
         temperature_c=_reduce(mine, "temperature_c", max),
         memory_used_bytes=_reduce(mine, "memory_used_bytes", max),

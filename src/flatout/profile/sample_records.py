@@ -29,6 +29,7 @@ class SampledGpu(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     power_limit_w: Value | None = None
     max_sm_clock_hz: Value | None = None
+    peer_path: str | None = None
 
 
 class SampledHost(msgspec.Struct, frozen=True, kw_only=True):

@@ -106,6 +106,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     pcie_received_bytes_per_s: float | None = None
     nvlink_sent_bytes_per_s: float | None = None
     nvlink_received_bytes_per_s: float | None = None
+    peer_path: str | None = None  # the slowest to another GPU of the host: nvlink, pcie or host (through its memory)
 
 
 class HostUse(msgspec.Struct, frozen=True, kw_only=True):
