@@ -12,10 +12,12 @@ from tests.change.jobs import EVERY_KIND, SOCKET_JOB, facts
 from flatout.change.catalogue import FAMILIES, KNOBS, all_changes, problems, set_by_script, unmet_needs
 from flatout.change.forbidden import FORBIDDEN, forbidden_settings
 from flatout.change.patches import PATCHES, patch_problem
+from flatout.change.tuner_plugin import plugin_folder
 from flatout.diagnose.rules import RULES
 from flatout.records.change import SAFETIES, Change, JobFacts, Knob, Need, Patch
 from flatout.records.diagnosis import PART_NAMES
 
+OWN_PLUGIN = str(plugin_folder() / "libnccl-tuner-flatout-0123.so")
 FINDINGS = {rule.NAME for rule in RULES}
 KNOB_NAMES = {knob.name for knob in KNOBS}
 EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for change in all_changes(kind)}
@@ -131,7 +133,8 @@ def test_nothing_in_the_catalogue_is_fenced_off(change: Change) -> None:
         {"NCCL_IB_TC": "106"},
         {"NCCL_IB_GID_INDEX": "3"},
         {"NCCL_TUNER_PLUGIN": "example"},
-        {"NCCL_TUNER_PLUGIN": "/cache/libnccl-tuner-flatout-0123.so"},  # without a table
+        {"NCCL_TUNER_PLUGIN": OWN_PLUGIN},  # without a table
+        {"NCCL_TUNER_PLUGIN": "/tmp/libnccl-tuner-flatout-0123.so", "FLATOUT_NCCL_TABLE": "table.txt"},
         {"NCCL_TUNER_PLUGIN": "/cache/libnccl-tuner-other.so", "FLATOUT_NCCL_TABLE": "table.txt"},
         # Since NCCL 2.31, the collectives that are not named are left without an algorithm.
         {"NCCL_ALGO": "allreduce:^NVLS"},
@@ -152,7 +155,7 @@ def test_what_is_fast_and_wrong_is_fenced_off_with_a_reason(environment: dict[st
         {"NCCL_ALGO": "^NVLS"},
         {"NCCL_ALGO": "AllReduce:^NVLS; allgather:^Tree;reducescatter:^Tree;broadcast:^Tree;reduce:^Tree"},
         {"NCCL_ALGO": "^Tree;allreduce:^NVLS"},
-        {"NCCL_TUNER_PLUGIN": "/cache/libnccl-tuner-flatout-0123.so", "FLATOUT_NCCL_TABLE": "table.txt"},
+        {"NCCL_TUNER_PLUGIN": OWN_PLUGIN, "FLATOUT_NCCL_TABLE": "table.txt"},
         {"NCCL_PROTO": "^LL128"},
         {"NCCL_NTHREADS": "256"},
         {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "16"},

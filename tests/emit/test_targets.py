@@ -15,6 +15,7 @@ from tests.emit.tunings import COMMAND, changes, every_change, own_argument, tun
 from flatout.change.nccl_measured import MEASURED
 from flatout.change.patches import PATCHES
 from flatout.change.setting import setting
+from flatout.change.tuner_plugin import plugin_folder
 from flatout.emit import deepspeed, environment, kubernetes, lightning, ray_job, slurm, snippet, torchrun
 from flatout.emit.targets import TARGETS
 from flatout.records.change import Change
@@ -261,7 +262,10 @@ def test_a_command_that_calls_srun_is_not_started_by_another() -> None:
 
 
 def test_a_table_for_nccl_is_applied_by_flatout_run_where_the_ranks_compare_it() -> None:
-    table = {"NCCL_TUNER_PLUGIN": "/c/libnccl-tuner-flatout-0123.so", "FLATOUT_NCCL_TABLE": "/t/nccl-table.txt"}
+    table = {
+        "NCCL_TUNER_PLUGIN": str(plugin_folder() / "libnccl-tuner-flatout-0123.so"),
+        "FLATOUT_NCCL_TABLE": "/t/nccl-table.txt",
+    }
     settings_only = setting(MEASURED, environment={"NCCL_BUFFSIZE": "1048576"})
     with_table = setting(MEASURED, environment=table)
     assert not tuning(settings_only).needs_run

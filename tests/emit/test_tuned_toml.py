@@ -9,8 +9,9 @@ import pytest
 from tests.emit.tunings import VERDICT, changes, every_change, own_argument, tuning
 
 import flatout
-from flatout.change.nccl_measured import MEASURED, VARIABLES, plugin_folder
+from flatout.change.nccl_measured import MEASURED, VARIABLES
 from flatout.change.setting import setting
+from flatout.change.tuner_plugin import plugin_folder
 from flatout.emit import tuned_toml
 from flatout.emit.write import write
 from flatout.errors import InputError
@@ -139,16 +140,24 @@ def test_what_was_measured_of_nccl_comes_back_with_the_users_own_plugin(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("library", "words"),
     [
-        ({"NCCL_TUNER_PLUGIN": "/tmp/libnccl-tuner-flatout-abc.so"}, "which Flatout has not built for this user"),
-        ({"NCCL_TUNER_PLUGIN": "libnccl-tuner-flatout-abc.so"}, "which Flatout has not built for this user"),
-        ({"LD_PRELOAD": "/tmp/x.so"}, "may not set the variable LD_PRELOAD"),
+        ("/tmp/libnccl-tuner-flatout-abc.so", "Flatout has not built this plugin for this user"),
+        ("libnccl-tuner-flatout-abc.so", "Flatout has not built this plugin for this user"),
+        (str(plugin_folder() / "libnccl-tuner-other.so"), "the usual tuner plugin"),
     ],
 )
-def test_a_file_cannot_load_a_library_of_others(tmp_path: Path, variables: dict[str, str], words: str) -> None:
+def test_a_file_cannot_load_a_library_of_others(tmp_path: Path, library: str, words: str) -> None:
+    own = str(plugin_folder() / PLUGIN_NAME.of("abc"))
+    path = _measured(tmp_path, FLATOUT_NCCL_TABLE="table.txt", NCCL_TUNER_PLUGIN=own)
+    path.write_text(path.read_text().replace(own, library))
     with pytest.raises(InputError, match=words):
-        tuned_toml.read(_measured(tmp_path, FLATOUT_NCCL_TABLE="table.txt", **variables))
+        tuned_toml.read(path)
+
+
+def test_a_file_cannot_set_other_variables_with_what_was_measured(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="may not set the variable LD_PRELOAD"):
+        tuned_toml.read(_measured(tmp_path, LD_PRELOAD="/tmp/x.so"))
 
 
 def test_the_variables_of_the_measured_change_are_those_of_the_candidates() -> None:
@@ -156,4 +165,4 @@ def test_the_variables_of_the_measured_change_are_those_of_the_candidates() -> N
     text = str(candidates)
     used = {name for name in VARIABLES if name in text}
     names = set(re.findall(r"'(NCCL_\w+)': '", text))
-    assert names <= VARIABLES and used >= VARIABLES - {"NCCL_TUNER_PLUGIN", "FLATOUT_NCCL_TABLE"}
+    assert names <= set(VARIABLES) and used >= set(VARIABLES) - {"NCCL_TUNER_PLUGIN", "FLATOUT_NCCL_TABLE"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.change.forbidden import forbidden_settings
+from flatout.change.tuner_plugin import plugin_folder
 from flatout.errors import UsageError
 from flatout.nccl_tuner.candidates import (
     all_settings,
@@ -101,9 +102,10 @@ def test_options_of_a_communicator_are_set_together(
 
 
 def test_the_variables_of_a_table_are_allowed_and_those_of_another_plugin_are_not() -> None:
-    variables = table_variables(Path("/t/table.txt"), Path("/c/libnccl-tuner-flatout-0123456789abcdef.so"))
+    variables = table_variables(Path("/t/table.txt"), plugin_folder() / "libnccl-tuner-flatout-0123456789abcdef.so")
     assert forbidden_settings(variables) == ()
-    assert forbidden_settings({**variables, "NCCL_TUNER_PLUGIN": "/c/libnccl-tuner-example.so"}) != ()
+    for library in ("/c/libnccl-tuner-example.so", "/c/libnccl-tuner-flatout-0123456789abcdef.so"):
+        assert forbidden_settings({**variables, "NCCL_TUNER_PLUGIN": library}) != ()
 
 
 def test_each_setting_of_a_space_says_when_it_is_read_and_none_is_forbidden() -> None:

@@ -11,6 +11,7 @@ from tests.nccl_tuner.fabrics import KIB, work
 from tests.tune.conftest import NoGpus
 from tests.tune.simulated import COMMUNICATION, SOCKETS, SimulatedRunner, tuned
 
+from flatout.change.tuner_plugin import plugin_folder
 from flatout.diagnosis_pipeline import Diagnosed
 from flatout.nccl_tuner import in_tuning
 from flatout.nccl_tuner.in_tuning import FOLDER, MIN_EXPOSED_SHARE, NcclRequest, with_measured_collectives
@@ -20,7 +21,8 @@ from flatout.records.collective_table import CollectiveTable, TableRow
 from flatout.records.nccl_tuning import NcclTuning
 from flatout.tune.result import is_better
 
-VARIABLES = {"NCCL_TUNER_PLUGIN": "/c/libnccl-tuner-flatout-0123456789abcdef.so", "FLATOUT_NCCL_TABLE": "/t/table.txt"}
+PLUGIN = str(plugin_folder() / "libnccl-tuner-flatout-0123456789abcdef.so")
+VARIABLES = {"NCCL_TUNER_PLUGIN": PLUGIN, "FLATOUT_NCCL_TABLE": "/t/table.txt"}
 MEASURED = NcclTuning(
     backend="nccl",
     transport="socket",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from flatout.change.tuner_plugin import is_own_plugin
 from flatout.inside.protocol import PLUGIN_NAME, Variable
 
 MIB = 1 << 20
@@ -65,12 +66,12 @@ def _algorithm(value: str, _: Mapping[str, str]) -> str | None:
 
 
 def _tuner(value: str, environment: Mapping[str, str]) -> str | None:
-    """Allow Flatout's own plugin with a table, which changes nothing for sizes that the table lacks."""
-    is_ours = PLUGIN_NAME.part(value.rpartition("/")[2]) is not None
-    if is_ours and environment.get(Variable.NCCL_TABLE):
-        return None
-    if is_ours:
-        return "Flatout's tuner plugin needs a table: flatout tune nccl"
+    """Allow the plugin that Flatout has built for this user, with a table: it changes nothing for other sizes."""
+    if is_own_plugin(value):
+        has_table = bool(environment.get(Variable.NCCL_TABLE))
+        return None if has_table else "Flatout's tuner plugin needs a table: flatout tune nccl"
+    if PLUGIN_NAME.part(value.rpartition("/")[2]) is not None:
+        return "Flatout has not built this plugin for this user, and a job would run its code"
     return "the usual tuner plugin uses one channel for sizes that its table lacks, and is slow there"
 
 

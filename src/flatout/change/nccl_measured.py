@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 from flatout.change.setting import setting
 from flatout.inside.protocol import Variable
 from flatout.records.change import Change, JobFacts, Knob, Need
 
 FAMILY = "nccl_measured"
-PLUGIN_VARIABLE = "NCCL_TUNER_PLUGIN"
-# What the change can set: the settings in `nccl_tuner/spaces.toml`, and what the plugin and its table need.
-VARIABLES = frozenset(
-    {
-        *("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE"),
-        *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS", "NCCL_SHM_USE_CUDA_MEMCPY"),
-        *(PLUGIN_VARIABLE, Variable.NCCL_TABLE),
-    }
+# The settings in `nccl_tuner/spaces.toml`, and what the plugin and its table need.
+VARIABLES = (
+    "NCCL_SOCKET_NTHREADS",
+    "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_BUFFSIZE",
+    "NCCL_IB_QPS_PER_CONNECTION",
+    "NCCL_IB_SPLIT_DATA_ON_QPS",
+    "NCCL_SHM_USE_CUDA_MEMCPY",
+    "NCCL_TUNER_PLUGIN",
+    Variable.NCCL_TABLE,
 )
 
 MEASURED = Knob(
@@ -28,6 +29,7 @@ MEASURED = Knob(
     safety="exact",
     answers={"exposed-communication": 1.0, "exposed-all-gather": 1.0, "redundant-gradient-sync": 1.0},
     needs=(Need(fact="num_ranks", relation="at least", value=2),),
+    variables=VARIABLES,
     excludes=("nccl-sockets", "nccl-channels", "nccl-max-ctas", "nccl-buffer", "nccl-queue-pairs"),
     gates=("loss", "data"),
     doc=(
@@ -45,9 +47,3 @@ KNOBS = (MEASURED,)
 def changes(facts: JobFacts) -> Iterator[Change]:
     if facts.measured_collectives:
         yield setting(MEASURED, environment=facts.measured_collectives)
-
-
-def plugin_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder in which this user's tuner plugins are built."""
-    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "flatout" / "nccl-tuner"

@@ -17,7 +17,6 @@ from flatout import __version__
 from flatout.change.arguments import FAMILY as ARGUMENTS
 from flatout.change.catalogue import KNOBS, all_changes
 from flatout.change.combine import combine
-from flatout.change.nccl_measured import MEASURED, PLUGIN_VARIABLE, VARIABLES, plugin_folder
 from flatout.change.setting import setting
 from flatout.emit.heading import commented
 from flatout.errors import InputError, UsageError
@@ -220,20 +219,15 @@ def _knob(stored: _StoredChange) -> Knob:
         raise InputError(f"there is no knob `{stored.knob}` in this version's catalogue")
     if stored.safety != knob.safety:
         raise InputError(f"`{stored.name}` is {knob.safety}, and not {stored.safety}, in this version's catalogue")
-    if foreign := _foreign(stored):
+    if foreign := _foreign(stored, knob):
         raise InputError(f"`{stored.name}` may not set {foreign}: the catalogue's change does not")
     return knob
 
 
-def _foreign(stored: _StoredChange) -> str | None:
+def _foreign(stored: _StoredChange, knob: Knob) -> str | None:
     """Return any variable or launcher argument that the catalogue never sets for this knob: files are not trusted."""
     of_knob = [change for facts in _ANY_JOB for change in all_changes(facts) if change.knob.name == stored.knob]
-    variables = {name for change in of_knob for name in change.environment}
-    if stored.knob == MEASURED.name:  # the catalogue cannot list what was measured
-        variables = set(VARIABLES)
-        plugin = stored.environment.get(PLUGIN_VARIABLE)
-        if plugin is not None and Path(plugin).parent != plugin_folder():  # a library, whose code the job would run
-            return f"the plugin {plugin}, which Flatout has not built for this user"
+    variables = {name for change in of_knob for name in change.environment}.union(knob.variables)
     foreign_variables = sorted(stored.environment.keys() - variables)
     if foreign_variables:
         return f"the variable {foreign_variables[0]}"

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from flatout.change.nccl_measured import plugin_folder
+from flatout.change.tuner_plugin import plugin_folder
 from flatout.errors import InputError, OutputError, UsageError
 from flatout.input_files import read_bytes
 from flatout.inside.protocol import PLUGIN_NAME

@@ -60,6 +60,7 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
     saves_memory: float = 0.0  # share of the peak, at most; only used to order changes if memory is the objective
     needs: tuple[Need, ...] = ()
     valid: ValidRange = ValidRange()
+    variables: tuple[str, ...] = ()  # that it may set beyond those of its changes in the catalogue: measured for a job
     excludes: tuple[str, ...] = ()  # knobs; exclusion applies in both directions
     requires: tuple[str, ...] = ()  # knobs that must be set too, by the script or by us
     combines_with: tuple[str, ...] = ()  # knobs that are worth trying together with it
