@@ -16,6 +16,7 @@ from flatout.nccl_tuner.plan import Fabric, Law
 from flatout.nccl_tuner.table_file import read_table
 from flatout.nccl_tuner.tuning import TuningRequest, tune_nccl
 from flatout.records.collective_table import TableRow
+from flatout.records.nccl_tuning import NcclTuning
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -163,3 +164,44 @@ def test_one_command_per_rank_under_a_launcher_decides_alike(tmp_path: Path) -> 
     assert results[0].table == results[1].table
     assert [row.algorithm for row in results[0].table.rows] == ["tree"]
     assert [(tmp_path / str(rank) / "nccl-table.txt").exists() for rank in range(2)] == [True, False]
+
+
+def _beside_a_vendors_tuner(folder: Path, *vendor: Law) -> NcclTuning:
+    fabric = Fabric(
+        transport="efa", noise=0.01, vendor_tuner="the tuner of aws-ofi-nccl", law=(*vendor, TREE_LAW, DEFAULT)
+    )
+    request = TuningRequest(
+        backend="simulated",
+        transport="efa",
+        num_ranks=2,
+        work=work("all_reduce", sizes=(4 * KIB, 16 * MIB)),
+        folder=folder,
+        time_s=60.0,
+        fabric=fabric,
+    )
+    return tune_nccl(request, lambda _: None, ENVIRONMENT)
+
+
+def _vendor(latency_s: float, bytes_per_s: float) -> Law:
+    return Law(candidate="vendor", latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+
+# The default takes 101.4 us at 4 KiB and the table 44.1; at 16 MiB, where it has no row, both take 5.69 ms.
+@pytest.mark.parametrize(
+    ("vendor", "words"),
+    [
+        (_vendor(100e-6, 3e9), "was faster than it (1.5"),
+        (_vendor(42.73e-6, 3e9), "was not measured faster than it beyond doubt"),
+        (_vendor(100e-6, 6e9), "is slower than it for all_reduce of 16777216"),
+    ],
+    ids=["it chooses as NCCL does", "it is as fast as the table", "it is faster where the table has no row"],
+)
+def test_a_vendors_tuner_is_displaced_only_where_the_table_was_measured_faster(
+    tmp_path: Path, vendor: Law, words: str
+) -> None:
+    result = _beside_a_vendors_tuner(tmp_path, vendor)
+    assert bool(result.table.rows) == words.startswith("was faster")
+    assert (result.table_file is not None) == bool(result.table.rows)
+    [note] = result.notes
+    assert "aws-ofi-nccl" in note
+    assert words in note

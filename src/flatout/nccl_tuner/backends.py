@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from flatout.inside.protocol import Variable
 from flatout.nccl_tuner.known_answers import Buffers, num_elements
-from flatout.nccl_tuner.plan import Fabric, Law, RankPlan
+from flatout.nccl_tuner.plan import VENDOR, Fabric, Law, RankPlan
 from flatout.nccl_tuner.settings import options_problem
 from flatout.nccl_tuner.table_file import checksum, table_text
 from flatout.records.collective_table import COLLECTIVES, CollectiveTable
-from flatout.records.nccl_tuning import DEFAULT, Candidate, Case
+from flatout.records.nccl_tuning import DEFAULT, Candidate, Case, Start
 
 _LIMIT = timedelta(minutes=2)  # of one collective: longer means that the ranks wait for each other for ever
 _CHECKED_BYTES = 64 << 10  # of a simulated collective, whose data are moved by gloo
@@ -178,7 +178,7 @@ class SimulatedBackend:
             return None
         buffers = Buffers(self._torch, self._torch.device("cpu"), mine, self._rank, _CHECKED_BYTES)
         return _SimulatedCommunicator(
-            self._fabric, self._plan.start.settings, candidate, opened, buffers, self._noise(candidate)
+            self._fabric, self._plan.start, candidate, opened, buffers, self._noise(candidate)
         )
 
     def software(self) -> str:
@@ -192,9 +192,11 @@ class SimulatedBackend:
 
 class _SimulatedCommunicator:
     def __init__(
-        self, fabric: Fabric, settings: str, candidate: Candidate, group: Any, buffers: Buffers, noise: random.Random
+        self, fabric: Fabric, start: Start, candidate: Candidate, group: Any, buffers: Buffers, noise: random.Random
     ) -> None:
-        self._fabric, self._settings, self._candidate = fabric, settings, candidate
+        self._fabric, self._settings, self._candidate = fabric, start.settings, candidate
+        has_our_plugin = any(each.uses_table for each in start.candidates)
+        self._asks_vendor = fabric.vendor_tuner is not None and not has_our_plugin
         self._group, self._buffers = group, buffers
         self._noise = noise
 
@@ -214,9 +216,9 @@ class _SimulatedCommunicator:
 
     def _law(self, case: Case) -> Law:
         """Return the law of the candidate, by the row that applies if the candidate is a whole table."""
-        candidate = self._candidate.name
-        if self._candidate.table:
-            candidate = self._chosen(case)
+        candidate = self._chosen(case) if self._candidate.table else self._candidate.name
+        if candidate == DEFAULT and self._asks_vendor:
+            candidate = VENDOR
         law = self._fabric.law_of(self._settings, candidate, case.collective)
         law = law or self._fabric.law_of(self._settings, DEFAULT, case.collective)
         if law is None:

@@ -123,6 +123,20 @@ def best_start(measurements: Measurements, starts: Sequence[Start], work: Work, 
     return max(better, key=lambda comparison: comparison.speedup, default=None)
 
 
+def against_tuner(
+    measurements: Measurements, work: Work, num_rounds: int, *, default: Key, chosen: Key
+) -> tuple[Comparison | None, tuple[int, ...]]:
+    """Compare a whole table with the default, in which another tuner chooses.
+
+    Return the comparison of the work as a whole, and the cases that are slower with the table beyond doubt: sizes
+    without a row lose that tuner too. The comparison is None if too few turns were measured.
+    """
+    times = times_by_turn(measurements, num_rounds)
+    total = next(iter(compare(total_times(times, work), default, [chosen])), None)
+    slower = tuple(each.case for each in compare(times, default, [chosen]) if each.high < 1 - MIN_EFFECT)
+    return total, slower
+
+
 def choose_rows(
     measurements: Measurements, start: Start, work: Work
 ) -> tuple[CollectiveTable, tuple[SizeResult, ...], tuple[Candidate, ...]]:

@@ -22,12 +22,16 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
+VENDOR = "vendor"  # the candidate of a law: NCCL's choice with a vendor's tuner, which Flatout's plugin displaces
+
+
 class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A simulated fabric with a known law, to rehearse a tuning on ranks without GPUs."""
 
     transport: str
     noise: float = 0.0  # relative standard deviation of a sample
     seed: int = 0
+    vendor_tuner: str | None = None  # in words; it chooses by the laws of the candidate `vendor`
     law: tuple[Law, ...]
 
     def law_of(self, settings: str, candidate: str, collective: str) -> Law | None:

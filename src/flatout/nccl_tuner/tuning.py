@@ -16,7 +16,7 @@ from flatout.errors import UsageError
 from flatout.input_files import read_end
 from flatout.nccl_tuner.build import built_plugin
 from flatout.nccl_tuner.candidates import Space, find_space, process_starts, start_of_choices, starts_of_table
-from flatout.nccl_tuner.choose import best_start, choose_rows, confirmed, without_lost_rows
+from flatout.nccl_tuner.choose import against_tuner, best_start, choose_rows, confirmed, without_lost_rows
 from flatout.nccl_tuner.measure import Ranks, Say, XidSource, measure, require_some
 from flatout.nccl_tuner.nccl_log import parse_log, table_problems
 from flatout.nccl_tuner.plan import Fabric
@@ -31,6 +31,7 @@ TABLE_FILE = "nccl-table.txt"
 NUM_TURNS, ROUNDS_OF_TURN = 4, 3  # of starts that are compared with each other
 NUM_ROUNDS = 12  # of the choices, which are compared within one start
 _SHARES = {"starts": 0.4, "choices": 0.3, "table": 0.3}  # of the time
+_MAX_LISTED = 3  # cases in a note
 _MAX_LOG_BYTES = 64 << 20
 
 
@@ -69,6 +70,7 @@ class _Tuning:
         self.request, self.say, self.xids = request, say, xids
         self.environment = environment
         self.notes: list[str] = list(request.work.notes)
+        self.vendor = self._displaced_tuner()
         self.space = find_space(request.transport)
         self.plugin = self._plugin(self.space)
         self.measured: list[Measurements] = []
@@ -110,16 +112,16 @@ class _Tuning:
         return self.plugin is not None or (self.request.fabric is not None and self.request.uses_plugin)
 
     def _plugin(self, space: Space) -> Path | None:
-        """Return the plugin, built if necessary; None if it is not used, with a note of the reason."""
+        """Return the plugin, built if necessary; None if it is not used."""
         if self.request.backend != "nccl" or not space.choice or not self.request.uses_plugin:
             return None
-        vendor = displaced_tuner(self.environment)
-        if vendor is not None:
-            self.notes.append(
-                f"no table was measured, because Flatout's tuner plugin would displace {vendor}: only settings were"
-            )
-            return None
         return built_plugin(self.environment)
+
+    def _displaced_tuner(self) -> str | None:
+        """Describe the tuner that Flatout's plugin would displace; None if there is none."""
+        if self.request.fabric is not None:
+            return self.request.fabric.vendor_tuner
+        return displaced_tuner(self.environment) if self.request.backend == "nccl" else None
 
     def _measure(
         self, starts: Sequence[Start], num_turns: int, num_rounds: int, part: str, logs: Path | None = None
@@ -167,9 +169,33 @@ class _Tuning:
         sizes = confirmed(
             measured, sizes, default=(DEFAULT, DEFAULT), chosen=("table", "table"), num_rounds=ROUNDS_OF_TURN
         )
+        if self.vendor is not None and not self._beats_the_tuner(measured, self.vendor):
+            return CollectiveTable(), sizes
         if self.request.backend == "nccl":
             self._read_back(starts[1:], logs, table, measured)
         return without_lost_rows(table, sizes)
+
+    def _beats_the_tuner(self, measured: Measurements, vendor: str) -> bool:
+        """Whether the table is faster than the tuner that it displaces, with a note of the result.
+
+        In the measurement of the whole table, the default is started without Flatout's plugin, so that tuner chooses.
+        """
+        work = self.request.work
+        total, slower = against_tuner(
+            measured, work, ROUNDS_OF_TURN, default=(DEFAULT, DEFAULT), chosen=("table", "table")
+        )
+        shown = "too few turns" if total is None else f"{total.speedup:.2f}x, {total.low:.2f} to {total.high:.2f}"
+        is_better = total is not None and total.is_better and not slower
+        if is_better:
+            self.notes.append(f"the table displaces {vendor}, and was faster than it ({shown})")
+            return True
+        reason = f"was not measured faster than it beyond doubt ({shown})"
+        if slower:
+            cases = [work.cases[number] for number in slower]
+            listed = ", ".join(f"{case.collective} of {case.num_bytes} bytes" for case in cases[:_MAX_LISTED])
+            reason = f"is slower than it for {listed}"
+        self.notes.append(f"no table is kept: Flatout's tuner plugin would displace {vendor}, and {reason}")
+        return False
 
     def _read_back(self, starts: Sequence[Start], logs: Path, table: CollectiveTable, measured: Measurements) -> None:
         """Run the table once with NCCL's log, which shows whether it took effect."""
