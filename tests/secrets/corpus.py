@@ -199,6 +199,21 @@ singularity pull --docker-password «hunter2x» docker://x
 apptainer registry login -u me -p «hunter2x» oras://x
 sbatch --wrap 'export WANDB_API_KEY=«k9Xv2abc»; python train.py'
 xonsh -c '$HF_TOKEN="«t0k3nvalue1»"'
+connect.py bob:«s3cretpw1»@db.example.com:5432/train
+smbclient //files/share «hunter22» -U bob
+docker run -e HF_TOKEN «t0k3nvalue1» image
+mpiexec -n 8 -genv HF_TOKEN «t0kvalue» python train.py
+mpiexec -env WANDB_API_KEY «abcdef» python train.py
+bwrap --setenv HF_TOKEN «t0kvalue» python train.py
+openssl enc -aes-256-cbc -k «hunter22» -in a -out b
+az login --service-principal -u id -p «s3cretvalue» --tenant t
+gcloud auth activate-refresh-token me@x.com «1//0abcdef»
+ipmitool -H bmc1 -U admin -P «hunter22» power status
+racadm -r 10.0.0.1 -u root -p «calvin99» getsel
+snmpget -v3 -u me -A «authpass1» host
+useradd -p «hunter22» bob
+rpcclient -U bob%«hunter22» host
+imp4gt.py corp/bob:«hunter22»@10.0.0.5
 """
 
 TEXTS = r"""
@@ -383,6 +398,16 @@ ldap_bind_password «hunter2x»
 ("Authorization", "Bearer «abc.def12»")
 cookie: «session=0123abcd»
 WebSocket wss://host/ws?auth=«abc123DEF456»
+connection as bob:«s3cretpw1»@10.0.0.7/metrics was refused
+proxy=me:«h8nter22»@proxy.corp:3128
+ftp login me:«pA55word!»@files.example.org rejected
+could not connect as admin:«hunter22»@localhost:27017
+net use Z: \\files\share «hunter22» /user:bob
+sshfs -o password_stdin bob@host:/x /mnt <<< «hunter22»
+passwd --stdin bob <<< «hunter22»
+echo bob:«hunter22» | chpasswd
+expect "assword:"; send «hunter22»
+set HF_TOKEN=«t0k3nvalue»&& python train.py
 """
 
 HARMLESS = r"""
@@ -653,4 +678,20 @@ rclone config create s3 s3 provider AWS2 region eu-central-1
 poetry publish -r internal
 max_new_tokens 512 num_key_value_heads 8
 python train.py data.secret_santa_2024 on
+Author:john.smith@host.com
+mailto:me2@host.org
+Reporter:john99@host.com
+pytorch:24.01-py3@sha256:1234567890abcdef1234567890abcdef
+image:v1.2.3@registry.example.org:5000/x
+cuda:0@node1.rack
+node1:29500@rack.a
+docker exec -e HF_TOKEN box python3.11 train.py
+docker run --env HF_TOKEN image:latest
+uses: actions/checkout@v4
+smbclient //files/share -U bob
+openssl req -new -key key.pem
+az login --service-principal
+password expected; we send 3 files
+mpiexec -genv NCCL_DEBUG INFO -n 8 python train.py
+make && python train.py || exit 1
 """

@@ -16,6 +16,7 @@ _ASSIGNMENT = re.compile(r"(?s)([+~]{0,3}/?(?:--?)?)([A-Za-z_][\w.@/:\[\]-]*)(=)
 _HEADER = re.compile(r"(?s)()([A-Za-z][\w-]*)(:\s*)(.*)")
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "ssh", "pdsh", "clush"}
 _LINE = re.compile(r"(?:[A-Za-z_]\w*=\S+\s+)+[\w./-]+\s")
+_SETTERS = {"set", "-env", "-genv", "--setenv"}
 _WHITE = re.compile(r"\s")
 _UNDERSCORED = re.compile(r"[A-Za-z]+(?:_[A-Za-z0-9]+)+")
 
@@ -61,9 +62,10 @@ def _is_line(word: str) -> bool:
 def _named_by(word: str, before: Sequence[str]) -> tuple[SecretKind, str] | None:
     """Return the kind and the name of the secret that the next argument is; None if this argument names none.
 
-    It does as an option (`--api-key`), as a header (`X-Api-Key:`), and after `set` (`aws configure set NAME`).
+    It does as an option (`--api-key`), as a header (`X-Api-Key:`), and after a word that sets it (`aws configure set
+    NAME`, `mpiexec -genv NAME`).
     """
-    is_set = bool(before) and before[-1] == "set" and re.fullmatch(r"[A-Za-z_][\w.-]*", word) is not None
+    is_set = bool(before) and before[-1] in _SETTERS and re.fullmatch(r"[A-Za-z_][\w.-]*", word) is not None
     if not is_set and not re.fullmatch(r"--?[A-Za-z][\w.-]*|[A-Za-z][\w-]*-[\w-]*:", word):
         return None
     name = word.strip("-:")

@@ -26,11 +26,11 @@ _OPTION = re.compile(
     r"(?<![\w.-])--?(?P<name>[A-Za-z][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"(?:[ \t]{1,10}(?=[^\s-])|[\"'],[ \t]{0,3}(?=[\"'][^-\"']))"
 )
-# `aws configure set NAME value`, `kaggle config set -n NAME -v value`, `set -gx NAME value`, `setenv NAME value`, and
-# `ENV NAME value` of a Dockerfile.
+# `aws configure set NAME value`, `kaggle config set -n NAME -v value`, `set -gx NAME value`, `setenv NAME value`,
+# `mpiexec -genv NAME value`, and `ENV NAME value` of a Dockerfile.
 _SET = re.compile(
     r"(?<![\w.-])(?:config(?:ure)?[ \t]{1,3}(?:--?\w{1,20}[ \t]{1,3})?set[ \t]{1,3}(?:-n[ \t]{1,3})?"
-    r"|set[ \t]{1,3}-\w{1,4}[ \t]{1,3}|setenv[ \t]{1,3}|setx[ \t]{1,3}|ENV[ \t]{1,3})"
+    r"|set[ \t]{1,3}-\w{1,4}[ \t]{1,3}|(?:--?)?setenv[ \t]{1,3}|setx[ \t]{1,3}|ENV[ \t]{1,3}|-g?env[ \t]{1,3})"
     r"(?P<name>[A-Za-z_][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"[ \t]{1,10}(?:-v[ \t]{1,3})?(?=[^\s-])"
 )
@@ -39,7 +39,7 @@ _SET = re.compile(
 _SPACED = re.compile(
     r"(?<![\w.-])(?P<name>[A-Za-z]{1,40}(?:_[A-Za-z0-9]{1,40}){1,6})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
     r"[ \t]{1,10}(?:(?:is|was)[ \t](?:set[ \t]to[ \t])?)?"
-    r"(?=[\w.~+/-]{0,80}\d)(?=[\w.~+/-]{0,80}[A-Za-z])(?=[\w.~+/-]{6})"
+    r"(?!python[\d.]*\b)(?=[\w.~+/-]{0,80}\d)(?=[\w.~+/-]{0,80}[A-Za-z])(?=[\w.~+/-]{6})"
 )
 # A pair in code: `environ.setdefault("NAME", "value")`, `[('NAME', 'value')]`; a list of two names is none.
 _PAIRED = re.compile(
@@ -58,7 +58,8 @@ _FIELD = re.compile(
 )
 # An unquoted value ends before the next pair, and before what closes it.
 _END_OF_VALUE = re.compile(
-    r"[;&|](?=$|[\w.-]{1,80}=|[A-Za-z ])|,(?=$|\\{0,8}[\"']?[A-Za-z_][\w.-]{0,80}\\{0,8}[\"']?[=:])|&quot;|<|\\[nrt\"']"
+    r"&&|\|\||[;&|](?=$|[\w.-]{1,80}=|[A-Za-z ])"
+    r"|,(?=$|\\{0,8}[\"']?[A-Za-z_][\w.-]{0,80}\\{0,8}[\"']?[=:])|&quot;|<|\\[nrt\"']"
 )
 _CLOSERS = ")]}>.,;:!?"
 _WORD = re.compile(r"[A-Za-z]?[a-z]{1,14}")

@@ -15,7 +15,10 @@ from flatout.secrets.values import is_secret_value
 _BEFORE = r"[ \t](?:[^\n|;&]{0,300}?[ \t])?"  # other arguments of the program
 _USER = r"[\"']?[^\s:\"'/-][^\s:\"'/]{0,200}:"
 # Programs that read the secret from their standard input.
-_ASKING = r"(?:sudo[ \t]{1,3}(?:-\w{1,10}[ \t]{1,3}){0,3}-\w{0,5}S|kinit\b)"
+_ASKING = (
+    r"(?:sudo[ \t]{1,3}(?:-\w{1,10}[ \t]{1,3}){0,3}-\w{0,5}S|kinit\b|passwd[ \t]{1,3}--stdin"
+    r"|sshfs\b[^\n|;&<]{0,200}password_stdin)"
+)
 _FROM_INPUT = rf"(?:{_ASKING}|[^\n|;&]{{1,200}}[ \t](?:--password-stdin|--with-token|--pass(?:word)?-file[ =]-))"
 _HEADS = (
     r"sshpass[ \t]{1,3}-p[ \t]{0,3}",
@@ -32,12 +35,23 @@ _HEADS = (
     rf"mongo(?:sh|dump|restore)?{_BEFORE}-p[ \t]{{1,3}}",
     rf"lftp{_BEFORE}-u[ \t]{{1,3}}[^\s,]{{1,200}},",
     rf"ssh-keygen{_BEFORE}-N[ \t]{{1,3}}",
-    rf"(?:smbclient|net){_BEFORE}-U[ \t]{{1,3}}[^\s%]{{1,200}}%",
+    r"smbclient[ \t]{1,3}[\"']?(?://|\\\\)\S{1,200}[ \t]{1,3}(?=[^\s-])",
+    r"net[ \t]use[ \t](?:[\w*]:?[ \t]{1,3})?\\{2,4}\S{1,200}[ \t]{1,3}(?=[^\s/])",
+    rf"(?:smbclient|rpcclient|net|wmic|winexe|smbmap){_BEFORE}-U[ \t]{{1,3}}[^\s%]{{1,200}}%",
     r"htpasswd[ \t]{1,3}-\w{0,8}b\w{0,8}[ \t]{1,3}(?:\S{1,200}[ \t]{1,3}){2}",
     rf"mosquitto_(?:pub|sub|rr){_BEFORE}-P[ \t]{{1,3}}",
     rf"(?:sqlcmd|bcp|isql|tsql){_BEFORE}-P[ \t]{{0,3}}",
     rf"(?:poetry|uv|hatch|flit|twine)[ \t](?:publish|upload){_BEFORE}-p[ \t]{{1,3}}",
     rf"cqlsh{_BEFORE}-p[ \t]{{1,3}}",
+    rf"openssl{_BEFORE}-k[ \t]{{1,3}}",
+    rf"az[ \t]{{1,3}}login{_BEFORE}-p[ \t]{{1,3}}",
+    rf"(?:ipmitool|ipmi-\w{{1,20}}){_BEFORE}-[Pp][ \t]{{1,3}}",
+    rf"racadm{_BEFORE}-p[ \t]{{1,3}}",
+    rf"snmp\w{{2,12}}{_BEFORE}-A[ \t]{{1,3}}",
+    rf"(?:useradd|usermod){_BEFORE}-p[ \t]{{1,3}}",
+    r"gcloud[ \t]auth[ \t]activate-refresh-token[ \t]{1,3}\S{1,200}[ \t]{1,3}",
+    rf"(?:echo|printf)[ \t]{{1,3}}{_USER}(?=\S{{1,400}}[ \t]{{0,3}}\|[ \t]{{0,3}}(?:sudo[ \t]{{1,3}})?chpasswd)",
+    r"(?:assword|assphrase)[^\n]{0,60}?\bsend(?:_user|ln)?[ \t]{1,3}(?:--[ \t]{1,3})?",
     r"vault[ \t]{1,3}login[ \t]{1,3}(?=s\.\w{20})",
     r"rabbitmqctl[ \t]{1,3}(?:add_user|change_password)[ \t]{1,3}\S{1,200}[ \t]{1,3}",
     r"(?:echo|printf)[ \t]{1,3}(?:-n[ \t]{1,3}|[\"']?%s(?:\\n)?[\"']?[ \t]{1,3})?"

@@ -63,6 +63,18 @@ _USER = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,20})://(?P<user>[^\s:@/'\"<>?#]{0,400})"
     r"(?::(?!\d{1,5}(?:[/,?#\s'\"]|$))(?P<password>[^\s'\"<>/]{0,400}|[^\s'\"<>@,]{0,400}))?@"
 )
+# `user:password@host` without a scheme, as in the messages of databases and proxies.
+_PLAIN_USER = re.compile(
+    r"(?<![\w./:@%+-])(?P<user>(?:[\w.-]{1,60}/)?[A-Za-z_][\w.-]{0,60}):(?P<password>[^\s:@/'\"<>,;=(){}]{4,100})"
+    r"(?P<host>@(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|[A-Za-z\d-]{1,63}(?:\.[A-Za-z\d-]{1,63}){1,8}"
+    r"|[A-Za-z][\w-]{0,62}(?=:\d{2,5}(?!\w)|:?/))(?![\w@]))(?P<port>:\d{2,5}(?!\w))?"
+)
+# What stands before an address of mail, `mailto:me2@host.org`. So does a word that begins with a capital.
+_LABELS_OF_MAIL = {
+    *("mailto", "email", "mail", "from", "to", "cc", "bcc", "author", "by", "owner", "contact", "sip", "acct"),
+}
+_VERSION = re.compile(r"v?\d+(?:\.\d+)+[\w.-]*")
+_DIGITS_OF_A_PORT = 5
 _NAMES_OF_USERS = {"git", "hg", "svn", "oauth2", "x-access-token", "user", "username", "anonymous", "root", "admin"}
 _WEBHOOK = re.compile(
     r"(?i)(https?://(?:"
@@ -101,6 +113,8 @@ def masked_urls(text: str) -> str:
         text = _WEBHOOK.sub(rf"\1{MASK}", text)
         text = _USER.sub(_masked_user, text)
         text = _HTTP.sub(lambda url: _NAMED_SEGMENT.sub(_masked_segment, url[0]), text)
+    if "@" in text:
+        text = _PLAIN_USER.sub(_masked_plain_user, text)
     if "=" in text:
         text = _QUERY.sub(_masked_query, text)
         text = _SIGNATURE.sub(rf"\1{MASK}", text)
@@ -122,6 +136,20 @@ def _masked_user(match: re.Match[str]) -> str:
     shown_user = MASK if is_key_of_a_service and user else user
     shown_password = password if is_key_of_a_service or not password else MASK
     return f"{scheme}://{shown_user}:{shown_password}@"
+
+
+def _masked_plain_user(match: re.Match[str]) -> str:
+    """Mask the password of `user:password@host`, but nothing of an address of mail, a port, or the tag of an image."""
+    user, password = match["user"], match["password"]
+    is_label = user.lower() in _LABELS_OF_MAIL or user.istitle()
+    is_port = password.isdigit() and len(password) <= _DIGITS_OF_A_PORT
+    is_version = _VERSION.fullmatch(password) is not None
+    is_word = password.replace(".", "").replace("-", "").isalpha()
+    if is_port or is_version or (match["port"] is None and (is_label or is_word)):
+        return match[0]
+    if not is_secret_value(SecretKind.CERTAIN, "password", password):
+        return match[0]
+    return f"{user}:{MASK}{match['host']}{match['port'] or ''}"
 
 
 def _is_token(scheme: str, user: str) -> bool:

@@ -37,6 +37,8 @@ _WORDS_OF_NAMES = (
 _PROGRAMS = (
     *("sshpass", "curl", "wget", "http", "mysql", "wandb", "login", "redis-cli", "ldap", "smbclient", "xh "),
     *("zip", "7z", "mongo", "lftp", "ssh-keygen", "pass:", "htpasswd", "sqlcmd", "bcp", "isql", "tsql", "cqlsh"),
+    *("openssl", "az ", "gcloud", "ipmi", "racadm", "snmp", "useradd", "usermod", "passwd", "sshfs", "rpcclient"),
+    *("send ", "wmic", "winexe", "smbmap"),
     *("rabbitmqctl", "sudo", "kinit", "-stdin", "with-token", "net ", "mosquitto", "publish", "twine"),
 )
 _HEADER = re.compile(
