@@ -2,21 +2,28 @@
 
     python benchmarks/data_cache_reads.py --reads 100000 --out benchmarks/results/data_cache_reads.json
 
-Four processes share a cache that holds half of the files. Meanwhile files change, writers of copies are killed, copies
-are cut or removed, the limit is reached, and the cache's folder loses its write permission for a while. Every read is
-compared with the content that its file has, or had at some time during the read.
+Two jobs of two processes each share a cache that holds half of the files. Meanwhile files change, writers of copies are
+killed, copies are cut or removed, the limit is reached, and the cache's folder loses its permissions for a while. Every
+read is compared with the content that its file has, or had at some time during the read. A part of the reads is done
+with a cache on a file system that is full before the limit is reached.
+
+Root may write anywhere, so as root the readers run as another user, and the full file system is a tmpfs of its own.
+Without root, no disk is filled, and the result says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -26,6 +33,10 @@ from flatout.inside.data_cache.store import Store
 
 NUM_FILES = 400
 NUM_READERS = 4
+SHARE_ON_FULL_DISK = 0.2
+FULL_DISK_BYTES = 200 << 10  # of 800 KB that the cache asks for
+READS_PER_STORE = 200  # then a reader begins anew, as the next job does: one that failed to write admits no more files
+NOBODY = 65534
 SIZE = 4000
 
 
@@ -46,11 +57,17 @@ def write(path: Path, number: int, version: int) -> None:
 def read_checked(
     source: Path, cache: Path, seed: int, num_reads: int, versions: list[Synchronized[int]], results: str
 ) -> None:
-    store = Store(cache, NUM_FILES * SIZE // 2, (str(source),))
-    reads = CachedReads(cache, store)
+    if os.getuid() == 0:
+        codecs.lookup("ascii")  # Python's own files may be out of that user's reach
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    counts = dict.fromkeys(("num_hits", "num_misses", "num_admitted"), 0)
     draw = random.Random(seed)
     num_wrong = num_failed = 0
-    for _ in range(num_reads):
+    for read in range(num_reads):
+        if read % READS_PER_STORE == 0:
+            store = Store(cache, NUM_FILES * SIZE // 2, (str(source),))
+            reads = CachedReads(cache, store)
         number = draw.randrange(NUM_FILES)
         path = source / f"{number}.bin"
         before = versions[number].value
@@ -59,11 +76,13 @@ def read_checked(
                 data = file.read()
         except OSError:
             num_failed += 1
-            continue
-        possible = range(before, versions[number].value + 1)
-        if not any(data == content(number, version) for version in possible):
-            num_wrong += 1
-    counts = {"num_hits": store.num_hits, "num_misses": store.num_misses, "num_admitted": store.num_admitted}
+        else:
+            possible = range(before, versions[number].value + 1)
+            if not any(data == content(number, version) for version in possible):
+                num_wrong += 1
+        if (read + 1) % READS_PER_STORE == 0 or read + 1 == num_reads:
+            for name in counts:
+                counts[name] += getattr(store, name)
     Path(results).write_text(json.dumps(counts | {"num_wrong": num_wrong, "num_failed": num_failed}))
 
 
@@ -78,7 +97,7 @@ def _disturb(source: Path, cache: Path, versions: list[Synchronized[int]], draw:
         write(source / f"{number}.bin", number, versions[number].value)
     elif fault == "permission":
         for folder in (cache / "copies").glob("*"):
-            os.chmod(folder, 0o500)
+            os.chmod(folder, draw.choice([0o500, 0o000]))
             time.sleep(0.02)
             os.chmod(folder, 0o700)
     elif copies:
@@ -87,8 +106,9 @@ def _disturb(source: Path, cache: Path, versions: list[Synchronized[int]], draw:
             copy.unlink(missing_ok=True)
         elif fault == "cut":
             short = copy.with_suffix(".short")
-            short.write_bytes(copy.read_bytes()[: SIZE // 2])
-            short.replace(copy)
+            with suppress(OSError):  # the disk is full
+                short.write_bytes(copy.read_bytes()[: SIZE // 2])
+                short.replace(copy)
         else:  # what a writer leaves that was killed half-way
             partial = copy.with_name(f".{copy.name}.part")
             copy.rename(partial)
@@ -98,8 +118,13 @@ def _disturb(source: Path, cache: Path, versions: list[Synchronized[int]], draw:
 
 
 def run(num_reads: int, seed: int, folder: Path) -> dict[str, object]:
+    """Read from a cache in `folder` while faults happen; return how often each happened, and what the reads gave."""
     source, cache = folder / "source", folder / "cache"
     source.mkdir()
+    cache.mkdir(exist_ok=True)
+    if os.getuid() == 0:
+        for path in (folder, cache):
+            os.chown(path, NOBODY, NOBODY)
     context = get_context("fork")
     versions = [context.Value("i", 0) for _ in range(NUM_FILES)]
     for number in range(NUM_FILES):
@@ -128,9 +153,26 @@ def run(num_reads: int, seed: int, folder: Path) -> dict[str, object]:
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
         faults["kill"] = faults.get("kill", 0) + 1
+    ends = [reader.exitcode for reader in readers]
+    assert ends == [0] * NUM_READERS, f"readers ended with {ends}"
     counts = [json.loads((folder / f"counts-{n}.json").read_text()) for n in range(NUM_READERS)]
     totals = {name: sum(count[name] for count in counts) for name in counts[0]}
     return {"num_reads": each * NUM_READERS, "faults": faults, **totals}
+
+
+def run_on_full_disk(num_reads: int, seed: int, folder: Path) -> dict[str, object] | None:
+    """Read from a cache whose file system is full long before its limit; None where none can be mounted."""
+    cache = folder / "cache"
+    cache.mkdir()
+    size = f"size={FULL_DISK_BYTES}"
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", cache], check=False).returncode:
+        return None
+    try:
+        result = run(num_reads, seed, folder)
+        disk = os.statvfs(cache)
+        return result | {"disk_bytes": FULL_DISK_BYTES, "free_bytes_at_the_end": disk.f_bavail * disk.f_frsize}
+    finally:
+        subprocess.run(["umount", cache], check=True)
 
 
 def hit_rates(folder: Path) -> dict[str, float]:
@@ -159,8 +201,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(arguments.reads, arguments.seed, Path(folder)) | {"hit_rates": hit_rates(Path(folder))}
+    num_full = round(arguments.reads * SHARE_ON_FULL_DISK)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "shared").mkdir()
+        (folder / "full").mkdir()
+        result = {
+            "user_of_the_readers": "nobody" if os.getuid() == 0 else "the caller",
+            "shared": run(arguments.reads - num_full, arguments.seed, folder / "shared"),
+            "full_disk": run_on_full_disk(num_full, arguments.seed + 1, folder / "full"),
+            "hit_rates": hit_rates(folder),
+        }
     text = json.dumps({"python": sys.version.split()[0], "seed": arguments.seed, **result}, indent=1)
     print(text)
     if arguments.out:

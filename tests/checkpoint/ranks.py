@@ -5,6 +5,7 @@ The ranks are forked from one process that has imported torch, which takes secon
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -48,10 +49,12 @@ def run(
     watch: Callable[[list[Any], list[Path]], None] | None = None,
     environment: Mapping[str, str] | None = None,
     file_limit: int | None = None,
+    job: str = "tests.checkpoint.training",
 ) -> Done:
-    """Run the ranks to their end. `watch` gets the processes and their outputs meanwhile.
+    """Run the ranks to their end; `job` is the module whose `main` each calls.
 
-    A rank that outlives a failed one by 5 s is ended, as a launcher would do.
+    `watch` gets the processes and their outputs meanwhile. A rank that outlives a failed one by 5 s is ended, as a
+    launcher would do.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     name = f"{folder.name}.{time.monotonic_ns()}"
@@ -66,7 +69,7 @@ def run(
             "MEETING_PLACE": str(folder.with_name(f"{name}.meeting-place")),  # no port that another test may take
         }
         arguments = [str(folder), str(num_steps), str(result), "--kind", kind, *options]
-        ranks.append(_CONTEXT.Process(target=_rank, args=(arguments, variables, str(output), file_limit)))
+        ranks.append(_CONTEXT.Process(target=_rank, args=(job, arguments, variables, str(output), file_limit)))
         ranks[-1].start()
     try:
         if watch is not None:
@@ -85,7 +88,7 @@ def run(
     )
 
 
-def _rank(arguments: list[str], variables: dict[str, str], output: str, file_limit: int | None) -> None:
+def _rank(job: str, arguments: list[str], variables: dict[str, str], output: str, file_limit: int | None) -> None:
     os.environ |= variables
     for number, path in ((1, output), (2, str(Path(output).with_suffix(".err")))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
@@ -95,9 +98,7 @@ def _rank(arguments: list[str], variables: dict[str, str], output: str, file_lim
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-    from tests.checkpoint.training import main
-
-    code = main(arguments)
+    code = importlib.import_module(job).main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

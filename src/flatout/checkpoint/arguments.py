@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from flatout.checkpoint.gradients import mark_used_gradients
+from flatout.checkpoint.loader_kinds import is_plain_loader
+from flatout.checkpoint.loader_position import LoaderPosition
 from flatout.checkpoint.loader_random import keep_worker_random
 from flatout.checkpoint.problems import CheckpointError
 from flatout.checkpoint.share import items_of
@@ -28,7 +30,7 @@ def training_of(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Ma
         optimizers = dict(optimizer)
     else:
         optimizers = {"optimizer": optimizer} if optimizer else {}
-    named = {"scheduler": scheduler, "data": data}
+    named = {"scheduler": scheduler, "data": LoaderPosition(data) if is_plain_loader(data) else data}
     stateful = {name: value for name, value in named.items() if value is not None} | dict(state or {})
     for name in [*optimizers, *(state or {})]:
         if (

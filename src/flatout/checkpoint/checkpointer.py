@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 from flatout.checkpoint.arguments import check_numbers, checked_step, every_s_of_environment, training_of
 from flatout.checkpoint.background import Background, PendingCheckpoint
+from flatout.checkpoint.loader_position import LoaderPosition
 from flatout.checkpoint.peers import Peers
 from flatout.checkpoint.preemption import PreemptionHandler, die
 from flatout.checkpoint.problems import CheckpointError, DamagedError, as_damage
@@ -37,6 +38,7 @@ from flatout.checkpoint.share import Item, Sharing, items_of
 from flatout.checkpoint.state import Collected, collect, destinations, model_tensors, restore
 from flatout.checkpoint.store import Store
 from flatout.checkpoint.timer import CheckpointTimer
+from flatout.checkpoint.unsaved_loader import watch_for_unsaved_loader
 
 LOG = logging.getLogger("flatout.checkpoint")
 _ENDING_S = 10.0  # limit of the wait for parts when an error ends the training
@@ -104,6 +106,10 @@ class Checkpointer:
             self._release()
             raise
         self._background.start()
+        if data is None and self._peers.is_leader:
+            self._end_watch = watch_for_unsaved_loader(self._training.stateful.values(), self._warn)
+        else:
+            self._end_watch = lambda: None
         self._farewell = PreemptionHandler(rank, world_size, self._background.flush)
         atexit.register(self.close)
 
@@ -221,6 +227,7 @@ class Checkpointer:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        self._end_watch()
         self._farewell.close()
         atexit.unregister(self.close)
         self._background.close()
@@ -321,7 +328,9 @@ class Checkpointer:
             )
         if not saved.has_own:
             self._warn(f"rank {rank} was not there when step {step} was saved: its random state is new")
-        if saved.world_size != world_size and "data" in self._training.stateful and self._peers.is_leader:
+        data = self._training.stateful.get("data")
+        is_divided_anew = isinstance(data, LoaderPosition) and data.divides_among_ranks
+        if saved.world_size != world_size and data is not None and not is_divided_anew and self._peers.is_leader:
             self._warn(
                 f"step {step} was saved by {saved.world_size} ranks, and now there are {world_size}: each rank has the"
                 " data position of the rank with the same number, or of rank 0"

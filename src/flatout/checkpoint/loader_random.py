@@ -26,8 +26,11 @@ _WORDS = struct.Struct("<625I")  # of Python's generator: 624 words and a positi
 def restore_after_next_iterator(loader: Any, restore: Callable[[], object]) -> None:
     """Call `restore` once, after the loader has made its next iterator.
 
-    This works only for loaders derived from torch's.
+    This works only for loaders derived from torch's, and for the position of one.
     """
+    if hasattr(loader, "after_next_iterator"):
+        loader.after_next_iterator(restore)
+        return
     loader = getattr(loader, "base_dataloader", loader)  # of accelerate, which wraps the one that makes iterators
     if not hasattr(loader, "_get_iterator"):
         return
@@ -67,7 +70,7 @@ def worker_random_state() -> dict[str, Any]:
     """Return the random state of this process in a few small values, because it is sent with every batch."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
-        "torch": _bytes(torch.get_rng_state()),
+        "torch": state_bytes(torch.get_rng_state()),
         "python": [version, _WORDS.pack(*words), gauss],
     }
     if "numpy" in sys.modules:
@@ -77,7 +80,7 @@ def worker_random_state() -> dict[str, Any]:
 
 
 def set_worker_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    torch.set_rng_state(state_tensor(state["torch"]))
     version, words, gauss = state["python"]
     random.setstate((version, _WORDS.unpack(words), gauss))
     if "numpy" in state:
@@ -85,5 +88,10 @@ def set_worker_random_state(state: dict[str, Any]) -> None:
         numpy().random.set_state((name, numpy().frombuffer(keys, dtype="uint32"), position, has_gauss, cached))
 
 
-def _bytes(state: torch.Tensor) -> bytes:
+def state_bytes(state: torch.Tensor) -> bytes:
+    """Return the state of one of torch's generators as bytes, which need no tensor in a checkpoint."""
     return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def state_tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
