@@ -56,9 +56,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--every", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--lines", type=Path, help="append the lines to LINES-RANK.txt instead of printing them")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    lines = sys.stdout
+    if given.lines is not None:
+        lines = given.lines.with_name(f"{given.lines.name}-{rank}.txt").open("a", buffering=1)
     if world_size > 1:
         where = os.environ.get("MEETING_PLACE")
         method = {"init_method": f"file://{where}", "rank": rank, "world_size": world_size} if where else {}
@@ -72,7 +76,7 @@ def main(arguments: list[str]) -> int:
             given.folder, model=model, optimizer=optimizer, data=loader, every=given.every
         ) as checkpointer:
             step = checkpointer.resume()
-            print(f"start {step}", flush=True)
+            print(f"start {step}", file=lines, flush=True)
             while step < given.num_steps:
                 epoch = step // len(loader)
                 if given.kind == "distributed":
@@ -82,7 +86,7 @@ def main(arguments: list[str]) -> int:
                     model(noisy).square().mean().backward()
                     optimizer.step()
                     step += 1
-                    print(f"step {step} epoch {epoch} rows {' '.join(map(str, rows.tolist()))}", flush=True)
+                    print(f"step {step} epoch {epoch} rows {' '.join(map(str, rows.tolist()))}", file=lines, flush=True)
                     checkpointer.step(step)
                     time.sleep(given.pause)
                     if step == given.num_steps:

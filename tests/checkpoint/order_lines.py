@@ -20,6 +20,12 @@ def steps_of(text: str) -> dict[int, Step]:
     return steps
 
 
+def starts_of(text: str) -> list[tuple[int, dict[int, Step]]]:
+    """Return the starts of a rank that appends all of them to one file: the step that each begins at, and its steps."""
+    of_each = text.split("start ")[1:]
+    return [(int(part.split("\n", 1)[0]), steps_of(part)) for part in of_each if "\n" in part]
+
+
 def problems(starts: Iterable[tuple[int, dict[int, Step]]], whole: dict[int, Step]) -> list[str]:
     """Return where the starts of a rank (the step that each begins at, and its steps) differ from the whole run."""
     found = []

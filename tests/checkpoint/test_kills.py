@@ -6,14 +6,20 @@
 from __future__ import annotations
 
 import functools
+import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.checkpoint import cut_short
+from tests.checkpoint import cut_short, ranks
 from tests.checkpoint.killing import NUM_RANKS, Kills, train
+from tests.checkpoint.order_lines import problems, steps_of, uses_per_epoch, wrong_samples
 from tests.checkpoint.ranks import Done
 
 NUM_KILLS = 2  # of each of the three
@@ -56,3 +62,34 @@ def test_killed_before_any_change_to_the_folder_it_has_the_one_before_or_the_new
         resumed.append(first)
     assert list(dict.fromkeys(resumed)) == ["1 1.0", "2 2.0", "3 3.0", "3 4.0"]  # each once begun, none again
     assert resumed == sorted(resumed)
+
+
+@pytest.mark.parametrize(("kind", "workers", "num_ranks"), [("shuffled", 2, 1), ("distributed", 0, 2)])
+def test_each_sample_of_an_epoch_is_used_once_over_kills(
+    kind: str, workers: int, num_ranks: int, tmp_path: Path
+) -> None:
+    num_epochs = 3
+    num_steps = num_epochs * 12 // num_ranks
+    draw = random.Random(f"{kind} {workers}")
+    common = {"job": "tests.checkpoint.order_job", "kind": kind, "num_ranks": num_ranks}
+    options = ["--workers", str(workers), "--pause", "0.01"]
+    whole = ranks.run(tmp_path / "whole", num_steps, *options, **common)
+    assert whole.codes == [0] * num_ranks, whole.errors
+    starts = []
+
+    def kill(processes: list[Any], outputs: list[Path]) -> None:
+        until, wanted = time.monotonic() + 60, draw.randrange(2, 10)
+        while time.monotonic() < until and outputs[0].read_text().count("step") < wanted and processes[0].is_alive():
+            time.sleep(0.002)
+        os.kill(draw.choice(processes).pid, signal.SIGKILL)
+
+    for watch in (kill, kill, None):
+        done = ranks.run(tmp_path / "ckpt", num_steps, *options, watch=watch, **common)
+        starts.append(done)
+    assert starts[-1].codes == [0] * num_ranks, starts[-1].errors
+    used: list[dict[int, Any]] = []
+    for rank in range(num_ranks):
+        steps = [(done.start, steps_of(done.outputs[rank])) for done in starts]
+        assert problems(steps, steps_of(whole.outputs[rank])) == []
+        used.append({step: rows for _, of_start in steps for step, rows in of_start.items()})
+    assert wrong_samples(uses_per_epoch(used), num_epochs) == {}

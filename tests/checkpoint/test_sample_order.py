@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.checkpoint import ranks
-from tests.checkpoint.order_lines import problems, steps_of, uses_per_epoch, wrong_samples
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,8 +22,6 @@ from torch.utils.data import (
 
 from flatout.checkpoint import Checkpointer, CheckpointError
 from flatout.checkpoint.loader_position import LoaderPosition
-
-pytestmark = pytest.mark.usefixtures("warm")
 
 NUM_SAMPLES, BATCH = 22, 4  # the last batch of an epoch has two samples
 NUM_BATCHES = 6
@@ -141,40 +133,6 @@ def test_batches_that_workers_loaded_ahead_are_not_lost(make: Any, options: dict
     assert interrupted(make, tmp_path, len(make()) + 1, num_batches, **options) == whole
 
 
-# Kills.
-
-
-@pytest.mark.parametrize(("kind", "workers", "num_ranks"), [("shuffled", 2, 1), ("distributed", 0, 2)])
-def test_each_sample_of_an_epoch_is_used_once_over_kills(
-    kind: str, workers: int, num_ranks: int, tmp_path: Path
-) -> None:
-    num_epochs = 3
-    num_steps = num_epochs * 12 // num_ranks
-    draw = random.Random(f"{kind} {workers}")
-    common = {"job": "tests.checkpoint.order_job", "kind": kind, "num_ranks": num_ranks}
-    options = ["--workers", str(workers), "--pause", "0.01"]
-    whole = ranks.run(tmp_path / "whole", num_steps, *options, **common)
-    assert whole.codes == [0] * num_ranks, whole.errors
-    starts = []
-
-    def kill(processes: list[Any], outputs: list[Path]) -> None:
-        until, wanted = time.monotonic() + 60, draw.randrange(2, 10)
-        while time.monotonic() < until and outputs[0].read_text().count("step") < wanted and processes[0].is_alive():
-            time.sleep(0.002)
-        os.kill(draw.choice(processes).pid, signal.SIGKILL)
-
-    for watch in (kill, kill, None):
-        done = ranks.run(tmp_path / "ckpt", num_steps, *options, watch=watch, **common)
-        starts.append(done)
-    assert starts[-1].codes == [0] * num_ranks, starts[-1].errors
-    used: list[dict[int, Any]] = []
-    for rank in range(num_ranks):
-        steps = [(done.start, steps_of(done.outputs[rank])) for done in starts]
-        assert problems(steps, steps_of(whole.outputs[rank])) == []
-        used.append({step: rows for _, of_start in steps for step, rows in of_start.items()})
-    assert wrong_samples(uses_per_epoch(used), num_epochs) == {}
-
-
 # Loaders that cannot continue.
 
 
@@ -270,7 +228,8 @@ def saved_after(loader: Any, num_batches: int) -> dict[str, Any]:
 def test_an_order_that_is_no_longer_the_same_is_refused(other: Any) -> None:
     state = saved_after(shuffled(), 3)
     loader = other()
-    LoaderPosition(loader).load_state_dict(state)
+    position = LoaderPosition(loader)
+    position.load_state_dict(state)
     with pytest.raises(CheckpointError, match="cannot continue its order"):
         next(iter(loader))
 
@@ -302,7 +261,8 @@ def test_another_number_of_ranks_shares_what_is_left_of_the_epoch(num_then: int)
     again = [position.state_dict() for position in positions]
     last = [of_rank(rank, 2) for rank in range(2)]
     for loader in last:
-        LoaderPosition(loader).load_state_dict(again[0])
+        position = LoaderPosition(loader)
+        position.load_state_dict(again[0])
         used += rows_of(loader)
     assert sorted(set(used)) == list(range(NUM_SAMPLES))
     assert (
@@ -315,7 +275,8 @@ def test_a_script_that_counts_epochs_from_zero_again_gets_the_rest_of_the_saved_
 ) -> None:
     state = saved_after(of_rank(0, 2), 2)
     loader = of_rank(0, 2)
-    LoaderPosition(loader).load_state_dict(state)
+    position = LoaderPosition(loader)
+    position.load_state_dict(state)
     loader.sampler.set_epoch(0)  # type: ignore[attr-defined]
     assert rows_of(loader) == rows_of(of_rank(0, 2))[4:]
     assert "the script sets epoch 0, but the checkpoint is in epoch 3" in caplog.text
@@ -326,7 +287,8 @@ def test_a_script_that_counts_epochs_from_zero_again_gets_the_rest_of_the_saved_
 def test_an_epoch_that_was_complete_is_not_loaded_again(epoch: int, is_rest: bool) -> None:
     state = saved_after(of_rank(0, 2), NUM_BATCHES)
     loader = of_rank(0, 2)
-    LoaderPosition(loader).load_state_dict(state)
+    position = LoaderPosition(loader)
+    position.load_state_dict(state)
     loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
     assert len(rows_of(loader)) == (0 if is_rest else 11)
 

@@ -231,6 +231,9 @@ class Checkpointer:
         self._farewell.close()
         atexit.unregister(self.close)
         self._background.close()
+        data = self._training.stateful.get("data")
+        if isinstance(data, LoaderPosition):
+            data.close()
         self._release()
         failures = self._background.failures
         if failures and self._on_error == "raise" and not self._background.is_ending:

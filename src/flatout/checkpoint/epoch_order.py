@@ -24,14 +24,56 @@ from flatout.checkpoint.loader_random import set_worker_random_state, state_byte
 from flatout.checkpoint.problems import CheckpointError
 
 LOG = logging.getLogger("flatout.checkpoint")
-_START = ("random", "generators", "samplers", "epoch", "num_replicas", "num_samples")  # see `start_of`
+_START = ("random", "generators", "samplers", "epoch", "num_replicas", "num_samples")  # see `OrderParts.start`
+
+
+class OrderParts:
+    """What the order of a loader is made by. It does not hold the loader, which may hold its iterator."""
+
+    def __init__(self, loader: Any) -> None:
+        self.samplers = samplers_of(loader)
+        self.batch_size = loader.batch_size
+        self.drop_last = loader.drop_last
+        self.most_ahead = (loader.prefetch_factor or 1) * max(
+            loader.num_workers, 1
+        )  # batches drawn before they are used
+        generators = [getattr(part, "generator", None) for part in (loader, *self.samplers)]
+        unique = {id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}
+        self.generators = list(unique.values())  # that are drawn from, besides the global one
+
+    @property
+    def distributed(self) -> Any:
+        """The DistributedSampler, if batches are made of its samples alone; None otherwise."""
+        is_batched = len(self.samplers) == 2 and type(self.samplers[0]) is BatchSampler
+        is_distributed = isinstance(self.samplers[-1], DistributedSampler)
+        return self.samplers[-1] if is_batched and is_distributed else None
+
+    def start(self) -> dict[str, Any]:
+        """Return what the order of an epoch that begins now depends on."""
+        distributed = self.distributed
+        return {
+            "random": worker_random_state(),
+            "generators": [state_bytes(generator.get_state()) for generator in self.generators],
+            "samplers": [sampler.state_dict() for sampler in self.samplers if has_state(sampler)],
+            "epoch": None if distributed is None else distributed.epoch,
+            "num_replicas": None if distributed is None else distributed.num_replicas,
+            "num_samples": None if distributed is None else len(distributed.dataset),
+        }
+
+    def restore(self, start: Mapping[str, Any]) -> None:
+        """Restore the generators and the samplers that have a state."""
+        for generator, state in zip(self.generators, start["generators"], strict=False):
+            generator.set_state(state_tensor(state))
+        with_state = [sampler for sampler in self.samplers if has_state(sampler)]
+        for sampler, state in zip(with_state, start["samplers"], strict=False):
+            sampler.load_state_dict(state)
 
 
 class EpochOrder:
     """The indices of one epoch, from its beginning or from a saved position."""
 
-    def __init__(self, loader: Any, sampler: Any, resumed: Mapping[str, Any] | None) -> None:
-        self._loader = loader
+    def __init__(self, parts: OrderParts, sampler: Any, resumed: Mapping[str, Any] | None) -> None:
+        self._parts = parts
         self._sampler = sampler
         self._resumed = resumed
         self._indices: Iterator[Any] | None = None  # None until the first are drawn: some samplers draw all at once
@@ -39,8 +81,7 @@ class EpochOrder:
         self._num_drawn = 0
         self._num_yielded = 0  # as last seen, for an iterator that is gone
         self._is_exhausted = False
-        most_ahead = (loader.prefetch_factor or 1) * max(loader.num_workers, 1) + 2
-        self._checksums: deque[int] = deque([0], maxlen=most_ahead)  # after each of the last batches drawn
+        self._checksums: deque[int] = deque([0], maxlen=parts.most_ahead + 2)  # after each of the last batches drawn
         self.start: dict[str, Any] | None = None
         self.num_dropped = 0
         self.num_used = 0  # samples of the epoch, of all ranks, before those of this division among ranks
@@ -98,19 +139,19 @@ class EpochOrder:
     def _begin(self) -> Iterator[Any]:
         resumed = self._resumed
         if resumed is None or (not resumed["num_batches"] and not self._is_empty_rest(resumed)):
-            self.start = start_of(self._loader)
+            self.start = self._parts.start()
             return iter(self._sampler)
         if not resumed["num_batches"]:
             return iter(())
         self.start = {name: resumed[name] for name in _START}
         now = worker_random_state()
-        distributed = distributed_sampler(self._loader)
+        distributed = self._parts.distributed
         epoch_of_script = None if distributed is None else distributed.epoch
         if distributed is not None and epoch_of_script != resumed["epoch"]:
             _warn_of_epoch(distributed.epoch, resumed["epoch"])
             distributed.epoch = resumed["epoch"]
         set_worker_random_state(resumed["random"])
-        restore_samplers(self._loader, resumed)
+        self._parts.restore(resumed)
         try:
             if distributed is not None and (resumed["num_used"] or distributed.num_replicas != resumed["num_replicas"]):
                 return self._rest_divided(resumed, distributed)
@@ -122,7 +163,7 @@ class EpochOrder:
 
     def _is_empty_rest(self, resumed: Mapping[str, Any]) -> bool:
         """Whether the script begins the epoch again that was complete when it was saved: it counts epochs itself."""
-        distributed = distributed_sampler(self._loader)
+        distributed = self._parts.distributed
         return distributed is not None and resumed["last_epoch"] == distributed.epoch > 0
 
     def _rest(self, resumed: Mapping[str, Any]) -> Iterator[Any]:
@@ -153,7 +194,7 @@ class EpochOrder:
             while len(rest) < per_rank * sampler.num_replicas:  # like the sampler: some samples come twice
                 rest += rest[: per_rank * sampler.num_replicas - len(rest)]
         of_rank = rest[sampler.rank : per_rank * sampler.num_replicas : sampler.num_replicas]
-        batches = BatchSampler(of_rank, self._loader.batch_size, self._loader.drop_last)
+        batches = BatchSampler(of_rank, self._parts.batch_size, self._parts.drop_last)
         self._num_batches = len(batches)
         return iter(batches)
 
@@ -167,43 +208,6 @@ def _changed(what: str) -> CheckpointError:
 
 def _checksum(indices: Any, before: int) -> int:
     return zlib.crc32(repr(indices).encode(), before)
-
-
-def start_of(loader: Any) -> dict[str, Any]:
-    """Return what the order of an epoch that begins now depends on."""
-    distributed = distributed_sampler(loader)
-    return {
-        "random": worker_random_state(),
-        "generators": [state_bytes(generator.get_state()) for generator in _generators(loader)],
-        "samplers": [sampler.state_dict() for sampler in samplers_of(loader) if has_state(sampler)],
-        "epoch": None if distributed is None else distributed.epoch,
-        "num_replicas": None if distributed is None else distributed.num_replicas,
-        "num_samples": None if distributed is None else len(distributed.dataset),
-    }
-
-
-def restore_samplers(loader: Any, start: Mapping[str, Any]) -> None:
-    for generator, state in zip(_generators(loader), start["generators"], strict=False):
-        generator.set_state(state_tensor(state))
-    with_state = [sampler for sampler in samplers_of(loader) if has_state(sampler)]
-    for sampler, state in zip(with_state, start["samplers"], strict=False):
-        sampler.load_state_dict(state)
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators that the loader and its samplers draw from, besides the global one."""
-    parts = [loader, *samplers_of(loader)]
-    generators = [getattr(part, "generator", None) for part in parts]
-    unique = {id(one): one for one in generators if isinstance(one, torch.Generator)}
-    return list(unique.values())
-
-
-def distributed_sampler(loader: Any) -> Any:
-    """Return the DistributedSampler, if batches are made of its samples alone; None otherwise."""
-    samplers = samplers_of(loader)
-    is_batched = len(samplers) == 2 and type(samplers[0]) is BatchSampler
-    is_distributed = isinstance(samplers[-1], DistributedSampler)
-    return samplers[-1] if is_batched and is_distributed else None
 
 
 def _whole_order(sampler: Any) -> list[int]:

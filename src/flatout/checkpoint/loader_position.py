@@ -12,12 +12,13 @@ It does not restore the random state of workers: their augmentation draws other 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from flatout.checkpoint.epoch_order import EpochOrder, distributed_sampler, restore_samplers, start_of
+from flatout.checkpoint.epoch_order import EpochOrder, OrderParts
 from flatout.checkpoint.loader_kinds import check_position
 from flatout.checkpoint.loader_random import state_bytes, state_tensor
 from flatout.checkpoint.problems import CheckpointError
@@ -30,13 +31,13 @@ class LoaderPosition:
 
     def __init__(self, loader: Any) -> None:
         check_position(loader)
-        self.loader = loader
+        self.loader: Any = loader
+        self._parts = OrderParts(loader)
         self._order: EpochOrder | None = None  # of the newest iterator
         self._resumed: Mapping[str, Any] | None = None  # a state that no batch was yielded from yet
         self._base: Any = None  # the random state from which the newest iterator drew the seed of its workers
         self._after_next_iterator: Callable[[], object] | None = None
-        loader.__dict__.pop("_get_iterator", None)  # of an earlier Checkpointer
-        loader._get_iterator = self._make_iterator
+        loader._get_iterator = _make_by(self, loader)  # in place of an earlier Checkpointer's
 
     def state_dict(self) -> dict[str, Any]:
         if self._order is None or (self._resumed is not None and not self._order.num_yielded):
@@ -44,7 +45,7 @@ class LoaderPosition:
         order = self._order
         if order.is_complete:
             return self._state_between_epochs(order.start)
-        start = order.start if order.start is not None else start_of(self.loader)
+        start = order.start if order.start is not None else self._parts.start()
         num_batches = order.num_dropped + order.num_yielded
         return start | {
             "version": _VERSION,
@@ -55,10 +56,16 @@ class LoaderPosition:
             "num_used": order.num_used,
         }
 
+    def close(self) -> None:
+        """Let go of the loader: its workers end with the script's own last use of it."""
+        if self.loader is not None:
+            self.loader.__dict__.pop("_get_iterator", None)
+        self.loader = None
+
     @property
     def divides_among_ranks(self) -> bool:
         """Whether any number of ranks can share the rest of an epoch."""
-        return distributed_sampler(self.loader) is not None
+        return self._parts.distributed is not None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["version"] != _VERSION:
@@ -70,7 +77,7 @@ class LoaderPosition:
         self._resumed = state
         self.loader.__dict__["_iterator"] = None  # workers that persist have loaded ahead in another order
         if not state["num_batches"]:
-            restore_samplers(self.loader, state)
+            self._parts.restore(state)
 
     def after_next_iterator(self, call: Callable[[], object]) -> None:
         """Call `call` once after the loader has made its next iterator, if that one continues an epoch.
@@ -81,16 +88,16 @@ class LoaderPosition:
 
     def _state_between_epochs(self, last: Mapping[str, Any] | None) -> dict[str, Any]:
         last_epoch = last["epoch"] if last is not None else None
-        return start_of(self.loader) | {"version": _VERSION, "num_batches": 0, "last_epoch": last_epoch}
+        return self._parts.start() | {"version": _VERSION, "num_batches": 0, "last_epoch": last_epoch}
 
-    def _make_iterator(self) -> Any:
+    def make_iterator(self) -> Any:
         """Make an iterator whose indices are watched; the loader keeps its own sampler."""
         loader = self.loader
         self._forget_used_state()
         self._order = None
         name = "batch_sampler" if loader._auto_collation else "sampler"
         sampler = loader.__dict__[name]
-        loader.__dict__[name] = _WatchedSampler(sampler, self._begin_epoch)
+        loader.__dict__[name] = _WatchedSampler(sampler, self)
         now = _base_state(loader)
         is_within_epoch = self._resumed is not None and self._resumed["num_batches"] > 0
         if self._resumed is not None and is_within_epoch:
@@ -102,7 +109,7 @@ class LoaderPosition:
             loader.__dict__[name] = sampler
         if is_within_epoch and loader.generator is None:
             _set_base_state(loader, now)
-        order: EpochOrder | None = self._order  # as `_begin_epoch` has set it
+        order: EpochOrder | None = self._order  # as `begin_epoch` has set it
         if order is not None:
             order.belongs_to(iterator)
         if self._after_next_iterator is not None and is_within_epoch:
@@ -110,10 +117,10 @@ class LoaderPosition:
         self._after_next_iterator = None
         return iterator
 
-    def _begin_epoch(self, sampler: Any) -> Iterator[Any]:
+    def begin_epoch(self, sampler: Any) -> Iterator[Any]:
         persistent = self._order.iterator if self._order is not None else None
         self._forget_used_state()
-        self._order = EpochOrder(self.loader, sampler, self._resumed)
+        self._order = EpochOrder(self._parts, sampler, self._resumed)
         if persistent is not None:
             self._order.belongs_to(persistent)  # its workers remain, and it begins another epoch
         return self._order
@@ -124,15 +131,34 @@ class LoaderPosition:
             self._resumed = None
 
 
-class _WatchedSampler:
-    """Stands for a sampler in an iterator: calls `begin` at each of its epochs."""
+# A loader may hold its iterator, which ends its workers when it is freed. Neither holds the position, which holds the
+# loader: the garbage collector would have to find such a cycle, and would end the workers late, in any thread.
 
-    def __init__(self, sampler: Any, begin: Callable[[Any], Iterator[Any]]) -> None:
+
+def _make_by(position: LoaderPosition, loader: Any) -> Callable[[], Any]:
+    """Return what makes the loader's iterators: the position, while there is one."""
+    of_position, of_loader = weakref.ref(position), weakref.ref(loader)
+
+    def make_iterator() -> Any:
+        position = of_position()
+        if position is not None:
+            return position.make_iterator()
+        present: Any = of_loader()
+        return type(present)._get_iterator(present)
+
+    return make_iterator
+
+
+class _WatchedSampler:
+    """Stands for a sampler in an iterator: the position begins each of its epochs."""
+
+    def __init__(self, sampler: Any, position: LoaderPosition) -> None:
         self._sampler = sampler
-        self._begin = begin
+        self._position = weakref.ref(position)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._begin(self._sampler)
+        position = self._position()
+        return iter(self._sampler) if position is None else position.begin_epoch(self._sampler)
 
     def __len__(self) -> int:
         return len(self._sampler)
