@@ -181,7 +181,7 @@ CANNOT = [
     (lambda: DataLoader(Rows(), sampler=Backwards()), "the sampler Backwards is neither one of torch's nor has it"),
     (lambda: DataLoader(Rows(), batch_sampler=BatchSampler(Backwards(), 2, False)), "the sampler Backwards is neither"),
     (lambda: DataLoader(Rows(), batch_size=2, num_workers=1, in_order=False), "come in any order"),
-    (lambda: Doubled(Rows()), "Doubled has an __iter__ of its own"),
+    (lambda: Doubled(Rows()), "Doubled has its own __iter__"),
 ]
 
 

@@ -96,7 +96,7 @@ class EpochOrder:
 
     @property
     def num_yielded(self) -> int:
-        """Batches that the script has received from here on."""
+        """Batches that the script has received in this iterator."""
         iterator = self.iterator
         return self._num_yielded if iterator is None else int(iterator._num_yielded)
 

@@ -68,7 +68,7 @@ def position_problem(loader: Any) -> tuple[str, str] | None:
         reason = f"{_name(dataset)} is an iterable data set, whose position only its own state can hold"
         return reason, f"use {_STATEFUL}, give the data set state_dict() and load_state_dict(), or omit `data`"
     if type(loader).__iter__ is not DataLoader.__iter__:
-        reason = f"{_name(loader)} has an __iter__ of its own"
+        reason = f"{_name(loader)} has its own __iter__"
         return reason, "give it state_dict() and load_state_dict(), or omit `data`"
     if not getattr(loader, "in_order", True):
         return "its batches come in any order (in_order=False)", "remove in_order=False, or omit `data`"
