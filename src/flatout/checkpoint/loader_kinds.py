@@ -1,4 +1,4 @@
-"""Tell which of torch's DataLoaders can continue their order, from their parts alone.
+"""Decide which of torch's DataLoaders can continue their order, from their parts alone.
 
 In: a loader. Out: why its position cannot be saved and the way out, before the first batch; None if it can. Nothing is
 iterated: a sampler's `__iter__` may count epochs or draw random numbers.
