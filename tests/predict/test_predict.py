@@ -82,6 +82,16 @@ def test_workers_that_wait_work_at_once_on_few_cores(share: float | None, at_onc
     assert found.speedup == pytest.approx(32 / (30 * 1.1 / at_once), rel=0.05)
 
 
+def test_the_stages_of_samples_say_how_long_workers_take_for_a_step() -> None:
+    """Three workers take 8 ms for the samples of a step that computes 2 ms, and half as many cores do not matter."""
+    by_stages = msgspec.structs.replace(FACTS, cores_allowed=1.0, loader_pace_s=(0.03, 0.024, 0.012, 0.008))
+    made = situation(loading_job(load_us=30_000, compute_us=2000), facts=by_stages)
+    three = msgspec.structs.replace(change("dataloader-workers=3"), value="3")
+    found = predict(made, three)
+    assert isinstance(found, Prediction)
+    assert found.speedup == pytest.approx(32 / 8, rel=0.02)
+
+
 def test_reductions_before_the_last_pass_are_left_out() -> None:
     made = situation(*reducing_job(passes=2, reduce_us=400))
     # Two passes of 520 us, of which the first loses its 400 us of transfer.

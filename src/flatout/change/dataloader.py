@@ -100,6 +100,7 @@ NON_BLOCKING = Knob(
     ),
     source="torch.Tensor.to documentation",
 )
+MIN_MODEL_GAIN = 1.05  # predicted, of a number of workers whose neighbours are tried too
 KEEPS_UP = 1.25  # times the workers that are just enough, because batches take unequally long
 KNOBS = (WORKERS, PREFETCHED, PINNED, PERSISTENT, NON_BLOCKING)
 
@@ -123,8 +124,8 @@ def worker_counts(facts: JobFacts) -> tuple[int, ...]:
 
     The first is the number that keeps up with the rest of the step, if the loader waits and its load is known; the
     others follow, largest first. A rank with one core still gets one worker: it can read while the training computes. A
-    worker that waits needs only its CPU share of a core. An iterable dataset gets one worker, as more would repeat its
-    samples.
+    worker that waits needs only its CPU share of a core. Where the stages of batches were timed, the model of the
+    loader chooses instead. An iterable dataset gets one worker, as more would repeat its samples.
     """
     if facts.cores_per_rank is None:
         return ()
@@ -135,8 +136,22 @@ def worker_counts(facts: JobFacts) -> tuple[int, ...]:
     if facts.loader_waits:
         by_cpu_time = spare_cores / max(facts.loader_cpu_share or 0.0, 1 / WAITING_WORKERS_PER_CORE)
         most = min(int(by_cpu_time), MAX_WORKERS)
+    if facts.loader_best_workers is not None:
+        return _by_the_model(facts)
     counts = dict.fromkeys((*_keeping_up(facts, most), most, most // 2, most // 4, min(2, most)))
     return tuple(count for count in counts if count >= 1 and count != facts.loader_workers)
+
+
+def _by_the_model(facts: JobFacts) -> tuple[int, ...]:
+    """Return the number of workers that the model of the loader calls best, half of it and twice.
+
+    A model can be wrong: so its neighbours are tried too, unless it predicts that no number brings anything. Then one
+    trial compares it with the job.
+    """
+    best = max(facts.loader_best_workers or 0, 1)
+    neighbours = (2 * best, max(best // 2, 1)) if (facts.loader_best_gain or 0.0) >= MIN_MODEL_GAIN else ()
+    counts = dict.fromkeys(min(count, MAX_WORKERS) for count in (best, *neighbours))
+    return tuple(count for count in counts if count != facts.loader_workers)
 
 
 def _keeping_up(facts: JobFacts, most: int) -> tuple[int, ...]:

@@ -153,6 +153,11 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_batches: int | None = None  # of one epoch, per rank
     loader_is_iterable: bool | None = None  # an IterableDataset: by default, each worker yields all samples
     loader_load: float | None = None  # seconds of waiting for batches without workers, per second of the rest of a step
+    # The model of the loader, if its stages were timed.
+    loader_pace_s: tuple[float, ...] = ()  # predicted seconds for a step's samples, by 0, 1, 2, ... workers
+    loader_best_workers: int | None = None  # the fewest workers with which the training is predicted to be fastest
+    loader_best_gain: float | None = None  # by them, predicted: training speed over the present one
+    loader_limit: str | None = None  # what limits the present loader: `workers`, `cores`, or `main process`
     loader_cpu_share: float | None = None  # CPU share of the time in which batches are made; low: waiting
     loader_draws: bool | None = None  # making a batch draws random numbers from its process's generators
     loader_keeps_state: bool | None = None  # making a batch changes the data set, or the data set knows the epoch

@@ -14,12 +14,15 @@ from flatout.change.collectives import with_collectives
 from flatout.change.transport import with_transport
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.errors import FlatoutError, InputError
+from flatout.loading_pipeline import loading_of
 from flatout.profile import read_recording
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import JobFacts
+from flatout.records.loading import LoadingProfile
 from flatout.records.recording import Recording
 from flatout.records.trial import TrialResult
 from flatout.trial.result import error_line
+from flatout.tune.loader_model import with_loader_model
 from flatout.tune.long_run import in_the_long_run
 
 
@@ -27,7 +30,13 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     done: Diagnosed
     recording: Recording
     facts: JobFacts
+    loaders: LoadingProfile | None = None  # how its batches are made, if the stages were timed
     trial: TrialResult | None = None  # its steps before the trace, if they are as good as those of a trial
+
+    @property
+    def is_slowed_by_stages(self) -> bool:
+        """Whether timing the stages of batches slows the steps, by up to 1 %: they wait for batches."""
+        return self.loaders is not None and bool(self.loaders.is_waiting)
 
 
 def read_profile(folder: Path, *, has_failed: bool = False) -> Profiled:
@@ -45,9 +54,13 @@ def read_profile(folder: Path, *, has_failed: bool = False) -> Profiled:
         why = "; ".join(dict.fromkeys(note.problem for note in recording.problems)) or str(error)
         raise FlatoutError(f"the job could not be traced: {why}", hint=hint) from error
     recorded_facts = read_facts(folder / "recording", recording)
+    loaders = loading_of(recording)
+    recorded_facts = with_loader_model(recorded_facts, loaders)
     facts = with_transport(with_collectives(recorded_facts, done.job), recording.hosts)
     diagnosis = in_the_long_run(done.diagnosis, facts.steps_per_epoch)
-    return Profiled(done=msgspec.structs.replace(done, diagnosis=diagnosis), recording=recording, facts=facts)
+    return Profiled(
+        done=msgspec.structs.replace(done, diagnosis=diagnosis), recording=recording, facts=facts, loaders=loaders
+    )
 
 
 def recording_in(folder: Path) -> Recording | None:

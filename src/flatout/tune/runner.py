@@ -199,7 +199,7 @@ class Runner:
                 return self._as_trial(profiled, changes, former.session) if rule is not None else profiled
         name, began = f"profile-{self.num_trials + repeat:03d}", self.spent_s()
         folder = self._folder(name)
-        variables = {Variable.STOP_AFTER: "1"}
+        variables = {Variable.STOP_AFTER: "1", Variable.LOADER_STAGES: "1"}
         if rule is not None:
             variables[Variable.STOP_RULE] = msgspec.json.encode(rule).decode()
         _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), variables)
@@ -216,7 +216,7 @@ class Runner:
 
         Trials of different sessions are not compared, so the session must be known.
         """
-        if session is None:
+        if session is None or profiled.is_slowed_by_stages:
             return profiled
         result = profile_as_trial(
             profiled.recording, profiled.facts, index=self.num_trials, arm=changes.name, session=session

@@ -23,6 +23,8 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
     facts = situation.facts
     if not situation.pace_s and asked < (facts.loader_workers or 0):
         return _fewer_workers(situation, asked)
+    if asked < len(facts.loader_pace_s) and situation.spent_s(Spent.DATA_LOADING) > 0:
+        return _by_stages(situation, facts.loader_pace_s[asked], asked)
     cost_s = _batch_s(situation)
     if isinstance(cost_s, str):
         return cost_s
@@ -34,11 +36,7 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
     most_s = situation.pace_s if is_more else math.inf
 
     def apply(edits: Edits, factor: float) -> float:
-        for rank, track in situation.tracks.items():
-            loading = track.spent_ns[:, Spent.DATA_LOADING]
-            batches = max(int((loading > 0).sum()), 1)
-            left = min(1.0, HAND_OVER_S * 1e9 * batches / max(float(loading.sum()), 1.0))
-            edits[rank].spent_ns[:, Spent.DATA_LOADING] *= left
+        _hand_over_only(situation, edits)
         # More workers than now cannot make the pace worse; it already includes that they share cores.
         return min(cost_s / at_once * factor, most_s)
 
@@ -52,6 +50,33 @@ def workers(situation: Situation, change: Change) -> Scenarios | str:
             "a batch costs a worker as much as it costs the training process",
             *((f"a worker keeps a core busy for {percent(share)} of its time",) if share < 1 else ()),
         ),
+        frees_pace=True,
+    )
+
+
+def _hand_over_only(situation: Situation, edits: Edits) -> None:
+    """Remove the loader's time but for taking finished batches."""
+    for rank, track in situation.tracks.items():
+        loading = track.spent_ns[:, Spent.DATA_LOADING]
+        batches = max(int((loading > 0).sum()), 1)
+        left = min(1.0, HAND_OVER_S * 1e9 * batches / max(float(loading.sum()), 1.0))
+        edits[rank].spent_ns[:, Spent.DATA_LOADING] *= left
+
+
+def _by_stages(situation: Situation, pace_s: float, asked: int) -> Scenarios:
+    """Let a step take at least as long as the model of the loader says that these workers need for its samples."""
+
+    def apply(edits: Edits, factor: float) -> float:
+        _hand_over_only(situation, edits)
+        return pace_s * factor
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=1.3,  # workers share memory bandwidth and storage
+        best=0.9,
+        how=f"by the stages of its samples, {asked} workers make a step's batches in {pace_s * 1e3:.1f} ms",
+        assumptions=("a sample takes its computing and its waiting, and workers that compute need cores",),
         frees_pace=True,
     )
 
