@@ -4,7 +4,8 @@
 
 For each model, GPU, number of GPUs, batch and precision, the training of the first row is planned for the framework
 of that row, as `flatout plan --for` does, by constants that were not fitted to its source. A layout has the place in
-the list where TP, PP and EP are its own. Rows whose model or cluster is not understood are left out.
+the list where TP, PP and EP are its own; each combination of them counts once, as it is listed once in the ten layouts
+of `flatout plan`. Rows whose model or cluster is not understood are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from flatout.plan.shipped import shipped, shipped_without
 from flatout.records.plan import Layout
 from flatout.report.plan_text import layout_text
 
-NUM_LAYOUTS = 100
+NUM_LAYOUTS = 100  # with few degrees, the list repeats some of them, with other recomputation or micro-batches
 # Source -> the target of the plan: its framework.
 NVIDIA = {"NeMo": "nemo", "Megatron-Bridge": "megatron", "dgxc-25.02": "nemo"}
 
@@ -75,11 +76,9 @@ def place(row: RunRow, *, for_framework: bool) -> tuple[int | None, Layout] | No
         listed = plan(context, num_layouts=NUM_LAYOUTS).layouts
     except InputError:
         return None, chosen
+    listed_degrees = list(dict.fromkeys((one.layout.tp, one.layout.pp, one.layout.ep) for one in listed))
     degrees = (chosen.tp, chosen.pp, chosen.ep)
-    places = [
-        number for number, one in enumerate(listed, 1) if (one.layout.tp, one.layout.pp, one.layout.ep) == degrees
-    ]
-    return (places[0] if places else None), chosen
+    return (listed_degrees.index(degrees) + 1 if degrees in listed_degrees else None), chosen
 
 
 def main() -> None:

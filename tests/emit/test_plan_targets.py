@@ -60,11 +60,13 @@ pipeline.stages pipeline.partition pipeline.activation_checkpoint_interval seque
 activation_checkpointing activation_checkpointing.partition_activations
 """
 )
-# PyPI nemo_toolkit 2.7.3: nemo/lightning/pytorch/strategies/megatron_strategy.py, and the recipes' own attributes
+# PyPI nemo_toolkit 2.7.3: nemo/lightning/pytorch/strategies/megatron_strategy.py, and the recipes' own attributes;
+# pipeline_model_parallel_layout is set by NeMo's scripts/performance/llm/pretrain_deepseek_v3.py
 NEMO = words(
     """
 strategy.tensor_model_parallel_size strategy.pipeline_model_parallel_size strategy.virtual_pipeline_model_parallel_size
 strategy.context_parallel_size strategy.sequence_parallel strategy.expert_model_parallel_size
+strategy.pipeline_model_parallel_layout
 strategy.expert_tensor_parallel_size strategy.num_layers_in_last_pipeline_stage
 strategy.account_for_embedding_in_pipeline_split strategy.account_for_loss_in_pipeline_split
 recipe.model.config.recompute_modules strategy.fsdp strategy.save_ckpt_format
@@ -197,6 +199,12 @@ JOBS = {
         256,
         batch=512,
     ),
+    "chunks of 4 layers, and the last of 1": planned(
+        "deepseek-v3",
+        Layout(pp=4, vpp=4, ep=64, dp=64, zero=1, num_micro_batches=64),
+        256,
+        batch=4096,
+    ),
     "1f1b": planned("llama2-7b", Layout(pp=4, dp=8, zero=1, num_micro_batches=8, recompute="full"), 32, batch=64),
     "gpipe": planned(
         "llama3-8b", Layout(pp=4, cp=2, dp=8, zero=3, num_micro_batches=8, schedule="gpipe"), 64, batch=64
@@ -267,13 +275,36 @@ def test_megatron_knows_every_argument_and_gets_the_plan(job: PlannedJob) -> Non
     assert int(values["pipeline-model-parallel-size"]) == layout.pp
     assert int(values.get("context-parallel-size", 1)) == layout.cp
     assert int(values.get("expert-model-parallel-size", 1)) == layout.ep
-    assert int(values.get("num-virtual-stages-per-pipeline-rank", 1)) == layout.vpp
+    chunks_per_stage = int(values.get("num-virtual-stages-per-pipeline-rank", 1))
+    if "pipeline-model-parallel-layout" in values:
+        chunks_per_stage = len(expanded(values["pipeline-model-parallel-layout"])) // layout.pp
+    assert chunks_per_stage == layout.vpp
     assert int(values["micro-batch-size"]) == layout.micro_batch
     assert int(values["global-batch-size"]) == layout.micro_batch * layout.num_micro_batches * layout.dp
     assert ("use-distributed-optimizer" in names) == (layout.zero >= 1 or layout.offload)
     assert ("use-megatron-fsdp" in names) == (layout.zero >= 2)
     assert ("sequence-parallel" in names) == layout.sequence_parallel
     assert values.get("recompute-granularity", "none") == layout.recompute
+
+
+def expanded(text: str) -> list[str]:
+    """Return the chunks of a layout: `(X)*n` and `t*n` repeat, as docs/user-guide of Megatron-LM describes."""
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(\w)\*(\d+)"):
+        text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
+    return text.split("|")
+
+
+def test_chunks_with_different_numbers_of_layers_are_written_one_by_one() -> None:
+    """61 layers on 4 x 4 chunks, as in NVIDIA's recipe of DeepSeek-V3: the last one has a layer and the loss."""
+    assert expanded("Et*3|(tt|)*29,m|L".replace(",", "")) == ["Ettt", *["tt"] * 29, "m", "L"]
+    job = JOBS["chunks of 4 layers, and the last of 1"]
+    (emitted,) = plan_megatron.emit(job)
+    (text,) = [word.split("=")[1] for word in arguments(emitted.text) if "pipeline-model-parallel-layout" in word]
+    assert expanded(text) == ["Etttt", *["tttt"] * 14, "tL"]
+    assert plan_nemo.strategy(job)["pipeline_model_parallel_layout"] == text
+    assert runners(job.layout, job.workload, "bf16") == ("megatron", "nemo")
+    even = msgspec.structs.replace(job.layout, vpp=1, pp=61, dp=1, ep=1)
+    assert "torchtitan" in runners(even, job.workload, "bf16")
 
 
 def test_megatron_recomputes_the_modules_that_the_plan_counts() -> None:

@@ -90,6 +90,8 @@ def test_no_layout_of_the_front_is_beaten(made: tuple[SearchContext, Plan, PlanD
 def test_layers_that_do_not_divide_leave_the_last_stage_fewer() -> None:
     assert layers_of_stages(61, 8) == [8] * 7 + [5]
     assert layers_of_stages(80, 8) == [10] * 8
+    assert layers_of_stages(61, 4, 4) == [16, 16, 16, 13]
+    assert layers_of_stages(61, 8, 4) == [7, *[8] * 6, 6]
 
 
 def test_one_stage_is_drawn_as_its_micro_batches() -> None:

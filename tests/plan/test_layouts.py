@@ -12,11 +12,52 @@ from flatout.catalog import all_models
 from flatout.errors import InputError, UsageError
 from flatout.plan.clusters import cluster
 from flatout.plan.fixed_parameters import only
-from flatout.plan.layouts import TrainingSpec, _shardings, all_layouts, layout_at
+from flatout.plan.layouts import TrainingSpec, _shardings, all_layouts, chunks_are_valid, layout_at
+from flatout.records.plan import has_own_split, layers_of_chunks
 
 
 def spec_of(model: str, machine: str, batch: int, seq: int) -> TrainingSpec:
     return TrainingSpec(workload=all_models()[model], cluster=cluster(machine)[0], global_batch=batch, seq=seq)
+
+
+def can_be_split(num_layers: int, pp: int, vpp: int) -> bool:
+    """Whether all chunks but the first and the last can be equal, and these two have what is left."""
+    num_between = pp * vpp - 2
+    most = next(layers for layers in range(1, num_layers + 1) if layers * pp * vpp >= num_layers)
+    left = num_layers - num_between * most
+    if vpp == 1:
+        return left > most  # the first stage has as many as the others, and the last one the rest
+    return left > 0  # the first chunk has a layer, and the last one the logits
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "layers"),
+    [
+        (4, 4, [4] * 15 + [1]),
+        (2, 8, [4] * 15 + [1]),
+        (8, 2, [4] * 15 + [1]),
+        (16, 1, [4] * 15 + [1]),
+        (4, 2, [8] * 7 + [5]),
+        (8, 1, [8] * 7 + [5]),
+        (4, 1, [16] * 3 + [13]),
+        (8, 4, [1] + [2] * 30 + [0]),
+        (16, 4, [-1] + [1] * 62 + [0]),  # cannot be split so
+    ],
+)
+def test_61_layers_are_split_over_chunks_as_in_nvidias_recipe_of_deepseek_v3(
+    pp: int, vpp: int, layers: list[int]
+) -> None:
+    """But the last two, these are the splits of NeMo's recipe of DeepSeek-V3 (`map_pp_vp_to_layout`)."""
+    assert layers_of_chunks(61, pp, vpp) == layers
+    assert chunks_are_valid(spec_of("deepseek-v3", "h100x64", 64, 4096).workload, pp, vpp) == (layers[0] > 0)
+
+
+def test_chunks_that_count_the_ends_lack_a_layer_at_both() -> None:
+    assert layers_of_chunks(94, 8, 4) == [2] + [3] * 30 + [2]
+    assert not has_own_split(94, 8, 4)
+    assert not has_own_split(96, 8, 4)
+    assert has_own_split(61, 8, 2)
+    assert not has_own_split(61, 16, 1)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +83,9 @@ def test_a_search_has_the_layouts_that_obey_the_rules_and_no_other(
             if batch % (dp * mbs) or vpp > 64:
                 continue
             m = batch // (dp * mbs)
-            # The embedding and the logits may count as a layer each, if no chunk then has nothing else.
-            has_ends = (w.num_layers + 2) % (pp * vpp) == 0 and (w.num_layers + 2) // (pp * vpp) > 1
-            if vpp > 1 and (pp == 1 or (w.num_layers % (pp * vpp) and not has_ends) or m % pp):
+            if vpp > 1 and (pp == 1 or m % pp):
                 continue
-            if vpp == 1 and w.num_layers % pp and (pp - 1) * -(-w.num_layers // pp) >= w.num_layers:
-                continue
-            if pp > w.num_layers:
+            if pp > 1 and not can_be_split(w.num_layers, pp, vpp):
                 continue
             for ep in range(1, max(w.num_experts, 1) + 1):
                 if (w.num_experts or 1) % ep or (n // pp) % ep:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from flatout.records.plan import FULL_TRAINING, Layout, Training, Workload
+from flatout.records.plan import FULL_TRAINING, Layout, Training, Workload, has_own_split
 
 _FILE = Path(__file__).with_name("targets.toml")
 # A number that the fact must equal, a list of which it must equal one, or a bound such as `>1`.
@@ -110,6 +110,13 @@ def facts_of_layout(
     return with_workload(columns, workload, precision, training)
 
 
+def _has_own_split(num_layers: int, pp: npt.NDArray[Any], vpp: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return 1 for the layouts whose chunks a framework must be told one by one, as in `has_own_split`."""
+    pairs, index = np.unique(np.stack([np.ravel(pp), np.ravel(vpp)]), axis=1, return_inverse=True)
+    of_pairs = np.array([int(has_own_split(num_layers, int(stages), int(chunks))) for stages, chunks in pairs.T])
+    return np.asarray(of_pairs[np.ravel(index)].reshape(np.shape(pp)))
+
+
 def with_workload(
     columns: Facts, workload: Workload, precision: str, training: Training = FULL_TRAINING
 ) -> dict[str, Any]:
@@ -134,6 +141,7 @@ def with_workload(
         "shard_rest": group % cp + replicas % group,
         "expert_rest": (sharding_ranks * tp) % ep,
         "expert_groups_rest": np.where(workload.num_experts > 0, expert_replicas % num_groups, 0),
+        "own_split": _has_own_split(workload.num_layers, pp, np.asarray(columns["vpp"])),
         "micro_batches_per_stage": np.asarray(columns["num_micro"]) / pp,
     }
 

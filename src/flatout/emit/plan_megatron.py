@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 
 from flatout.emit.plan_heading import script, torchrun_words
-from flatout.records.plan import Layout, Workload, counts_ends
+from flatout.records.plan import Layout, Workload, counts_ends, has_own_split, layers_of_chunks
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -59,7 +59,9 @@ def _parallel(job: PlannedJob) -> list[str]:
     words = [f"--tensor-model-parallel-size={layout.tp}", f"--pipeline-model-parallel-size={layout.pp}"]
     if layout.sequence_parallel:
         words.append("--sequence-parallel")
-    if layout.vpp > 1:
+    if has_own_split(job.workload.num_layers, layout.pp, layout.vpp):
+        words.append(f"--pipeline-model-parallel-layout={pipeline_layout(job.workload, layout)}")
+    elif layout.vpp > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank={layout.vpp}")
         if counts_ends(job.workload.num_layers, layout.pp, layout.vpp):
             words += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
@@ -70,6 +72,13 @@ def _parallel(job: PlannedJob) -> list[str]:
     if job.workload.num_experts:
         words += [f"--expert-model-parallel-size={layout.ep}", f"--expert-tensor-parallel-size={layout.etp}"]
     return [*words, *_sharding(layout), *_recompute(job)]
+
+
+def pipeline_layout(workload: Workload, layout: Layout) -> str:
+    """Return the layers of each chunk as Megatron-Core reads them: E embedding, t layer, L loss, | between chunks."""
+    first, second, *_, last = layers_of_chunks(workload.num_layers, layout.pp, layout.vpp)
+    num_between = layout.pp * layout.vpp - 2
+    return f"E{'t' * first}|({'t' * second}|)*{num_between}{'t' * last}L"
 
 
 def _recompute(job: PlannedJob) -> list[str]:

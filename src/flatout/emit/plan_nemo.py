@@ -5,8 +5,8 @@ megatron_strategy.py` and `nemo/collections/llm/recipes/`; the last release with
 from __future__ import annotations
 
 from flatout.emit.plan_heading import commented, gpus_per_node, num_nodes
-from flatout.emit.plan_megatron import recomputed_modules
-from flatout.records.plan import counts_ends
+from flatout.emit.plan_megatron import pipeline_layout, recomputed_modules
+from flatout.records.plan import counts_ends, has_own_split
 from flatout.records.plan_details import PlannedJob
 from flatout.records.tuning import Emitted
 
@@ -82,6 +82,8 @@ def strategy(job: PlannedJob) -> dict[str, object]:
     }
     if job.workload.num_experts:
         arguments |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": layout.etp}
+    if has_own_split(num_layers, layout.pp, layout.vpp):
+        arguments["pipeline_model_parallel_layout"] = pipeline_layout(job.workload, layout)
     if counts_ends(num_layers, layout.pp, layout.vpp):
         arguments["account_for_embedding_in_pipeline_split"] = True
         arguments["account_for_loss_in_pipeline_split"] = True

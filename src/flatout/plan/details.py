@@ -18,7 +18,7 @@ from flatout.plan.layouts import all_layouts
 from flatout.plan.memory import MemoryConstants, MemoryEstimate, logits_bytes, memory, micro_batches_held
 from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.plan.search_context import SearchContext
-from flatout.records.plan import Layout, Plan, PlannedLayout
+from flatout.records.plan import Layout, Plan, PlannedLayout, layers_of_chunks
 from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMemory
 
 _BY_INDEX = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
@@ -42,10 +42,10 @@ def details(context: SearchContext, plan: Plan) -> PlanDetails:
     )
 
 
-def layers_of_stages(num_layers: int, pp: int) -> list[int]:
-    """Return the number of layers of each stage; if they do not divide evenly, the last stage has fewer."""
-    most = -(-num_layers // pp)
-    return [most] * (pp - 1) + [num_layers - most * (pp - 1)]
+def layers_of_stages(num_layers: int, pp: int, vpp: int = 1) -> list[int]:
+    """Return the number of layers of each stage: of its chunks, of which stage s has number s and every pp-th after."""
+    of_chunks = layers_of_chunks(num_layers, pp, vpp)
+    return [sum(of_chunks[stage::pp]) for stage in range(pp)]
 
 
 def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
@@ -60,10 +60,10 @@ def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
     if layout.pp == 1:
         return [mean_s]
     slowest_s = mean_s + parts.get("imbalance", 0.0) / layout.num_micro_batches
-    counts = layers_of_stages(num_layers, layout.pp)
+    counts = layers_of_stages(num_layers, layout.pp, layout.vpp)
     all_stages_s = mean_s * layout.pp
     # Assume that one of the first stages is the slowest; if that contradicts the prediction, the last stage is.
-    layer_s = slowest_s / counts[0]
+    layer_s = slowest_s / max(counts)
     logits_s = all_stages_s - num_layers * layer_s
     last_s = counts[-1] * layer_s + logits_s
     if logits_s < 0 or last_s > slowest_s * (1 + 1e-9):
@@ -102,7 +102,7 @@ def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> 
     inputs = inputs_of(context, layout)
     constants = context.memory.constants
     of_rank = {name: _scalar(part) for name, part in memory(inputs, constants).parts.items()}
-    counts = layers_of_stages(context.spec.workload.num_layers, layout.pp)
+    counts = layers_of_stages(context.spec.workload.num_layers, layout.pp, layout.vpp)
     if layout.pp == 1:
         state_shares, activations, logits = [1.0], [of_rank["activations"]], [of_rank["logits"]]
     else:

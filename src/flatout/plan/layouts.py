@@ -5,8 +5,7 @@ The rules come from Megatron-LM's arguments.py and the papers named in the other
 - The product of the degrees is the number of GPUs.
 - TP divides the heads, the hidden width and the feed-forward widths; it divides the key-value heads or is a multiple
   of them.
-- The number of pipeline chunks divides the layers, or the layers and the two ends; or without interleaving, leaves each
-  stage at least one layer.
+- Pipeline chunks have equally many layers, but the last one can have fewer, and with interleaving the first one, too.
 - With interleaving, the number of micro-batches is a multiple of the number of stages.
 - The sequence is divisible into 2 * CP pieces.
 - EP divides the experts and the ranks of a stage.
@@ -22,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES
-from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training, Workload, counts_ends
+from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training, Workload, layers_of_chunks
 
 Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
@@ -87,14 +86,13 @@ def tp_is_valid(workload: Workload, tp: int) -> bool:
 def chunks_are_valid(workload: Workload, pp: int, vpp: int) -> bool:
     """Whether the layers can be distributed over the pipeline's chunks.
 
-    Several chunks are equal, or the embedding and the logits count as a layer each: the first and the last chunk then
-    have one layer less.
+    Each chunk has as many layers as the others, but the last one can have fewer, and of several per stage the first one
+    as well. A stage has a layer; the last of several chunks can have the logits alone.
     """
-    layers = workload.num_layers
-    if layers % (pp * vpp) == 0 or counts_ends(layers, pp, vpp):
-        return vpp == 1 or pp > 1
-    layers_of_first_stages = (pp - 1) * -(-layers // pp)
-    return vpp == 1 and pp <= layers and layers_of_first_stages < layers
+    layers = layers_of_chunks(workload.num_layers, pp, vpp)
+    if vpp == 1:
+        return layers[-1] > 0
+    return pp > 1 and layers[0] > 0 and layers[-1] >= 0
 
 
 def cp_is_valid(seq: int, cp: int, tp: int) -> bool:

@@ -15,9 +15,11 @@ def moe_share(inputs: CostModelInputs) -> Column:
 def layers_of_largest_stage(inputs: CostModelInputs) -> Column:
     """Return the layers of the stage that has the most.
 
-    Chunks hold complete layers: if the layers do not divide evenly, some stage has one more layer per chunk.
+    Chunks hold complete layers: if the layers do not divide evenly, some stage has one more layer per chunk. Of two
+    stages, the first one has the most, without what its first chunk lacks.
     """
-    return np.ceil(inputs.layers / (inputs.pp * inputs.vpp)) * inputs.vpp
+    most = np.ceil(inputs.layers / (inputs.pp * inputs.vpp)) * inputs.vpp
+    return np.where(inputs.pp == 2, most - _missing_in_first_chunk(inputs), most)
 
 
 def layers_of_last_stage(inputs: CostModelInputs) -> Column:
@@ -26,7 +28,15 @@ def layers_of_last_stage(inputs: CostModelInputs) -> Column:
     Frameworks take layers from the last stage, because it has the logits.
     """
     of_others = (inputs.pp - 1.0) * layers_of_largest_stage(inputs)
+    of_others = of_others - np.where(inputs.pp > 2, _missing_in_first_chunk(inputs), 0.0)
     return np.maximum(inputs.layers - of_others, 0.0)
+
+
+def _missing_in_first_chunk(inputs: CostModelInputs) -> Column:
+    """Return how many layers fewer than others the first chunk has, because the last one has none left to lack."""
+    chunks = inputs.pp * inputs.vpp
+    most = np.ceil(inputs.layers / chunks)
+    return np.where(inputs.vpp > 1, np.maximum(most * chunks - inputs.layers - most, 0.0), 0.0)
 
 
 def layer_parameters(inputs: CostModelInputs) -> Column:

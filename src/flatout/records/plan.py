@@ -70,6 +70,27 @@ def counts_ends(num_layers: int, pp: int, vpp: int) -> bool:
     return vpp > 1 and not is_even and rest == 0 and layers_per_chunk > 1
 
 
+def layers_of_chunks(num_layers: int, pp: int, vpp: int) -> list[int]:
+    """Return the layers of each chunk in the order of the model, whose first chunk has the embedding.
+
+    If they are not equal, the last chunk, which has the logits, has fewer; where that leaves it none, the first one has
+    fewer, too. A negative number says that the layers cannot be split so.
+    """
+    num_chunks = pp * vpp
+    most = -(-num_layers // num_chunks)
+    missing = most * num_chunks - num_layers
+    missing_in_last = 1 if counts_ends(num_layers, pp, vpp) else min(missing, most)
+    layers = [most] * num_chunks
+    layers[-1] -= missing_in_last
+    layers[0] -= missing - missing_in_last
+    return layers
+
+
+def has_own_split(num_layers: int, pp: int, vpp: int) -> bool:
+    """Whether the chunks have different numbers of layers in a way that a framework must be told chunk by chunk."""
+    return vpp > 1 and num_layers % (pp * vpp) != 0 and not counts_ends(num_layers, pp, vpp)
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Machines of one kind. Rates are per direction."""
 
