@@ -27,7 +27,7 @@ def can_be_split(num_layers: int, pp: int, vpp: int) -> bool:
     left = num_layers - num_between * most
     if vpp == 1:
         return left > most  # the first stage has as many as the others, and the last one the rest
-    return left > 0  # the first chunk has a layer, and the last one the logits
+    return left >= 0  # the first chunk has the embedding, and the last one the logits
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,13 @@ def test_61_layers_are_split_over_chunks_as_in_nvidias_recipe_of_deepseek_v3(
 ) -> None:
     """But the last two, these are the splits of NeMo's recipe of DeepSeek-V3 (`map_pp_vp_to_layout`)."""
     assert layers_of_chunks(61, pp, vpp) == layers
-    assert chunks_are_valid(spec_of("deepseek-v3", "h100x64", 64, 4096).workload, pp, vpp) == (layers[0] > 0)
+    assert chunks_are_valid(spec_of("deepseek-v3", "h100x64", 64, 4096).workload, pp, vpp) == (layers[0] >= 0)
 
 
 def test_chunks_that_count_the_ends_lack_a_layer_at_both() -> None:
     assert layers_of_chunks(94, 8, 4) == [2] + [3] * 30 + [2]
+    assert layers_of_chunks(126, 16, 8) == [0] + [1] * 126 + [0]  # NVIDIA's Llama 3.1 405B on GB200
+    assert not has_own_split(126, 16, 8)
     assert not has_own_split(94, 8, 4)
     assert not has_own_split(96, 8, 4)
     assert has_own_split(61, 8, 2)

@@ -87,12 +87,12 @@ def chunks_are_valid(workload: Workload, pp: int, vpp: int) -> bool:
     """Whether the layers can be distributed over the pipeline's chunks.
 
     Each chunk has as many layers as the others, but the last one can have fewer, and of several per stage the first one
-    as well. A stage has a layer; the last of several chunks can have the logits alone.
+    as well. A stage has a layer; of several chunks, the first can have the embedding alone, and the last the logits.
     """
     layers = layers_of_chunks(workload.num_layers, pp, vpp)
     if vpp == 1:
         return layers[-1] > 0
-    return pp > 1 and layers[0] > 0 and layers[-1] >= 0
+    return pp > 1 and layers[0] >= 0 and layers[-1] >= 0
 
 
 def cp_is_valid(seq: int, cp: int, tp: int) -> bool:
@@ -142,7 +142,8 @@ def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
     """Return all layouts with these degrees, with one row per name in `_COLUMNS` and one column per layout."""
     tp, pp, cp, ep, etp = split
     sequences = spec.global_batch // dp
-    all_chunks = range(1, min(-(-spec.workload.num_layers // pp), MOST_CHUNKS) + 1)
+    most_chunks = -(-(spec.workload.num_layers + 2) // pp)  # of a layer each, and of the embedding and the logits
+    all_chunks = range(1, min(most_chunks, MOST_CHUNKS) + 1)
     shardings = _shardings(spec, dp * cp, tp, pp)
     micro_batch, vpp, sharding, sp, recompute, schedule = _combinations(
         np.array(divisors(sequences, MOST_MICRO_BATCH), dtype=np.float64),

@@ -66,8 +66,7 @@ FULL_TRAINING = Training()
 def counts_ends(num_layers: int, pp: int, vpp: int) -> bool:
     """Whether several chunks per stage are equal only if the embedding and the logits count as a layer each."""
     is_even = num_layers % (pp * vpp) == 0
-    layers_per_chunk, rest = divmod(num_layers + 2, pp * vpp)
-    return vpp > 1 and not is_even and rest == 0 and layers_per_chunk > 1
+    return vpp > 1 and not is_even and (num_layers + 2) % (pp * vpp) == 0
 
 
 def layers_of_chunks(num_layers: int, pp: int, vpp: int) -> list[int]:
