@@ -90,8 +90,8 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
         3 * product(tokens, w.vocab / t, h, half=True) + 20 * tokens * w.vocab / t / m["memory_rate"] * c.elementwise
     )
 
-    most = math.ceil(L / (p * v)) * v
-    last = max(L - (p - 1) * most, 0)
+    stages = stage_layers(L, p, v)
+    most, last = max(stages[:-1], default=L), stages[-1]
     whole = L * layer + logits
     slowest = max(most * layer, last * layer + logits) if p > 1 else whole
     last_s = last * layer + logits
@@ -135,12 +135,20 @@ def step_seconds(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     return total * (1 + c.jitter * math.log2(max(gpus / min(m["domain"], 8), 1)))
 
 
+def stage_layers(num_layers: int, pp: int, vpp: int) -> list[int]:
+    """Return the layers of each stage: what full chunks have too many is taken from the last one, then the first."""
+    chunks = [math.ceil(num_layers / (pp * vpp))] * (pp * vpp)
+    while sum(chunks) > num_layers:
+        chunks[-1 if chunks[-1] else 0] -= 1
+    return [sum(chunks[stage::pp]) for stage in range(pp)]
+
+
 def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     """Return the memory of the rank that uses the most, for a dense model; `c` is MemoryConstants."""
     t, p, v, h = lay.tp, lay.pp, lay.vpp, w.hidden
     a, d, kv, f = w.num_heads, w.head_dim, w.num_kv_heads, w.ffn
     mats = 3 if w.is_gated else 2
-    most = math.ceil(w.num_layers / (p * v)) * v
+    most = max(stage_layers(w.num_layers, p, v)[:-1], default=w.num_layers)
     layer = h * ((a + 2 * kv) * d + a * d + mats * f) / t + small_in_layer(w)
     table = w.vocab * h / t
     parameters = most * layer + (table if p > 1 or w.is_tied else 2 * table) + small_outside(w)
