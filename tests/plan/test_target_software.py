@@ -85,5 +85,5 @@ def test_chunks_may_count_the_ends_of_the_model_as_layers() -> None:
     """NVIDIA's recipe of Qwen 3 235B: 94 layers on 8 stages with 4 chunks each; 94 + 2 = 8 * 4 * 3."""
     columns = all_layouts(setting_of("qwen3-235b-a22b", "h100x256", 2048, 4096).spec)
     chunks = set(columns["vpp"][columns["pp"] == 8].tolist())
-    # 94 layers alone divide by none. 12 chunks have a layer each, but the first and the last, as in NVIDIA's Llama 405B.
+    # 94 layers alone divide by none. 12 have a layer each, but the first and the last, as in NVIDIA's Llama 405B.
     assert chunks == {1.0, 2.0, 3.0, 4.0, 6.0, 12.0}

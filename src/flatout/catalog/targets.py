@@ -111,7 +111,7 @@ def facts_of_layout(
 
 
 def _has_own_split(num_layers: int, pp: npt.NDArray[Any], vpp: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return 1 for the layouts whose chunks a framework must be told one by one, as in `has_own_split`."""
+    """Return 1 for the layouts whose settings must list the chunks one by one, as in `has_own_split`."""
     pairs, index = np.unique(np.stack([np.ravel(pp), np.ravel(vpp)]), axis=1, return_inverse=True)
     of_pairs = np.array([int(has_own_split(num_layers, int(stages), int(chunks))) for stages, chunks in pairs.T])
     return np.asarray(of_pairs[np.ravel(index)].reshape(np.shape(pp)))

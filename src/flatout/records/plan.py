@@ -86,7 +86,7 @@ def layers_of_chunks(num_layers: int, pp: int, vpp: int) -> list[int]:
 
 
 def has_own_split(num_layers: int, pp: int, vpp: int) -> bool:
-    """Whether the chunks have different numbers of layers in a way that a framework must be told chunk by chunk."""
+    """Whether the chunks have different numbers of layers in a way that settings must list chunk by chunk."""
     return vpp > 1 and num_layers % (pp * vpp) != 0 and not counts_ends(num_layers, pp, vpp)
 
 
