@@ -90,3 +90,27 @@ def test_a_mount_counts_from_a_tenth_of_the_files() -> None:
     assert mounts_of(profile(10), "node1") == ["/data", "/home"]
     assert mounts_of(profile(9), "node1") == ["/data"]
     assert mounts_of(profile(10), "node2") == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "samples_per_s"),
+    [
+        ({"max_bytes_per_s": 20e6}, 200),
+        ({"max_requests_per_s": 300.0, "bytes_per_read": 50e3}, 150),
+        ({"finding": StorageFinding.BANDWIDTH, "peak_bytes_per_s": 25e6}, 250),
+        ({"peak_bytes_per_s": 25e6}, None),
+    ],
+)
+def test_more_workers_get_no_more_than_the_storage_delivers(
+    limits: dict[str, Any], samples_per_s: float | None
+) -> None:
+    """Samples of 100 kB that wait 20 ms: 16 workers would make 800 a second."""
+    values = {"finding": StorageFinding.LATENCY, "hostname": "node1", "folder": "/data", "kind": "ext4"} | limits
+    slow: dict[str, Any] = {"device_bytes": 100e3, "step_s": 0.17, "loader_wait_s": 0.16}
+    loading = a_loader(a_stage("read", waiting_s=0.02), **slow)
+    profile = LoadingProfile(recording="r", ranks=(loading,), slowest_rank=0, is_waiting=True)
+    (limited,) = with_storage(profile, [StorageVerdict(**values)], []).ranks
+    assert limited.storage_samples_per_s == samples_per_s
+    if samples_per_s is not None:
+        fastest = max(limited.speeds, key=lambda speed: speed.num_workers)
+        assert (fastest.samples_per_s, fastest.limit) == (pytest.approx(samples_per_s), "storage")

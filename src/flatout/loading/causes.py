@@ -38,13 +38,7 @@ def find_causes(loading: RankLoading) -> tuple[FoundCause, ...]:
     if share is None or share < MIN_WAIT:
         return ()
     causes = causes_of_slowness(loading)
-    best = best_workers(loading.speeds)
-    present = next((speed for speed in loading.speeds if speed.num_workers == loading.num_workers), None)
-    gain = workers = None
-    if best is not None and present is not None:
-        predicted_gain = best.training_samples_per_s / present.training_samples_per_s
-        if predicted_gain >= MIN_GAIN:
-            workers, gain = best.num_workers, predicted_gain
+    workers, gain = advised_workers(loading)
     return tuple(
         FoundCause(
             name=name,
@@ -56,6 +50,16 @@ def find_causes(loading: RankLoading) -> tuple[FoundCause, ...]:
         )
         for name, stage in causes
     )
+
+
+def advised_workers(loading: RankLoading) -> tuple[int | None, float | None]:
+    """Return the number of workers that is predicted to be best, and its gain; None if it gains less than 5 %."""
+    best = best_workers(loading.speeds)
+    present = next((speed for speed in loading.speeds if speed.num_workers == loading.num_workers), None)
+    if best is None or present is None:
+        return None, None
+    gain = best.training_samples_per_s / present.training_samples_per_s
+    return (best.num_workers, gain) if gain >= MIN_GAIN else (None, None)
 
 
 def wait_share(loading: RankLoading) -> float | None:

@@ -3,11 +3,12 @@
 In: a rank's loader. Out: the samples per second of the loader alone, and of the training with it. A sample takes its
 CPU time and its waiting, but not its time in the queue for a core, which is a result of the number of workers:
 
-    loader   = min(workers / sample, cores / CPU time of a sample, 1 / receiving)
+    loader   = min(workers / sample, cores / CPU time of a sample, storage, 1 / receiving)
     training = max(computing + receiving, batch / loader, CPU time of a step / cores)
 
 Without workers a sample is made between two steps, and the times add up. Prefetching does not raise the rate: it hides
-batches that take longer than others. Sources: DS-Analyzer (VLDB 2021) and Plumber (MLSys 2022).
+batches that take longer than others. What the storage can deliver is known from a limit of the control group, or
+from counters that show it at its limit. Sources: DS-Analyzer (VLDB 2021) and Plumber (MLSys 2022).
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def _limits(loading: RankLoading, num_workers: int) -> dict[str, float]:
     cpu_s = sample_cpu_s(loading)
     if cpu_s > 0:
         limits["cores"] = _cores(loading) / cpu_s
+    if loading.storage_samples_per_s is not None:
+        limits["storage"] = loading.storage_samples_per_s
     main_s = max(loading.receiving_s or 0.0, loading.pinning_s or 0.0)
     if main_s > 0:
         limits["main process"] = 1 / main_s

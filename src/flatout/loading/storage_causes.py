@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from flatout.loading.causes import advised_workers
+from flatout.loading.speed import loader_speeds
 from flatout.records.loading import FoundCause, LoaderFinding, LoadingProfile, RankLoading
 from flatout.records.storage import HostStorage, StorageFinding, StorageVerdict
 
@@ -75,12 +77,44 @@ def with_storage(
     loading = next((each for each in profile.ranks if each.rank == profile.slowest_rank), None)
     if loading is None:
         return msgspec.structs.replace(profile, storage=tuple(verdicts))
+    profile = msgspec.structs.replace(profile, ranks=tuple(_with_ceiling(each, verdicts) for each in profile.ranks))
+    loading = next(each for each in profile.ranks if each.rank == loading.rank)
     verdict = _decisive([each for each in verdicts if each.hostname == loading.hostname])
-    causes = [_refined(cause, verdict) for cause in profile.causes]
+    causes = [_refined(_with_workers(cause, loading), verdict) for cause in profile.causes]
     host = next((each for each in hosts if each.hostname == loading.hostname), None)
     if causes and host is not None and _is_memory_short(loading, host):
         causes.insert(0, msgspec.structs.replace(causes[0], name=LoaderFinding.MEMORY, stage=None))
     return msgspec.structs.replace(profile, storage=tuple(verdicts), causes=tuple(causes))
+
+
+def _with_ceiling(loading: RankLoading, verdicts: Sequence[StorageVerdict]) -> RankLoading:
+    """Return the loader with what the storage can deliver to it, and the speeds that follow."""
+    bytes_per_sample = loading.device_bytes or loading.read_bytes
+    if not bytes_per_sample:
+        return loading
+    rates = [_ceiling_bytes_per_s(each) for each in verdicts if each.hostname == loading.hostname]
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return loading
+    samples_per_s = min(known) / bytes_per_sample / loading.ranks_on_host
+    limited = msgspec.structs.replace(loading, storage_samples_per_s=samples_per_s)
+    return msgspec.structs.replace(limited, speeds=loader_speeds(limited))
+
+
+def _ceiling_bytes_per_s(verdict: StorageVerdict) -> float | None:
+    """Return the bytes per second that a mount can deliver, in reads of the present size; None if unknown."""
+    rates = [] if verdict.max_bytes_per_s is None else [verdict.max_bytes_per_s]
+    if verdict.max_requests_per_s is not None and verdict.bytes_per_read is not None:
+        rates.append(verdict.max_requests_per_s * verdict.bytes_per_read)
+    if not rates and verdict.finding == StorageFinding.BANDWIDTH and verdict.peak_bytes_per_s:
+        rates.append(verdict.peak_bytes_per_s)
+    return min(rates, default=None)
+
+
+def _with_workers(cause: FoundCause, loading: RankLoading) -> FoundCause:
+    """Return the cause with the number of workers that is best where the storage has a ceiling."""
+    workers, gain = advised_workers(loading)
+    return msgspec.structs.replace(cause, workers=workers, gain=gain)
 
 
 def _decisive(verdicts: Sequence[StorageVerdict]) -> StorageVerdict | None:

@@ -157,7 +157,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_pace_s: tuple[float, ...] = ()  # predicted seconds for a step's samples, by 0, 1, 2, ... workers
     loader_best_workers: int | None = None  # the fewest workers with which the training is predicted to be fastest
     loader_best_gain: float | None = None  # by them, predicted: training speed over the present one
-    loader_limit: str | None = None  # what limits the present loader: `workers`, `cores`, or `main process`
+    loader_limit: str | None = None  # what limits the present loader: `workers`, `cores`, `storage`, or `main process`
     loader_cpu_share: float | None = None  # CPU share of the time in which batches are made; low: waiting
     loader_draws: bool | None = None  # making a batch draws random numbers from its process's generators
     loader_keeps_state: bool | None = None  # making a batch changes the data set, or the data set knows the epoch

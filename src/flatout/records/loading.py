@@ -63,7 +63,7 @@ class LoaderSpeed(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int
     samples_per_s: float  # by the loader alone
     training_samples_per_s: float  # by the training with this loader
-    limit: str  # what limits the loader: `workers`, `cores`, or `main process`
+    limit: str  # what limits the loader: `workers`, `cores`, `storage`, or `main process`
 
 
 class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +97,7 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[LoaderSpeed, ...] = ()
     mounts: dict[str, int] = {}  # files that were read, by the folder of their mount
     data_bytes: float | None = None  # of the data set, if each sample is read once
+    storage_samples_per_s: float | None = None  # that the storage can deliver to this rank; None: unknown
     num_shards: int | None = None  # of an iterable data set
     num_idle_workers: int = 0  # workers of an iterable data set that made no batch
     shard_spread: float | None = None  # samples of the worker with most in its first pass / of the one with fewest

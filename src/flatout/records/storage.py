@@ -101,6 +101,7 @@ class StorageVerdict(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None  # the system's own words for it
     # Evidence
     bytes_per_s: float | None = None
+    peak_bytes_per_s: float | None = None  # from sample to sample
     max_bytes_per_s: float | None = None
     read_latency_s: float | None = None
     metadata_latency_s: float | None = None

@@ -107,6 +107,7 @@ def _undecided(host: HostStorage, mount: Mount, total: MountUse, reads: JobReads
         folder=mount.folder,
         kind=mount.kind,
         bytes_per_s=_ratio(total.read_bytes, total.elapsed_s),
+        peak_bytes_per_s=max((use.bytes_per_s for use in mount.uses), default=None),
         max_bytes_per_s=mount.max_bytes_per_s,
         requests_per_s=_ratio(total.num_reads + total.num_metadata, total.elapsed_s),
         max_requests_per_s=mount.max_requests_per_s,
