@@ -2,11 +2,12 @@
 
     sudo python benchmarks/loader_model.py --out benchmarks/results/loader_model.json
 
-A loop device with ext4 is mounted, and the control group of the jobs limits what they read from it, in requests or
-in bytes per second (version 1: `blkio.throttle.*`, version 2: `io.max`). For each decode cost and limit, one recording with
-one worker (`flatout data profile`) predicts the rate with 0, 1, 2 and 4 workers; then each of them is measured without
-Flatout. The result has the error of each prediction, and how often the number of workers that the model advises comes
-within 5 % of the best measured rate, beside "always the most workers". It needs root, and must run on idle cores.
+A loop device with ext4 is mounted, and the control group of the jobs limits what they read from it, in requests or in
+bytes per second (version 1: `blkio.throttle.*`, version 2: `io.max`). For each decode cost and limit,
+one recording with one worker (`flatout data profile`) predicts the rate with 0, 1, 2 and 4 workers; then each of them
+is measured without Flatout. The result has the error of each prediction, and how often the number of workers that the
+model advises comes within 5 % of the best measured rate, compared with "always the most workers". It needs root, and
+must run on idle cores.
 """
 
 from __future__ import annotations

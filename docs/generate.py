@@ -82,7 +82,15 @@ from flatout.records.events import Quality
 from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
-from flatout.records.loading import CodePlace, FoundCause, LoaderSpeed, LoadingProfile, RankLoading, SampleStage
+from flatout.records.loading import (
+    CodePlace,
+    FoundCause,
+    LoaderSpeed,
+    LoadingProfile,
+    LoadingRate,
+    RankLoading,
+    SampleStage,
+)
 from flatout.records.machine import Xid
 from flatout.records.nccl_tuning import Case, GroupShape, NcclTuning, SizeResult, Work, WrongAnswer
 from flatout.records.network import NetworkAnswer, NetworkBill
@@ -238,7 +246,10 @@ def comparison_json() -> str:
 
 def data_profile_json() -> str:
     """The contract `flatout/data-profile`."""
-    records = (LoadingProfile, RankLoading, SampleStage, CodePlace, LoaderSpeed, FoundCause, StorageVerdict)
+    records = (
+        *(LoadingProfile, RankLoading, SampleStage, CodePlace),
+        *(LoaderSpeed, LoadingRate, FoundCause, StorageVerdict),
+    )
     return _contract("flatout/data-profile", records)
 
 

@@ -2,6 +2,7 @@
 
 read_reports   the files of a recording that `inside/loader_stages` wrote
 stages         the stages of each rank's samples
+rates          what the training and the loader do alone
 speed          what another number of workers would deliver
 causes         why the training waits
 profile        all of it, for one recording

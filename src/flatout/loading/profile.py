@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.loading.causes import MIN_WAIT, find_causes, wait_share
+from flatout.loading.rates import loading_rates
 from flatout.loading.read_reports import LoaderReport, read_reports
 from flatout.loading.speed import loader_speeds
 from flatout.loading.stages import rank_loading
@@ -34,7 +35,8 @@ def loading_profile(recording: Recording) -> LoadingProfile:
         loading = rank_loading(rank, hosts[rank], of_rank, recorded.get(rank), ranks_on_host=num_sharing)
         if loading is not None:
             loading = _with_quota(loading, quota.get(hosts[rank]))
-            loadings.append(msgspec.structs.replace(loading, speeds=loader_speeds(loading)))
+            speeds, rates = loader_speeds(loading), loading_rates(loading)
+            loadings.append(msgspec.structs.replace(loading, speeds=speeds, rates=rates))
     waits = {loading.rank: share for loading in loadings if (share := wait_share(loading)) is not None}
     slowest = max(waits, key=lambda rank: waits[rank], default=None)
     return LoadingProfile(

@@ -66,6 +66,24 @@ class LoaderSpeed(msgspec.Struct, frozen=True, kw_only=True):
     limit: str  # what limits the loader: `workers`, `cores`, `storage`, or `main process`
 
 
+class RateName(StrEnum):
+    """What is fed by what, in the rates that stand first in the report."""
+
+    TRAINING = "training"
+    BATCHES_READY = "training, batches ready"  # if no step waited for its batch
+    LOADER = "loader"  # as it ran: its workers, while they made batches
+    LOADER_CACHED = "loader, files in memory"
+    LOADER_COLD = "loader, files from storage"
+
+
+class LoadingRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples per second of one rank."""
+
+    name: RateName
+    samples_per_s: float | None  # None: unknown
+    origin: str  # measured, predicted, or unknown
+
+
 class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     """The loader of one rank."""
 
@@ -95,6 +113,7 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     loader_wait_s: float | None  # of these, waiting for the batch
     samples_per_step: float | None
     speeds: tuple[LoaderSpeed, ...] = ()
+    rates: tuple[LoadingRate, ...] = ()
     mounts: dict[str, int] = {}  # files that were read, by the folder of their mount
     data_bytes: float | None = None  # of the data set, if each sample is read once
     storage_samples_per_s: float | None = None  # that the storage can deliver to this rank; None: unknown

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.records.loading import LoadingProfile, RankLoading, SampleStage
+from flatout.records.loading import LoadingProfile, LoadingRate, RankLoading, RateName, SampleStage
 from flatout.report.loading_phrases import cause_sentence, sample_sentence, way_out, workers_sentence
 from flatout.report.storage_phrases import numbers_sentence, storage_sentence
 from flatout.report.terminal import TextStyle
@@ -34,6 +34,7 @@ def loading_text(profile: LoadingProfile, style: TextStyle) -> str:
         lines += _indented(f"Way out: {way_out(cause)}.", style)
     if profile.causes:
         lines += _indented(f"{workers_sentence(profile.causes[0], loading)}.", style)
+    lines += _rates(loading, style)
     lines += ["", *style.wrapped(f"Rank {loading.rank}, {_dataset(loading)}: {sample_sentence(loading)}."), ""]
     lines += _stages(profile, loading, style)
     lines += _places(loading, style)
@@ -69,9 +70,18 @@ def _dataset(loading: RankLoading) -> str:
     return f"data set {loading.dataset}" if loading.dataset else "an unknown data set"
 
 
+def _rates(loading: RankLoading, style: TextStyle) -> list[str]:
+    rows = [(rate.name.value, _rate(rate), rate.origin) for rate in loading.rates]
+    return ["", *text_table(("rates of this rank", "", ""), rows, style=style, flexible=(0,))] if rows else []
+
+
+def _rate(rate: LoadingRate) -> str:
+    return "" if rate.samples_per_s is None else f"{number(round(rate.samples_per_s))} samples/s"
+
+
 def _stages(profile: LoadingProfile, loading: RankLoading, style: TextStyle) -> list[str]:
-    header = ("stage", "per sample", "share", "", "computing", "waiting", "no core")
-    rows = [_row(stage, style) for stage in loading.stages if stage.share >= MIN_SHARE]
+    header = ("stage", "per sample", "share", "", "computing", "waiting", "no core", "headroom")
+    rows = [_row(loading, stage, style) for stage in loading.stages if stage.share >= MIN_SHARE]
     lines = text_table(header, rows, style=style, flexible=(0,))
     aside = [
         ("sending, in a second thread of the worker", loading.sending_s),
@@ -93,7 +103,7 @@ def _stages(profile: LoadingProfile, loading: RankLoading, style: TextStyle) -> 
     return [*lines, *style.wrapped(f"{timed}, which took {percent(loading.watch_share)} of the time.")]
 
 
-def _row(stage: SampleStage, style: TextStyle) -> tuple[str, ...]:
+def _row(loading: RankLoading, stage: SampleStage, style: TextStyle) -> tuple[str, ...]:
     return (
         stage.name,
         seconds(stage.wall_s),
@@ -102,7 +112,16 @@ def _row(stage: SampleStage, style: TextStyle) -> tuple[str, ...]:
         seconds(stage.cpu_s),
         seconds(stage.waiting_s),
         seconds(stage.queued_s),
+        _headroom(loading, stage),
     )
+
+
+def _headroom(loading: RankLoading, stage: SampleStage) -> str:
+    """Return how many times as fast as the training, with its batches ready, this stage would be alone."""
+    needed = next((rate.samples_per_s for rate in loading.rates if rate.name == RateName.BATCHES_READY), None)
+    if not needed or stage.wall_s <= 0:
+        return ""
+    return f"{max(loading.num_workers, 1) / stage.wall_s / needed:.2g}x"
 
 
 def _bytes(loading: RankLoading) -> str:
