@@ -12,18 +12,28 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tests.keep.beating import Clock, Rank
+from tests.watch.nvml import FakeNvml, h100
+from tests.watch.test_host_metrics import adapter
 
 import flatout as package
 from flatout.errors import OutputError
 from flatout.keep.ledger import LedgerFile
+from flatout.probe.gpu_counters import read_gpu_counters
+from flatout.probe.port_counters import read_port_counters
 from flatout.records.watch import ExporterRequest, JobLabels
-from flatout.watch.exporter.process import serving
+from flatout.watch.emit.dashboards.all import DASHBOARDS
+from flatout.watch.emit.scrape_config import scrape_config_text
+from flatout.watch.emit.targets import rules_text
+from flatout.watch.exporter.collector import HostSources
+from flatout.watch.exporter.host_metrics import XidCounts
+from flatout.watch.exporter.process import serve, serving
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -126,38 +136,6 @@ def test_it_ends_with_its_parent_and_a_port_that_is_taken_is_one_line(ledger: Pa
         pass
 
 
-def test_a_job_under_watch_can_be_scraped_while_it_runs_and_not_after(tmp_path: Path) -> None:
-    program = (
-        "import time, torch\nmodel = torch.nn.Linear(1, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(40):\n    model(torch.ones(1)).backward(); optimizer.step(); time.sleep(0.1)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flatout", "run", "--metrics-port=0", "--", sys.executable, "-c", program],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path for path in (SOURCE, os.environ.get("PYTHONPATH")) if path),
-        },
-        cwd=tmp_path,
-    )
-    assert process.stderr is not None
-    address = process.stderr.readline().removeprefix("flatout: metrics at ").strip()
-    found: dict[str, float] = {}
-    while process.poll() is None:
-        try:
-            found = values(scrape(address)) or found
-        except OSError:
-            break
-        time.sleep(0.3)
-    assert (process.wait(30), process.stderr.read()) == (0, "")
-    process.stderr.close()
-    assert found['flatout_device_seconds_total{class="productive"}'] > 0
-    assert found['flatout_step_seconds_count{rank="0"}'] > 10
-    with pytest.raises(OSError, match="refused"):
-        scrape(address)
-
-
 def test_it_is_started_again_on_the_same_port_and_its_counters_continue(ledger: Path) -> None:
     said: list[str] = []
     with serving(request_for(ledger), said.append):
@@ -187,44 +165,111 @@ def test_promtool_finds_nothing_to_complain_of(address: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
-def test_a_real_prometheus_scrapes_it_and_answers_a_query(address: str, tmp_path: Path) -> None:
-    target = address.removeprefix("http://").partition("/")[0]
-    (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s}\n"
-        f"scrape_configs: [{{job_name: flatout, static_configs: [{{targets: ['{target}']}}]}}]\n"
+JOB = (
+    "import time, torch\nmodel = torch.nn.Linear(1, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "for _ in range(100_000):\n    model(torch.ones(1)).backward(); optimizer.step(); time.sleep(0.1)\n"
+)
+
+
+@contextmanager
+def running_job(folder: Path) -> Iterator[str]:
+    """Run a job under `flatout run`, and give the address of its metrics."""
+    source = [path for path in (SOURCE, os.environ.get("PYTHONPATH")) if path]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flatout", "run", "--metrics-port=0", "--", sys.executable, "-c", JOB],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(source), "FLATOUT_JOB": "demo"},
+        cwd=folder,
     )
+    assert process.stderr is not None
+    try:
+        yield process.stderr.readline().removeprefix("flatout: metrics at ").strip()
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stderr.close()
+
+
+def server_with_gpus(folder: Path) -> tuple[Any, int]:
+    """Serve the counters of two invented GPUs and a port, as a host of the job does."""
+    adapter(folder, "mlx5_0", port_rcv_data=9, port_xmit_data=9, port_rcv_errors=0, port_xmit_discards=0,
+            roce_adp_retrans=0)  # fmt: skip
+    counters = read_gpu_counters(FakeNvml(), [h100(0), h100(1)])
+    sources = HostSources(gpus=lambda: counters, ports=lambda: read_port_counters(folder), xids=XidCounts(list))
+    labels = JobLabels(job="demo", job_id="", host="n2")
+    request = ExporterRequest(ledger="/dev/null", state=str(folder), address="127.0.0.1", port=0, labels=labels)
+    return serve(request, sources)
+
+
+@contextmanager
+def running_prometheus(folder: Path, targets: list[str]) -> Iterator[str]:
+    """Run Prometheus with the emitted configuration and rules, but faster, and give its address."""
+    (folder / "flatout-rules.yml").write_text(rules_text())
+    (folder / "prometheus.yml").write_text(scrape_config_text(targets).replace("15s", "1s"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [
             "prometheus",
-            f"--config.file={tmp_path / 'prometheus.yml'}",
-            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
         ],
         stderr=subprocess.DEVNULL,
         env={**os.environ, "GOMAXPROCS": "1"},
     )
-    query = f"http://127.0.0.1:{port}/api/v1/query?query="
-    goodput = 'sum(flatout_device_seconds_total{class="productive"})/sum(flatout_device_seconds_total)'
-    slow = "histogram_quantile(0.5,sum(flatout_step_seconds_bucket)by(le))"
     try:
-        found: dict[str, float] = {}
-        deadline = time.monotonic() + 30
-        while len(found) < 2 and time.monotonic() < deadline:
-            time.sleep(0.5)
-            for expression in (goodput, slow):
-                try:
-                    with urllib.request.urlopen(query + urllib.request.quote(expression), timeout=5) as answer:
-                        result = json.load(answer)["data"]["result"]
-                except OSError:
-                    continue
-                if result:
-                    found[expression] = float(result[0]["value"][1])
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(20)
-    assert found[goodput] == 0.75
-    assert found[slow] == pytest.approx(0.5, rel=0.05)
+
+
+def asked(prometheus: str, expression: str) -> list[dict[str, Any]]:
+    """Return the series of an expression; none while Prometheus does not answer."""
+    query = f"{prometheus}/api/v1/query?query={urllib.request.quote(expression)}"
+    with suppress(OSError), urllib.request.urlopen(query, timeout=10) as answer:
+        return list(json.load(answer)["data"]["result"])
+    return []
+
+
+def panel_expressions() -> set[str]:
+    """Return the expressions of all dashboards, with Grafana's variables as Grafana replaces them."""
+    expressions = set()
+    for dashboard in DASHBOARDS:
+        for row in dashboard.rows:
+            for panel in row:
+                expressions |= {query.expression for query in panel.queries}
+    replaced = {expression.replace("$__rate_interval", "10s") for expression in expressions}
+    return {re.sub(r"\$\w+", ".*", expression) for expression in replaced}
+
+
+# One process has no exchange of gradients; what DDP times is in `test_host_metrics`.
+OF_DDP = ("flatout_rank_lateness_seconds", "flatout_exposed_communication_seconds")
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
+def test_every_panel_shows_something_of_a_real_job_in_a_real_prometheus(tmp_path: Path) -> None:
+    server, gpu_port = server_with_gpus(tmp_path)
+    unseen = {each for each in panel_expressions() if not each.startswith(OF_DDP)}
+    with running_job(tmp_path) as address:
+        own = address.removeprefix("http://").partition("/")[0]
+        with running_prometheus(tmp_path, [own, f"127.0.0.1:{gpu_port}"]) as prometheus:
+            deadline = time.monotonic() + 90
+            while unseen and time.monotonic() < deadline:
+                time.sleep(1)
+                unseen = {each for each in unseen if not asked(prometheus, each)}
+            found = {series["metric"]["job"] for series in asked(prometheus, "flatout_rank_up")}
+            rules = asked(prometheus, 'ALERTS{alertname="FlatoutWatchdog", alertstate="firing"}')
+        sample = values(scrape(address))
+    server.shutdown()
+    server.server_close()
+    assert unseen == set()
+    assert found == {"demo"}, "the label of the training is not the name of the scrape job"
+    assert rules
+    assert sample['flatout_device_seconds_total{class="productive"}'] > 0
+    assert sample['flatout_step_block_median_seconds{rank="0"}'] >= 0.1
+    with pytest.raises(OSError, match="refused"):
+        scrape(address)
