@@ -139,6 +139,7 @@ from flatout.records.tracking import (
 )
 from flatout.records.tuning import Bound, GainSought, MoreTrials, Outlook, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
+from flatout.records.watch import GpuStatus, LiveFinding, RankStatus, WatchStatus
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.recording_json import RecordedRank, RecordingReport
@@ -414,6 +415,12 @@ def tracked_result_json() -> str:
     """The lines of a history."""
     records = (TrackedResult, Measure, Commit)
     return "\n\n".join(f"### {record.__name__}\n\n{_summary(record)}{_fields(record)}" for record in records)
+
+
+def watch_json() -> str:
+    """The contracts `flatout/watch` and `flatout/top`."""
+    records = (WatchStatus, RankStatus, GpuStatus, LiveFinding)
+    return _contract("flatout/watch", records)
 
 
 def ledger_json() -> str:
@@ -892,6 +899,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         replay_json,
         policies,
         ledger_json,
+        watch_json,
         track_check_json,
         tracked_result_json,
         recording_json,

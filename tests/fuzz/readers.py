@@ -310,7 +310,7 @@ def _run_state(path: Path) -> None:
     from flatout.keep.evidence import read_failures
     from flatout.keep.exits import _crash, _last_lines, _reported
     from flatout.keep.job_identity import JobIdentity
-    from flatout.keep.other_runs import _read
+    from flatout.keep.other_runs import read_about as _read
     from flatout.keep.peer_board import PeerBoard
     from flatout.keep.stacks import loader_stacks
     from flatout.run.saves import read_saves, report_saves

@@ -35,7 +35,7 @@ from flatout.secrets import masked_text
 HEADINGS: dict[str, tuple[str, ...]] = {
     "Measure": ("diagnose", "diff", "compare", "explain", "profile", "data", "doctor", "bench"),
     "Fix": ("tune", "plan"),
-    "Keep running": ("run", "ledger"),
+    "Keep running": ("run", "ledger", "watch", "top"),
     "Over time": ("track",),
     "Many jobs": ("submit", "schedule", "cost"),
 }

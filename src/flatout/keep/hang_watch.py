@@ -100,6 +100,8 @@ class HangWatch:
                 sequences=dict(pulse.sequences),
                 waits=self._waits.get(pulse.name),
                 world_size=pulse.world_size,
+                step_s=pulse.block_median_s,
+                data_share=pulse.data_share,
             )
             for pulse in ranks
             if not pulse.has_ended

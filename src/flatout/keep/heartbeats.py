@@ -9,6 +9,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from uuid import UUID
 
 import msgspec
@@ -18,6 +19,7 @@ from flatout.input_files import decode_json, open_file
 from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, HEARTBEAT_RECENT, File
 from flatout.launch.process_identity import is_alive, own_namespace, state_of
 
+BLOCK_STEPS = 20  # steps whose median shows the current step time
 _MAX_TRIES = 20  # to read a heartbeat while steps end
 
 
@@ -89,6 +91,19 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     recent: tuple[StepTimes, ...] = ()  # the last steps, the oldest first
     ended_s: float | None = None  # when it ended on its own
     is_stopped: bool = False  # by a signal such as SIGSTOP (state T)
+
+    @property
+    def block_median_s(self) -> float | None:
+        """Return the median of the last steps without checkpoints and evaluations; None before the second step."""
+        times = [step.duration_s - step.away_s for step in self.recent[-BLOCK_STEPS:]]
+        return median(times) if times else None
+
+    @property
+    def data_share(self) -> float | None:
+        """Return the share of the last steps spent waiting for batches; None before the second step."""
+        block = self.recent[-BLOCK_STEPS:]
+        total_s = sum(step.duration_s for step in block)
+        return sum(step.data_s for step in block) / total_s if total_s else None
 
 
 class HeartbeatReader:

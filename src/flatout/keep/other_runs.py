@@ -102,7 +102,7 @@ def others(mine: RunInfo) -> Iterator[Other]:
             found.setdefault(Path(process.environ()[Variable.HEARTBEAT]).parent, []).append(process)
     for state, processes in found.items():
         pids = {process.pid for process in processes}
-        if state == around or (about := _read(state)) is None:  # a run without a description has ended normally
+        if state == around or (about := read_about(state)) is None:  # a run without a description has ended normally
             continue
         # Across a container's boundary it cannot be seen whether a run is alive, so it counts as alive.
         is_watched = about.pid_namespace != own_namespace() or is_alive(about.pid, about.ticks)
@@ -179,7 +179,7 @@ def _is_same_job(mine: RunInfo, other: RunInfo) -> bool:
     return mine.script == other.script or None in (mine.script, other.script)
 
 
-def _read(state: Path) -> RunInfo | None:
+def read_about(state: Path) -> RunInfo | None:
     try:
         return msgspec.convert(decode_written_json(read_bytes(state / _NAME), has_file_names=True), RunInfo)
     except (OSError, ValueError):

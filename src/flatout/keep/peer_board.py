@@ -41,6 +41,8 @@ class PeerRank(msgspec.Struct, frozen=True, kw_only=True):
     # for other ranks, according to its stack; None: not examined, because the rank makes progress
     waits: bool | None = None
     world_size: int = 0  # 0: unknown
+    step_s: float | None = None  # median of the last steps; None: unknown, or of an older Flatout
+    data_share: float | None = None  # share of them spent waiting for batches
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):

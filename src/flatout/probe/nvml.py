@@ -60,6 +60,16 @@ class Gpus:
         """Return each GPU's counters under dcgm-exporter's names."""
         return read_gpu_counters(self._nvml, self._handles)
 
+    def processes(self) -> list[list[int]]:
+        """Return the processes that compute on each GPU."""
+        return [self._processes(handle) for handle in self._handles]
+
+    def _processes(self, handle: Any) -> list[int]:
+        try:
+            return [process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        except (self._nvml.NVMLError, AttributeError):
+            return []
+
     def facts(self) -> list[dict[str, Any]]:
         """Return the facts that do not change: name, UUID, memory, limits."""
         return [self._facts(index, handle) for index, handle in enumerate(self._handles)]

@@ -1,6 +1,8 @@
-"""What `flatout watch` exchanges: the labels of a job's metrics, and the request to its exporter."""
+"""What `flatout watch` exchanges: a job's labels and exporter, its status at one moment, and findings while it runs."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -23,3 +25,78 @@ class ExporterRequest(msgspec.Struct, frozen=True, kw_only=True):
     labels: JobLabels
     promised_step_s: float | None = None  # from the tuning, see `records.expectation`
     num_starts: int = 0  # times that this exporter was started before
+
+
+RankState = Literal["running", "starting", "stopped", "ended", "lost"]
+
+
+class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What NVML says about the GPU of a rank. Null: the driver does not give it."""
+
+    index: int
+    busy_percent: float | None = None
+    memory_used_bytes: int | None = None
+    sm_clock_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank at one moment. Null: unknown."""
+
+    rank: int | None
+    host: str
+    pid: int | None  # null: on another host
+    state: RankState
+    steps: int | None = None  # of this attempt
+    step_s: float | None = None  # median of the last steps, without checkpoints and evaluations
+    data_share: float | None = None  # share of the last steps spent waiting for batches
+    exposed_s: float | None = None  # exposed communication per step, in the last exchange that DDP timed
+    late_s: float | None = None  # how much later than the earliest rank it came to that exchange
+    phase: str | None = None
+    age_s: float | None = None  # since the end of the last step
+    memory_bytes: int | None = None
+    cores_busy: float | None = None  # only of attached processes
+    gpu: GpuStatus | None = None
+
+
+Cause = Literal[
+    "late_rank", "data_loading", "memory", "throttling", "communication", "stopped", "noisy_neighbour", "unknown"
+]
+
+
+class LiveFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A slowdown of the running job: when it began, its cause, and what it has cost so far."""
+
+    cause: Cause
+    ranks: tuple[int, ...]  # the culprits; empty: all, or unknown
+    first_step: int
+    last_step: int | None  # null: it continues
+    before_s: float  # step time before
+    after_s: float  # step time since
+    cost_gpu_h: float
+    evidence: dict[str, float] = {}
+
+
+class WatchStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One job at one moment, as `flatout watch --json` prints it."""
+
+    name: str
+    program: str  # "flatout run", "flatout profile", or "attached"
+    pid: int  # of the program, or of the attached process
+    attempt: int | None
+    world_size: int | None
+    ranks: tuple[RankStatus, ...]
+    missing_ranks: tuple[int, ...]  # never seen in this attempt, on any node
+    step_s: float | None  # median over ranks
+    goodput: float | None
+    devices: int | None
+    findings: tuple[LiveFinding, ...] = ()
+    notes: tuple[str, ...] = ()  # what is unknown, and why
+
+
+class TopStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs of this host at one moment, as `flatout top --json` prints them."""
+
+    jobs: tuple[WatchStatus, ...]

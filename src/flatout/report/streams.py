@@ -54,6 +54,17 @@ class CleanStream:
         self._stream.write("\r\033[K" + self._pattern.sub(_escaped, text))
         self._stream.flush()
 
+    def draw_screen(self, lines: list[str]) -> None:
+        """Replace the whole screen with `lines`, without flicker: each line is overwritten, and the rest is cleared."""
+        drawn = "".join(self._pattern.sub(_escaped, line) + "\033[K\r\n" for line in lines)
+        self._stream.write("\033[H" + drawn.removesuffix("\r\n") + "\033[J")
+        self._stream.flush()
+
+    def switch_screen(self, *, is_alternate: bool) -> None:
+        """Switch to the terminal's second screen without a cursor, or back to the first with one."""
+        self._stream.write("\033[?1049h\033[?25l" if is_alternate else "\033[?25h\033[?1049l")
+        self._stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
@@ -75,6 +86,11 @@ def draw_line(text: str) -> None:
     """Replace the current line of standard error with `text`, for a line of progress that is drawn again and again."""
     stream = sys.stderr if isinstance(sys.stderr, CleanStream) else CleanStream(sys.stderr)
     stream.draw(text)
+
+
+def standard_output() -> CleanStream:
+    """Return standard output as a stream that can draw a screen."""
+    return sys.stdout if isinstance(sys.stdout, CleanStream) else CleanStream(sys.stdout)
 
 
 def one_line(text: str) -> str:

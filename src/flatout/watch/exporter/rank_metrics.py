@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from statistics import median
 
 from flatout.inside.protocol import HEARTBEAT_FINE_FACTOR, HEARTBEAT_FINE_FIRST_NS, HEARTBEAT_PHASES
-from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.heartbeats import BLOCK_STEPS, HeartbeatSample
 from flatout.launch.process_identity import resident_bytes
 from flatout.watch.exporter.page import MetricPage
 
-BLOCK_STEPS = 20
 # A rank exports this many of its fine buckets, around its median. They begin at a multiple of `_BUCKETS_APART`, so that
 # a median that moves a little does not change which buckets exist.
 NUM_BUCKETS = 56
@@ -47,12 +45,6 @@ def exposed_of_one_exchange(ranks: Sequence[HeartbeatSample]) -> dict[int | None
     }
 
 
-def block_median_s(pulse: HeartbeatSample) -> float | None:
-    """Return the median time of the last steps without checkpoints and evaluations; None before the second step."""
-    times = [step.duration_s - step.away_s for step in pulse.recent[-BLOCK_STEPS:]]
-    return median(times) if times else None
-
-
 def _add_progress(page: MetricPage, pulse: HeartbeatSample, now_s: float) -> None:
     rank = str(pulse.rank)
     is_up = pulse.is_alive and not pulse.has_ended
@@ -74,17 +66,14 @@ def _add_step_times(page: MetricPage, pulse: HeartbeatSample) -> None:
     rank = str(pulse.rank)
     text = "Step times of each rank in this attempt."
     page.histogram("flatout_step_seconds", text, fine_buckets(pulse), _sum_s(pulse), rank=rank)
-    block_s = block_median_s(pulse)
+    block_s = pulse.block_median_s
     if block_s is None:
         return
     text = f"Median of the last {BLOCK_STEPS} steps, without checkpoints and evaluations."
     page.gauge("flatout_step_block_median_seconds", text, block_s, rank=rank)
-    block = pulse.recent[-BLOCK_STEPS:]
-    total_s = sum(step.duration_s for step in block)
-    if total_s:
-        share = sum(step.data_s for step in block) / total_s
+    if pulse.data_share is not None:
         text = f"Share of the last {BLOCK_STEPS} steps spent waiting for batches."
-        page.gauge("flatout_data_wait_ratio", text, share, rank=rank)
+        page.gauge("flatout_data_wait_ratio", text, pulse.data_share, rank=rank)
 
 
 def _add_exchange(page: MetricPage, pulse: HeartbeatSample, exposed_s: float, longest_wait_s: float) -> None:
@@ -93,7 +82,7 @@ def _add_exchange(page: MetricPage, pulse: HeartbeatSample, exposed_s: float, lo
     page.gauge("flatout_exposed_communication_seconds", text, exposed_s, rank=rank)
     text = "How much later than the earliest rank this one came to the last timed exchange."
     page.gauge("flatout_rank_lateness_seconds", text, longest_wait_s - exposed_s, rank=rank)
-    block_s = block_median_s(pulse)
+    block_s = pulse.block_median_s
     if block_s is not None and block_s > exposed_s:
         text = "Exposed communication relative to the rest of the step."
         page.gauge("flatout_communication_compute_ratio", text, exposed_s / (block_s - exposed_s), rank=rank)

@@ -1,0 +1,169 @@
+"""A running job at one moment, as lines for a terminal. In: `WatchStatus` and the size. Out: lines that fit.
+
+The table has one row per rank. What does not fit the width is omitted from the right; what does not fit the height can
+be scrolled to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from flatout.records.watch import LiveFinding, RankStatus, WatchStatus
+from flatout.report.phrases import counted
+from flatout.report.terminal import TextStyle, visible
+from flatout.units import num_bytes, percent, rank_ranges, seconds
+
+UNKNOWN = "-"
+KEYS = "q quit   s sort   p pause   up/down scroll"
+_MEGA = 1e6
+_CAUSES = {
+    "late_rank": "one rank is late",
+    "data_loading": "waiting for batches",
+    "memory": "host memory grows",
+    "throttling": "GPU clocks are lowered",
+    "communication": "exchange of gradients",
+    "stopped": "processes are stopped",
+    "noisy_neighbour": "other processes use the host",
+    "unknown": "cause unknown",
+}
+
+
+class _Column(msgspec.Struct, frozen=True, kw_only=True):
+    title: str
+    width: int
+    cell: Callable[[RankStatus], str]
+
+
+def _known(value: float | None, form: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None else form(value)
+
+
+def _of_gpu(name: str, form: Callable[[float], str]) -> Callable[[RankStatus], str]:
+    return lambda rank: UNKNOWN if rank.gpu is None else _known(getattr(rank.gpu, name), form)
+
+
+# In the order of their worth: the last ones are omitted on a narrow terminal.
+_COLUMNS = (
+    _Column(title="rank", width=5, cell=lambda rank: _known(rank.rank, str)),
+    _Column(title="state", width=8, cell=lambda rank: rank.state.upper() if rank.state == "lost" else rank.state),
+    _Column(title="steps", width=9, cell=lambda rank: _known(rank.steps, lambda value: f"{value:,.0f}")),
+    _Column(title="step", width=8, cell=lambda rank: _known(rank.step_s, seconds)),
+    _Column(title="data", width=6, cell=lambda rank: _known(rank.data_share, percent)),
+    _Column(title="late", width=8, cell=lambda rank: _known(rank.late_s, seconds)),
+    _Column(title="last", width=8, cell=lambda rank: _known(rank.age_s, seconds)),
+    _Column(title="memory", width=8, cell=lambda rank: _known(rank.memory_bytes, num_bytes)),
+    _Column(title="GPU", width=5, cell=_of_gpu("busy_percent", lambda value: f"{value:.0f} %")),
+    _Column(title="MHz", width=5, cell=_of_gpu("sm_clock_hz", lambda value: f"{value / _MEGA:.0f}")),
+    _Column(title="watts", width=5, cell=_of_gpu("power_w", lambda value: f"{value:.0f}")),
+    _Column(title="GPU mem", width=8, cell=_of_gpu("memory_used_bytes", num_bytes)),
+    _Column(title="cores", width=5, cell=lambda rank: _known(rank.cores_busy, lambda value: f"{value:.1f}")),
+    _Column(title="phase", width=10, cell=lambda rank: rank.phase or UNKNOWN),
+    _Column(title="host", width=16, cell=lambda rank: rank.host or UNKNOWN),
+)
+
+
+def watch_lines(
+    status: WatchStatus, style: TextStyle, *, height: int | None = None, first_row: int = 0, has_keys: bool = False
+) -> list[str]:
+    """Return the lines for one job. `height` None: all rows; `first_row` is the first rank that is shown."""
+    above = _heading(status, style)
+    below = [*_finding_lines(status, style), *_notes(status, style, is_short=height is not None)]
+    if has_keys:
+        below.append(style.dim(_cut(KEYS, style)))
+    rows = _rows(status.ranks, style)
+    if height is not None:
+        num_rows = max(height - len(above) - len(below) - 1, 1)
+        first_row = min(first_row, max(len(rows) - 1 - num_rows, 0))
+        rows = [rows[0], *rows[1 + first_row : 1 + first_row + num_rows]]
+        rows += [""] * (num_rows + 1 - len(rows))
+    lines = [*above, *rows, *below]
+    return lines if height is None else lines[:height]
+
+
+def _heading(status: WatchStatus, style: TextStyle) -> list[str]:
+    attempt = "" if status.attempt is None else f"   attempt {status.attempt + 1}"
+    first = f"{visible(status.name)}   {status.program}   PID {status.pid}{attempt}"
+    num_alive = sum(rank.state in ("running", "starting", "stopped") for rank in status.ranks)
+    of_all = "" if status.world_size is None else f" of {status.world_size}"
+    facts = [f"{num_alive}{of_all} ranks alive"]
+    if status.step_s is not None:
+        facts.append(f"{seconds(status.step_s)} per step")
+    if status.goodput is not None:
+        facts.append(f"goodput {percent(status.goodput)}")
+    if status.devices is not None:
+        facts.append(counted(status.devices, "device"))
+    lines = [style.bold(_cut(style.clean(first), style)), _cut("   ".join(facts), style)]
+    if status.missing_ranks and status.ranks:
+        lines.append(_cut(f"not seen here: ranks {rank_ranges(status.missing_ranks)}", style))
+    lost = [rank.rank for rank in status.ranks if rank.state == "lost" and rank.rank is not None]
+    if lost:
+        lines.append(style.bold(_cut(f"LOST: {_ranks(lost)}", style)))
+    return [*lines, ""]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
+
+
+def _rows(ranks: Sequence[RankStatus], style: TextStyle) -> list[str]:
+    """Return the header and a row for each rank, with the columns that fit and that have a value for some rank."""
+    useful = [column for column in _COLUMNS if not ranks or any(column.cell(rank) != UNKNOWN for rank in ranks)]
+    columns: list[_Column] = []
+    width = 0
+    for column in useful:
+        width += column.width + (1 if columns else 0)
+        if width > style.width:
+            break
+        columns.append(column)
+    header = style.dim(" ".join(f"{column.title:>{column.width}}" for column in columns))
+    return [header, *(_row(rank, columns, style) for rank in ranks)]
+
+
+def _row(rank: RankStatus, columns: Sequence[_Column], style: TextStyle) -> str:
+    cells = [f"{style.clean(column.cell(rank))[: column.width]:>{column.width}}" for column in columns]
+    line = " ".join(cells)
+    return style.bold(line) if rank.state == "lost" else line
+
+
+def _finding_lines(status: WatchStatus, style: TextStyle) -> list[str]:
+    return [_cut(finding_sentence(finding), style) for finding in status.findings]
+
+
+def finding_sentence(finding: LiveFinding) -> str:
+    """Return one line on a slowdown, while it continues or after it has ended."""
+    steps = f"since step {finding.first_step:,}"
+    if finding.last_step is not None:
+        steps = f"steps {finding.first_step:,} to {finding.last_step:,}"
+    where = f", {_ranks(finding.ranks)}" if finding.ranks else ""
+    change = f"{seconds(finding.before_s)} to {seconds(finding.after_s)} per step"
+    return f"{steps}: {_CAUSES[finding.cause]}{where}: {change}, {finding.cost_gpu_h:.2f} GPU-hours so far"
+
+
+def _notes(status: WatchStatus, style: TextStyle, *, is_short: bool) -> list[str]:
+    if is_short:
+        return [style.dim(_cut(note, style)) for note in status.notes]
+    return [line for note in status.notes for line in style.wrapped(note, label="note: ")]
+
+
+def top_lines(statuses: Sequence[WatchStatus], style: TextStyle) -> list[str]:
+    """Return one line per job of this host."""
+    lines = [style.dim(f"{'PID':>8} {'ranks':>9} {'lost':>4} {'step':>8} {'data':>6} {'goodput':>7}  job")]
+    for status in statuses:
+        num_lost = sum(rank.state == "lost" for rank in status.ranks)
+        shares = [rank.data_share for rank in status.ranks if rank.data_share is not None]
+        cells = (
+            f"{status.pid:>8}",
+            f"{len(status.ranks)}/{status.world_size or UNKNOWN}".rjust(9),
+            f"{num_lost:>4}",
+            f"{_known(status.step_s, seconds):>8}",
+            f"{_known(max(shares, default=None), percent):>6}",
+            f"{_known(status.goodput, percent):>7}",
+        )
+        lines.append(_cut(" ".join(cells) + f"  {style.clean(status.name)}", style))
+    return lines
+
+
+def _cut(text: str, style: TextStyle) -> str:
+    return text if len(text) <= style.width else text[: style.width - 3] + "..."
