@@ -69,9 +69,11 @@ def test_every_option_that_takes_a_time_is_known() -> None:
             "flatout schedule undo --timeout",
             "flatout submit --deadline",
             "flatout submit --time",
+            "flatout top --every",
             "flatout tune --budget",
             "flatout tune nccl --budget",
             "flatout tune nccl --time",
+            "flatout watch --every",
         ]
     )
 

@@ -137,8 +137,13 @@ def finding_sentence(finding: LiveFinding) -> str:
     if finding.last_step is not None:
         steps = f"steps {finding.first_step:,} to {finding.last_step:,}"
     where = f", {_ranks(finding.ranks)}" if finding.ranks else ""
-    change = f"{seconds(finding.before_s)} to {seconds(finding.after_s)} per step"
-    return f"{steps}: {_CAUSES[finding.cause]}{where}: {change}, {finding.cost_gpu_h:.2f} GPU-hours so far"
+    parts = [f"{steps}: {_CAUSES[finding.cause]}{where}"]
+    if finding.after_s != finding.before_s:
+        parts.append(f"{seconds(finding.before_s)} to {seconds(finding.after_s)} per step")
+    if finding.cost_gpu_h:
+        so_far = " so far" if finding.last_step is None else ""
+        parts.append(f"{finding.cost_gpu_h:.3g} GPU-hours{so_far}")
+    return ": ".join(parts[:2]) + "".join(f", {part}" for part in parts[2:])
 
 
 def _notes(status: WatchStatus, style: TextStyle, *, is_short: bool) -> list[str]:

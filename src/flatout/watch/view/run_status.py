@@ -10,6 +10,7 @@ from statistics import median
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.launch.process_identity import resident_bytes
 from flatout.records.watch import GpuStatus, RankState, RankStatus, WatchStatus
+from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.exporter.ledger_tail import LedgerTail
 from flatout.watch.exporter.rank_metrics import exposed_of_one_exchange
@@ -30,11 +31,16 @@ class RunStatus:
         self.heartbeats = LatestHeartbeats(job.folder)
         own_ledger = job.ledger if job.ledger is not None else job.folder / "ledger.jsonl"
         self._ledger = LedgerTail(own_ledger)
+        self._throttle: dict[str, tuple[str, ...]] = {}
+        self._diagnosis = LiveDiagnosis(throttle=lambda: self._throttle)
 
     def read(self) -> WatchStatus:
         job = self._job
         samples = self.heartbeats.read()
-        own = _own_ranks(samples, self._gpus.by_uuid())
+        gpus = self._gpus.by_uuid()
+        self._throttle = {uuid: gpu.throttle for uuid, gpu in gpus.items()}
+        self._diagnosis.look(samples, time.monotonic())
+        own = _own_ranks(samples, gpus)
         others = ranks_of_other_nodes(job.ledger, {rank.rank for rank in own}) if job.ledger is not None else ()
         ranks = sorted((*own, *others), key=lambda rank: rank.rank or 0)
         world_size = samples[0].world_size if samples else None
@@ -55,6 +61,7 @@ class RunStatus:
             step_s=median(step_times) if step_times else None,
             goodput=totals.goodput,
             devices=totals.num_devices,
+            findings=self._diagnosis.findings,
             notes=tuple(notes),
         )
 

@@ -1,1 +1,1 @@
-"""Grafana dashboards in classic JSON, with the data source as a variable. One file per dashboard; `panels` arranges it."""
+"""Grafana dashboards in classic JSON, with the data source as a variable. `panels` arranges the panels of each."""

@@ -1,4 +1,4 @@
-"""Arrange the panels of a dashboard. In: its name, variables and rows of panels. Out: Grafana's classic JSON as a dictionary.
+"""Arrange the panels of a dashboard. In: its name, variables and rows. Out: Grafana's classic JSON as a dictionary.
 
 The grid is 24 wide; each row of panels fills it, so that no two overlap. Panels and the dashboard have no numeric IDs,
 which Grafana gives itself; the `uid` is fixed, so that a newer version replaces an older one.

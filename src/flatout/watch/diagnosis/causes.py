@@ -1,0 +1,129 @@
+"""Name the cause of a slowdown. In: what each rank did before it and since. Out: the cause and the ranks at fault.
+
+All ranks of synchronous training slow down together, so a rank's step time names nobody. What names a rank is that it
+waits least for the others, or that its own part of the step grew: its wait for batches, or the time at a lowered
+clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from flatout.records.watch import Cause
+
+# A part explains a slowdown if it grew by at least this share of it; a rank is at fault for a late exchange if its own
+# wait grew by less than the other share.
+EXPLAINS, WAITS_LITTLE = 0.5, 0.25
+BUSY_CORES = 1.0  # cores of other programs that make a neighbour noisy
+THROTTLED = {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
+
+
+class RankParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank did per step, as a median over the steps of a time. None: unknown."""
+
+    data_s: float
+    exposed_s: float | None = None  # exposed communication, in which it waits for late ranks
+    throttle: tuple[str, ...] = ()
+    is_stopped: bool = False
+
+
+class JobParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job did per step in some time."""
+
+    step_s: float
+    ranks: Mapping[int, RankParts]
+    other_cores: float | None = None  # cores of this host that are busy with other programs
+
+
+class NamedCause(msgspec.Struct, frozen=True, kw_only=True):
+    cause: Cause
+    ranks: tuple[int, ...] = ()
+    evidence: dict[str, float] = {}
+
+
+def name_cause(before: JobParts, since: JobParts) -> NamedCause:
+    """Return the first cause that explains the slowdown; `unknown` if none does."""
+    if _growth_s(before, since) <= 0:
+        return _stopped(before, since) or NamedCause(cause="unknown")
+    rules: tuple[Callable[[JobParts, JobParts], NamedCause | None], ...] = (
+        _stopped, _data_loading, _throttling, _late_rank, _communication, _noisy_neighbour,
+    )  # fmt: skip
+    for rule in rules:
+        named = rule(before, since)
+        if named is not None:
+            return named
+    return NamedCause(cause="unknown")
+
+
+def _growth_s(before: JobParts, since: JobParts) -> float:
+    return since.step_s - before.step_s
+
+
+def _stopped(before: JobParts, since: JobParts) -> NamedCause | None:
+    stopped = tuple(rank for rank, parts in since.ranks.items() if parts.is_stopped)
+    return NamedCause(cause="stopped", ranks=stopped) if stopped else None
+
+
+def _data_loading(before: JobParts, since: JobParts) -> NamedCause | None:
+    growth = {
+        rank: parts.data_s - before.ranks[rank].data_s for rank, parts in since.ranks.items() if rank in before.ranks
+    }
+    enough_s = EXPLAINS * _growth_s(before, since)
+    slow = tuple(rank for rank, grown_s in growth.items() if grown_s >= enough_s)
+    if not slow:
+        return None
+    is_everybody = len(slow) == len(since.ranks)
+    evidence = {"data_wait_growth_s": max(growth.values())}
+    return NamedCause(cause="data_loading", ranks=() if is_everybody else slow, evidence=evidence)
+
+
+def _throttling(before: JobParts, since: JobParts) -> NamedCause | None:
+    throttled = []
+    for rank, parts in since.ranks.items():
+        earlier = before.ranks.get(rank)
+        was_throttled = earlier is not None and bool(THROTTLED & set(earlier.throttle))
+        if THROTTLED & set(parts.throttle) and not was_throttled:
+            throttled.append(rank)
+    return NamedCause(cause="throttling", ranks=tuple(throttled)) if throttled else None
+
+
+def _exposed_growth(before: JobParts, since: JobParts) -> dict[int, float] | None:
+    """Return by how much the exposed communication of each rank grew; None if it is unknown for one of them."""
+    growth = {}
+    for rank, parts in since.ranks.items():
+        earlier = before.ranks.get(rank)
+        if earlier is None or earlier.exposed_s is None or parts.exposed_s is None:
+            return None
+        growth[rank] = parts.exposed_s - earlier.exposed_s
+    return growth
+
+
+def _late_rank(before: JobParts, since: JobParts) -> NamedCause | None:
+    growth = _exposed_growth(before, since)
+    if growth is None or len(growth) < 2:
+        return None
+    slower_s = _growth_s(before, since)
+    late = tuple(rank for rank, grown_s in growth.items() if grown_s < WAITS_LITTLE * slower_s)
+    others = [grown_s for rank, grown_s in growth.items() if rank not in late]
+    is_explained = bool(others) and min(others) >= EXPLAINS * slower_s
+    if not late or not is_explained:
+        return None
+    return NamedCause(cause="late_rank", ranks=late, evidence={"wait_growth_of_others_s": min(others)})
+
+
+def _communication(before: JobParts, since: JobParts) -> NamedCause | None:
+    growth = _exposed_growth(before, since)
+    if not growth or min(growth.values()) < EXPLAINS * _growth_s(before, since):
+        return None
+    return NamedCause(cause="communication", evidence={"exposed_growth_s": min(growth.values())})
+
+
+def _noisy_neighbour(before: JobParts, since: JobParts) -> NamedCause | None:
+    if before.other_cores is None or since.other_cores is None:
+        return None
+    more_cores = since.other_cores - before.other_cores
+    if more_cores < BUSY_CORES:
+        return None
+    return NamedCause(cause="noisy_neighbour", evidence={"other_cores": since.other_cores})

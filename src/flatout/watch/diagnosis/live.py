@@ -1,0 +1,180 @@
+"""Diagnose a job while it runs. In: the heartbeats of its ranks, again and again. Out: findings as they begin and end.
+
+A finding is confirmed by the change point, named once, and named again only while its cause is unknown: the exchange of
+gradients that shows who is late is timed once in 97 steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.launch.process_identity import resident_bytes
+from flatout.records.watch import LiveFinding
+from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause
+from flatout.watch.diagnosis.change_points import BLOCK_STEPS, ChangePoints, Shift
+from flatout.watch.diagnosis.job_steps import JobStep, JobSteps
+from flatout.watch.diagnosis.memory_growth import MemoryGrowth
+
+_HOUR_S = 3600.0
+_MOST_ENDED = 20  # ended findings that are kept
+_WINDOW_STEPS = 2 * BLOCK_STEPS
+
+
+class LiveDiagnosis:
+    """Follows one job. `throttle` returns the reasons for a lowered clock by GPU, and `other_cores` foreign load."""
+
+    def __init__(
+        self,
+        throttle: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
+        other_cores: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._throttle = throttle
+        self._other_cores = other_cores
+        self._steps = JobSteps()
+        self._changes = ChangePoints()
+        self._memory = MemoryGrowth()
+        self._window: deque[JobStep] = deque(maxlen=_WINDOW_STEPS)
+        self._before: JobParts | None = None
+        self._open: dict[str, LiveFinding] = {}  # by what found it
+        self._ended: deque[LiveFinding] = deque(maxlen=_MOST_ENDED)
+        self._num_in_block = 0
+        self._stopped_since_s: float | None = None
+
+    @property
+    def findings(self) -> tuple[LiveFinding, ...]:
+        """Return those that continue, then those that have ended, the newest first."""
+        return (*self._open.values(), *reversed(self._ended))
+
+    def look(self, samples: Sequence[HeartbeatSample], now_s: float) -> tuple[LiveFinding, ...]:
+        """Look at the ranks. Return the findings that begin or end now."""
+        before = self.findings
+        self._look_for_stops(samples, now_s)
+        for step in self._steps.new_steps(samples):
+            self._add(step, samples)
+        states = {(finding.cause, finding.first_step, finding.last_step) for finding in before}
+        return tuple(
+            finding for finding in self.findings if (finding.cause, finding.first_step, finding.last_step) not in states
+        )
+
+    def _add(self, step: JobStep, samples: Sequence[HeartbeatSample]) -> None:
+        self._window.append(step)
+        self._changes.add(step.step, step.duration_s)
+        self._num_in_block += 1
+        if self._num_in_block == BLOCK_STEPS:
+            self._num_in_block = 0
+            self._end_block(samples)
+        finding = self._open.get("steps")
+        if finding is not None and self._changes.shift is not None:
+            lost_s = max(step.duration_s - finding.before_s, 0.0)
+            cost = finding.cost_gpu_h + lost_s * len(samples) / _HOUR_S
+            self._open["steps"] = msgspec.structs.replace(finding, cost_gpu_h=cost)
+
+    def _end_block(self, samples: Sequence[HeartbeatSample]) -> None:
+        parts = self._parts(samples)
+        shift = self._changes.shift
+        if shift is not None:
+            self._continue(shift, parts, samples)
+        elif "steps" in self._open:
+            ended = self._changes.ended[-1]
+            finding = self._open.pop("steps")
+            self._ended.append(msgspec.structs.replace(finding, last_step=ended.last_step, after_s=ended.after_s))
+        if shift is None and not self._changes.is_rising:
+            self._before = parts
+        self._look_at_memory(samples)
+
+    def _continue(self, shift: Shift, parts: JobParts, samples: Sequence[HeartbeatSample]) -> None:
+        """Begin the finding of a shift, or renew it."""
+        finding = self._open.get("steps")
+        if finding is None:
+            num_steps = self._window[-1].step - shift.first_step + 1
+            lost_s = (shift.after_s - shift.before_s) * num_steps * len(samples)
+            cause = self._cause(parts)
+            self._open["steps"] = LiveFinding(
+                cause=cause.cause,
+                ranks=cause.ranks,
+                first_step=shift.first_step,
+                last_step=None,
+                before_s=shift.before_s,
+                after_s=shift.after_s,
+                cost_gpu_h=lost_s / _HOUR_S,
+                evidence=cause.evidence,
+            )
+            return
+        finding = msgspec.structs.replace(finding, after_s=shift.after_s)
+        if finding.cause == "unknown":
+            cause = self._cause(parts)
+            finding = msgspec.structs.replace(finding, cause=cause.cause, ranks=cause.ranks, evidence=cause.evidence)
+        self._open["steps"] = finding
+
+    def _cause(self, parts: JobParts) -> NamedCause:
+        return NamedCause(cause="unknown") if self._before is None else name_cause(self._before, parts)
+
+    def _parts(self, samples: Sequence[HeartbeatSample]) -> JobParts:
+        block = list(self._window)[-BLOCK_STEPS:]
+        throttle = self._throttle()
+        ranks = {}
+        for sample in samples:
+            rank = sample.rank or 0
+            exchange = sample.exchange
+            ranks[rank] = RankParts(
+                data_s=median(step.data_s.get(rank, 0.0) for step in block),
+                exposed_s=None if exchange is None else exchange.exposed_ns * exchange.per_step / 1e9,
+                throttle=throttle.get(sample.gpu or "", ()),
+                is_stopped=sample.is_stopped,
+            )
+        step_s = median(step.duration_s for step in block)
+        return JobParts(step_s=step_s, ranks=ranks, other_cores=self._other_cores())
+
+    def _look_for_stops(self, samples: Sequence[HeartbeatSample], now_s: float) -> None:
+        """Find ranks that a signal has stopped: they make no step, so no change point shows it."""
+        stopped = tuple(sample.rank or 0 for sample in samples if sample.is_stopped)
+        step = max((sample.num_steps for sample in samples), default=0)
+        finding = self._open.get("stopped")
+        if stopped and finding is None:
+            self._stopped_since_s = now_s
+            self._open["stopped"] = LiveFinding(
+                cause="stopped",
+                ranks=stopped,
+                first_step=step,
+                last_step=None,
+                before_s=0.0,
+                after_s=0.0,
+                cost_gpu_h=0.0,
+            )
+        elif finding is not None and self._stopped_since_s is not None:
+            cost = (now_s - self._stopped_since_s) * len(samples) / _HOUR_S
+            finding = msgspec.structs.replace(finding, cost_gpu_h=cost)
+            if stopped:
+                self._open["stopped"] = finding
+            else:
+                del self._open["stopped"]
+                self._ended.append(msgspec.structs.replace(finding, last_step=step))
+
+    def _look_at_memory(self, samples: Sequence[HeartbeatSample]) -> None:
+        memory = {
+            sample.rank or 0: value
+            for sample in samples
+            if sample.is_local and (value := resident_bytes(sample.pid)) is not None
+        }
+        self._memory.add(memory)
+        growing = self._memory.growing()
+        step = self._window[-1].step
+        if growing and "memory" not in self._open:
+            step_s = self._window[-1].duration_s
+            self._open["memory"] = LiveFinding(
+                cause="memory",
+                ranks=tuple(sorted(growing)),
+                first_step=step,
+                last_step=None,
+                before_s=step_s,
+                after_s=step_s,
+                cost_gpu_h=0.0,
+                evidence={"bytes_per_step": max(growing.values()) / BLOCK_STEPS},
+            )
+        elif not growing and "memory" in self._open:
+            self._ended.append(msgspec.structs.replace(self._open.pop("memory"), last_step=step))

@@ -1,0 +1,219 @@
+"""Slowdowns of replayed steps: when they are found, whom they name, and that 24 hours without one raise no alarm."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tests.keep.beating import Clock, Rank
+
+from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
+from flatout.records.watch import LiveFinding
+from flatout.report.watch_text import finding_sentence
+from flatout.watch.diagnosis.causes import JobParts, RankParts, name_cause
+from flatout.watch.diagnosis.change_points import ALLOWANCE, LEARN_BLOCKS, ChangePoints
+from flatout.watch.diagnosis.live import LiveDiagnosis
+from flatout.watch.diagnosis.memory_growth import LEAST_GROWTH_BYTES, NUM_BLOCKS, MemoryGrowth
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from live_diagnosis import AT, STEPS_PER_DAY, decaying, delays, own_alarms, slower, step_times
+
+S = 10**9
+MS = 10**6
+
+
+@pytest.mark.parametrize(
+    ("shape", "most_steps"), [("+5 %", 200), ("+10 %", 60), ("+20 %", 40), ("+1 % per 100 steps", 700)]
+)
+def test_a_slowdown_is_found_within_some_blocks(shape: str, most_steps: int) -> None:
+    found = delays(own_alarms, shape, repeats=3)
+    assert all(delay is not None and delay <= most_steps for delay in found), found
+
+
+def test_a_day_of_steps_without_a_slowdown_raises_at_most_one_alarm() -> None:
+    assert len(own_alarms(step_times(STEPS_PER_DAY, np.random.default_rng(1000)))) <= 1
+
+
+@pytest.mark.parametrize(("share", "is_found"), [(ALLOWANCE * 0.9, False), (ALLOWANCE * 2.2, True)])
+def test_the_allowance_decides_what_is_too_small_to_report(share: float, is_found: bool) -> None:
+    times = np.full(6000, 0.3)
+    assert bool(own_alarms(slower(times, share))) is is_found
+
+
+def test_a_slowdown_ends_when_the_steps_are_back_and_a_second_one_is_another() -> None:
+    changes = ChangePoints()
+    times = [0.3] * 1000 + [0.36] * 400 + [0.3] * 400 + [0.33] * 400
+    for step, duration in enumerate(times, 1):
+        changes.add(step, duration)
+    (first,) = changes.ended
+    assert (first.first_step, first.last_step) == (1001, 1400)
+    assert (first.before_s, first.after_s) == pytest.approx((0.3, 0.36), rel=0.001)
+    assert changes.shift is not None and changes.shift.first_step == 1801
+
+
+def test_a_single_slow_step_and_a_checkpoint_are_no_slowdown() -> None:
+    times = np.full(6000, 0.3)
+    times[::50] = 30.0
+    assert own_alarms(times) == []
+
+
+def job(step_s: float, exposed: Sequence[float | None], data: Sequence[float] = (), **facts: object) -> JobParts:
+    data = data or [0.0] * len(exposed)
+    parts = zip(exposed, data, strict=True)
+    ranks = {rank: RankParts(data_s=waits, exposed_s=late) for rank, (late, waits) in enumerate(parts)}
+    return msgspec.structs.replace(JobParts(step_s=step_s, ranks=ranks), **facts)
+
+
+QUIET = job(0.30, [0.02, 0.02, 0.02, 0.02])
+
+
+@pytest.mark.parametrize(
+    ("since", "cause", "ranks"),
+    [
+        (job(0.36, [0.08, 0.08, 0.02, 0.08]), "late_rank", (2,)),
+        (job(0.36, [0.08, 0.08, 0.034, 0.08]), "late_rank", (2,)),
+        (job(0.36, [0.08, 0.08, 0.036, 0.08]), "unknown", ()),
+        (job(0.36, [0.051, 0.08, 0.02, 0.08]), "late_rank", (2,)),
+        (job(0.36, [0.049, 0.08, 0.02, 0.08]), "unknown", ()),
+        (job(0.36, [0.08] * 4), "communication", ()),
+        (job(0.36, [0.08, 0.08, 0.02, 0.08], [0, 0, 0.06, 0]), "data_loading", (2,)),
+        (job(0.36, [0.02] * 4, [0.05] * 4), "data_loading", ()),
+        (job(0.36, [0.02] * 4, [0.029] * 4), "unknown", ()),
+        (job(0.36, [None] * 4), "unknown", ()),
+        (job(0.36, [0.02] * 4, other_cores=3.0), "unknown", ()),
+    ],
+)  # fmt: skip
+def test_the_culprit_waits_least_or_its_own_part_grew(since: JobParts, cause: str, ranks: tuple[int, ...]) -> None:
+    named = name_cause(QUIET, since)
+    assert (named.cause, named.ranks) == (cause, ranks)
+
+
+def test_a_throttled_rank_and_a_neighbour_are_named() -> None:
+    hot = job(0.36, [None] * 2)
+    hot = msgspec.structs.replace(hot, ranks={**hot.ranks, 1: RankParts(data_s=0, throttle=("hardware_thermal",))})
+    assert name_cause(job(0.3, [None] * 2), hot).cause == "throttling"
+    assert name_cause(job(0.3, [None] * 2), hot).ranks == (1,)
+    always_hot = msgspec.structs.replace(hot, step_s=0.3)
+    assert name_cause(always_hot, hot).cause == "unknown", "it was throttled before, too"
+    assert name_cause(hot, hot).cause == "unknown", "nothing became slower"
+    busy = [job(0.3, [None], other_cores=cores) for cores in (0.5, 1.4, 1.6)]
+    causes = [name_cause(busy[0], msgspec.structs.replace(each, step_s=0.36)).cause for each in busy[1:]]
+    assert causes == ["unknown", "noisy_neighbour"]
+
+
+@pytest.mark.parametrize(
+    ("growth", "num_falls", "is_found"),
+    [
+        (LEAST_GROWTH_BYTES // NUM_BLOCKS + 1, 0, True),
+        (LEAST_GROWTH_BYTES // NUM_BLOCKS - 1, 0, False),
+        (10**8, NUM_BLOCKS // 5, True),
+        (10**8, NUM_BLOCKS // 5 + 1, False),
+    ],
+)
+def test_memory_that_grows_in_almost_every_block_is_a_leak(growth: int, num_falls: int, is_found: bool) -> None:
+    memory, value = MemoryGrowth(), 10**9
+    for block in range(NUM_BLOCKS + 1):
+        memory.add({3: value})
+        value += -1 if block < num_falls else growth
+    assert (list(memory.growing()) == [3]) is is_found
+
+
+class ReplayedJob:
+    """Ranks whose heartbeats are written step by step, and a diagnosis that looks at them every ten steps."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, num_ranks: int = 4) -> None:
+        clock = Clock(time.monotonic_ns() - 3600 * S)
+        self.ranks = [Rank(folder, number, num_ranks, clock, patch) for number in range(num_ranks)]
+        self.reader = HeartbeatReader(folder)
+        self.diagnosis = LiveDiagnosis()
+        self.news: list[LiveFinding] = []
+        self.step = 0
+        self.change: Callable[[list[HeartbeatSample]], list[HeartbeatSample]] = list
+
+    def run(self, num_steps: int, late: int | None = None, late_ms: int = 0, data_ms: int = 0) -> None:
+        """Make steps of 100 ms, of which rank `late` computes or loads for longer, and the others wait."""
+        for _ in range(num_steps):
+            self.step += 1
+            for number, rank in enumerate(self.ranks):
+                is_late = number == late
+                if is_late and data_ms:
+                    rank.spends("data", data_ms * MS)
+                rank.spends("compute", (100 + late_ms + (0 if is_late else data_ms)) * MS)
+                rank.steps()
+                if self.step % 50 == 0:
+                    wait_ms = 5 if is_late else 5 + late_ms + data_ms
+                    rank.beat.exchanged(self.step, wait_ms * MS, per_step=1, num_ranks=len(self.ranks))
+            if self.step % 10 == 0:
+                self.look()
+
+    def look(self) -> None:
+        samples = self.change(ranks_of(self.reader.read()))
+        self.news += self.diagnosis.look(samples, self.ranks[0].ns / S)
+
+
+@pytest.fixture
+def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReplayedJob:
+    return ReplayedJob(tmp_path / "beats", monkeypatch)
+
+
+WARMUP = (LEARN_BLOCKS + 5) * 20
+
+
+def test_a_late_rank_is_one_finding_that_begins_and_ends(replayed: ReplayedJob) -> None:
+    replayed.run(WARMUP)
+    replayed.run(300, late=2, late_ms=20)
+    (finding,) = replayed.diagnosis.findings
+    assert (finding.cause, finding.ranks, finding.last_step) == ("late_rank", (2,), None)
+    assert finding.first_step == pytest.approx(WARMUP + 1, abs=20)
+    assert (finding.before_s, finding.after_s) == pytest.approx((0.1, 0.12), rel=0.01)
+    assert finding.cost_gpu_h == pytest.approx(4 * 300 * 0.02 / 3600, rel=0.15)
+    replayed.run(200)
+    (ended,) = replayed.diagnosis.findings
+    assert ended.last_step == pytest.approx(WARMUP + 300, abs=20)
+    begun = [each for each in replayed.news if each.last_step is None]
+    assert len({each.first_step for each in begun}) == 1 and replayed.news[-1] == ended
+    assert finding_sentence(ended).startswith(f"steps {ended.first_step:,} to {ended.last_step:,}: one rank is late")
+
+
+def test_a_rank_that_waits_for_its_loader_is_named_with_it(replayed: ReplayedJob) -> None:
+    replayed.run(WARMUP)
+    replayed.run(100, late=1, data_ms=15)
+    (finding,) = replayed.diagnosis.findings
+    assert (finding.cause, finding.ranks) == ("data_loading", (1,))
+
+
+def test_a_stopped_rank_is_a_finding_until_it_continues(replayed: ReplayedJob) -> None:
+    replayed.run(20)
+
+    def stopped(samples: list[HeartbeatSample]) -> list[HeartbeatSample]:
+        return [msgspec.structs.replace(sample, is_stopped=sample.rank == 3) for sample in samples]
+
+    replayed.change = stopped
+    replayed.look()
+    replayed.ranks[0].ns += 36 * S
+    replayed.look()
+    (finding,) = replayed.diagnosis.findings
+    assert (finding.cause, finding.ranks, finding.last_step) == ("stopped", (3,), None)
+    assert finding.cost_gpu_h == pytest.approx(4 * 36 / 3600)
+    replayed.change = list
+    replayed.look()
+    assert replayed.diagnosis.findings[0].last_step == 20
+
+
+def test_evaluations_and_checkpoints_are_not_part_of_the_step_time(replayed: ReplayedJob) -> None:
+    for _ in range(8):
+        replayed.run(99)
+        for rank in replayed.ranks:
+            rank.spends("checkpoint", 30 * S)
+    replayed.run(20)
+    assert replayed.diagnosis.findings == ()
+
+
+def test_decaying_times_grow_from_the_given_step() -> None:
+    times = decaying(np.ones(AT + 201), 0.01)
+    assert times[AT] == 1 and times[AT + 200] == pytest.approx(1.02)
