@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
 RANKS, SEEDS = 4, (1, 2, 3)
 CONTEXT, WIDTH, BATCH = 32, 64, 8
 RATES = {"SGD": 0.2, "AdamW": 3e-3}
@@ -95,10 +96,8 @@ def train(language: Language, way: str, optimizer_name: str, seed: int, steps: i
     """Train as one rank, and return the loss of the ranks' mean weights on unseen text."""
     import torch
     import torch.distributed as dist
+    from tests.inside.gradient_hooks.learning import train as train_with
     from torch import nn
-
-    from flatout.inside.gradient_hooks import make_hook
-    from flatout.inside.patches.local_sgd import WeightAverage
 
     torch.manual_seed(seed)
     ddp = nn.parallel.DistributedDataParallel(build(language.num_characters))
@@ -106,31 +105,17 @@ def train(language: Language, way: str, optimizer_name: str, seed: int, steps: i
         optimizer: Any = torch.optim.SGD(ddp.parameters(), lr=RATES["SGD"], momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=RATES["AdamW"])
-    exchange = WAYS[way]
-    average = hook = None
-    if "every" in exchange:
-        average = WeightAverage(ddp, **exchange)
-    elif exchange:
-        hook, function = make_hook(ddp, **exchange)
-        ddp.register_comm_hook(hook, function)
     generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
 
     def loss_of(net: Any, rows: tuple[Any, Any]) -> Any:
         return nn.functional.cross_entropy(net(rows[0]).flatten(0, 1), rows[1].flatten())
 
-    for step in range(steps):
+    def loss_of_step(step: int) -> Any:
         for group in optimizer.param_groups:
             group["lr"] = RATES[optimizer_name] * min((step + 1) / 20, 1.0)
-        optimizer.zero_grad()
-        if average is not None:
-            ddp.require_backward_grad_sync = False
-        loss_of(ddp, language.batch(language.seen, BATCH, generator)).backward()
-        nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
-        optimizer.step()
-        if average is not None:
-            average.step()
-    if hook is not None:
-        hook.remove()
+        return loss_of(ddp, language.batch(language.seen, BATCH, generator))
+
+    train_with(ddp, optimizer, WAYS[way], loss_of_step, steps)
     with torch.no_grad():
         for parameter in ddp.parameters():
             dist.all_reduce(parameter.div_(dist.get_world_size()))

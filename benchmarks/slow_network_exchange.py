@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -25,13 +26,14 @@ from tests.slow_network.network import slow_network
 from tests.slow_network.ranks import run_ranks
 
 from flatout.predict.collective_time import Link, collective_s, link_of
-from flatout.predict.gradient_exchange import PLAIN, Exchange, exchange_of, int8_by_all_gather
+from flatout.predict.gradient_exchange import PLAIN, Call, Exchange, exchange_of, int8_by_all_gather
 from flatout.probe.ceilings.fit import fitted
 
 MIB = 1 << 20
 PROGRAMS = Path(__file__).parent.parent / "tests" / "slow_network"
 FITTED_MIB = (0.5, 2, 8, 32)
 PREDICTED_MIB = (1, 4, 16, 64)
+MATRIX_ROWS = 512  # and columns, of each of the gradients (tests/slow_network/hooks.py)
 HOOKS = ("plain", "bf16", "fp16", "int8", "topk-1%", "topk-10%", "powersgd-1", "powersgd-2")
 
 
@@ -85,12 +87,18 @@ def compared(ranks: list[dict[str, Any]], link: Link, num_bytes: int) -> list[di
 def _exchange(name: str, num_bytes: int, num_ranks: int) -> Exchange:
     if name == "int8-all-gather":
         return int8_by_all_gather(num_bytes, num_ranks)
-    return exchange_of(PLAIN if name == "plain" else name, num_bytes, num_ranks, "cpu")
+    exchange = exchange_of(PLAIN if name == "plain" else name, num_bytes, num_ranks, "cpu")
+    if not name.startswith("powersgd-"):
+        return exchange
+    # The rule's share is a prior for models with other parameters; these are square matrices of 1 MiB only.
+    share = 2 * int(name.removeprefix("powersgd-")) / MATRIX_ROWS
+    factor = Call(operation="all_reduce", num_bytes=num_bytes * share / 2)
+    return Exchange(calls=(factor, factor), codec_s=exchange.codec_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=5, help="of which the median is taken")
+    parser.add_argument("--calls", type=int, default=7, help="of which the median is taken")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     link, rows = all_reduce(given.calls)
@@ -98,6 +106,7 @@ def main() -> None:
     many = measure(8, 1e8, [PROGRAMS / "hooks.py", 4, given.calls, "plain", "bf16", "int8", "int8-all-gather"])
     slow = Link(latency_s=link.latency_s, bytes_per_s=link.bytes_per_s / 10)
     result = {
+        "load_average": [round(load, 1) for load in os.getloadavg()],  # what else ran on this machine
         "link": {"latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s},
         "all_reduce_2_nodes_1_gbit": rows,
         "hooks_2_nodes_1_gbit_16_mib": compared(hooks, link, 16 * MIB),

@@ -12,11 +12,12 @@ from tests.nccl_tuner.plugin import ALL_REDUCE, TREE, Plugin
 from tests.slurm import free_port
 
 from flatout.nccl_tuner import measure, tuning
-from flatout.nccl_tuner.plan import Fabric, Law
+from flatout.nccl_tuner.plan import Fabric, Law, RankPlan
+from flatout.nccl_tuner.rank import RankMessage
 from flatout.nccl_tuner.table_file import read_table
 from flatout.nccl_tuner.tuning import TuningRequest, tune_nccl
 from flatout.records.collective_table import TableRow
-from flatout.records.nccl_tuning import NcclTuning
+from flatout.records.nccl_tuning import Candidate, Measurements, NcclTuning, Start
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -205,3 +206,50 @@ def test_a_vendors_tuner_is_displaced_only_where_the_table_was_measured_faster(
     [note] = result.notes
     assert "aws-ofi-nccl" in note
     assert words in note
+
+
+class LoggedXids:
+    """The driver's log, read before and after each start of the ranks; `errors` come during that start."""
+
+    def __init__(self, errors: dict[int, int], before: int = 0) -> None:
+        self._errors, self._num_reads = errors, 0
+        self._before = before
+
+    def read(self) -> list[dict[str, object]] | None:
+        start, is_after = divmod(self._num_reads, 2)
+        self._num_reads += 1
+        number = self._errors.get(start) if is_after else self._before if start == 0 else None
+        return [{"gpu": 0, "number": number}] if number else []
+
+
+def _measured_with(monkeypatch: pytest.MonkeyPatch, xids: LoggedXids) -> Measurements:
+    """Measure a default and a setting that is twice as fast, three turns of each: starts 0, 3, 4 and 1, 2, 5."""
+    of_work = work("all_reduce", sizes=(MIB,))
+
+    def run(plan: RankPlan, *_: object) -> list[RankMessage]:
+        seconds = 2e-3 if plan.start.name == "default" else 1e-3
+        return [RankMessage(samples=((0, 0, plan.first_round, seconds),)), RankMessage(is_done=True)]
+
+    monkeypatch.setattr(measure, "_run", run)
+    starts = [Start(name=name, candidates=(Candidate(name="default"),)) for name in ("default", "fast")]
+    ranks = measure.Ranks(backend="nccl", num_ranks=2)
+    return measure.measure(
+        ranks, starts, of_work, num_turns=3, num_rounds=1, time_s=1.0, environment={}, say=lambda _: None, xids=xids
+    )
+
+
+@pytest.mark.parametrize(("at_start", "culprit"), [(1, "fast"), (5, "fast"), (0, "default")])
+def test_an_xid_during_a_start_rules_its_candidates_out(
+    monkeypatch: pytest.MonkeyPatch, at_start: int, culprit: str
+) -> None:
+    measured = _measured_with(monkeypatch, LoggedXids({at_start: 31}))
+    [wrong] = measured.wrong
+    assert (wrong.start, wrong.case) == (culprit, None)
+    assert wrong.problem == "the GPU driver logged Xid 31 while it was measured"
+    assert {sample.start for sample in measured.samples} == {"default", "fast"} - {culprit}
+
+
+def test_an_xid_that_was_logged_before_the_first_start_rules_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = _measured_with(monkeypatch, LoggedXids({}, before=79))
+    assert measured.wrong == ()
+    assert len(measured.samples) == 6

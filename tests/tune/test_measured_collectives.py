@@ -7,18 +7,22 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.change.jobs import diagnosis, facts
-from tests.nccl_tuner.fabrics import KIB, work
+from tests.nccl_tuner.fabrics import KIB, MIB, work
+from tests.nccl_tuner.gloo_traces import write_gloo_traces
 from tests.tune.conftest import NoGpus
 from tests.tune.simulated import COMMUNICATION, SOCKETS, SimulatedRunner, tuned
 
 from flatout.change.tuner_plugin import plugin_folder
-from flatout.diagnosis_pipeline import Diagnosed
-from flatout.nccl_tuner import in_tuning
+from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
+from flatout.nccl_tuner import in_tuning, tuning
+from flatout.nccl_tuner.candidates import process_starts
 from flatout.nccl_tuner.in_tuning import FOLDER, MIN_EXPOSED_SHARE, NcclRequest, with_measured_collectives
 from flatout.nccl_tuner.tuning import TuningRequest
-from flatout.records.change import JobFacts
+from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.collective_table import CollectiveTable, TableRow
 from flatout.records.nccl_tuning import NcclTuning
+from flatout.records.stop_rule import StopRule
+from flatout.tune.profiled import Profiled
 from flatout.tune.result import is_better
 
 PLUGIN = str(plugin_folder() / "libnccl-tuner-flatout-0123456789abcdef.so")
@@ -134,3 +138,59 @@ def test_why_it_is_not_measured_is_reported_to_who_asks(
     assert not is_measured
     assert note is not None
     assert words in note
+
+
+# ---- from the traces of a job to its verdict, with ranks that really measure ----
+
+
+class TracedRunner(SimulatedRunner):
+    """Its profile is the traces of two CPU ranks: in each step an all-reduce of 2 MiB and one of 64 KiB."""
+
+    def __init__(self, folder: Path, speedups: dict[str, float]) -> None:
+        super().__init__(speedups, costs=COMMUNICATION, job=facts(num_ranks=2, backend="gloo", transport=None))
+        self.out = folder
+        self.traces = write_gloo_traces(folder, 2, (2 * MIB, 64 * KIB))
+
+    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+        profiled = super().profile(changes, rule)
+        job = diagnose_paths(self.traces).job
+        done = msgspec.structs.replace(profiled.done, job=job)
+        return msgspec.structs.replace(profiled, done=done)
+
+
+@pytest.mark.usefixtures("warm")
+def test_what_ranks_measure_for_the_sizes_of_a_trace_is_tried_and_accepted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tuning, "NUM_TURNS", 3)
+    monkeypatch.setattr(tuning, "ROUNDS_OF_TURN", 1)
+    monkeypatch.setattr(tuning, "NUM_ROUNDS", 3)
+    # Each start of the ranks takes a second: the default, and one setting.
+    monkeypatch.setattr(tuning, "process_starts", lambda space: process_starts(space)[:2])
+    fabric = tmp_path / "fabric.toml"
+    fabric.write_text(
+        """
+        transport = "pcie"
+        noise = 0.01
+        [[law]]
+        latency_s = 100e-6
+        bytes_per_s = 3e9
+        [[law]]
+        settings = "buffer 1 MiB"
+        latency_s = 100e-6
+        bytes_per_s = 6e9
+        """
+    )
+    runner = TracedRunner(tmp_path, {CHANGE: 1.5})
+    result = tuned(runner, nccl=NcclRequest(is_only=True, time_s=60.0, fabric=str(fabric), uses_plugin=False))
+    assert is_better(result)
+    assert result.tuning.changes.environment == {"NCCL_BUFFSIZE": str(MIB)}
+    kept = in_tuning.kept_measurement(tmp_path / FOLDER / "nccl.json")
+    assert kept is not None
+    assert [(case.collective, case.num_bytes, case.calls_per_step) for case in kept.work.cases] == [
+        ("all_reduce", 64 * KIB, 1.0),
+        ("all_reduce", 2 * MIB, 1.0),
+    ]
+    # By hand: one call of each size per step.
+    default_s = 2 * 100e-6 + (2 * MIB + 64 * KIB) / 3e9
+    assert kept.settings_speedup == pytest.approx(default_s / (2 * 100e-6 + (2 * MIB + 64 * KIB) / 6e9), rel=0.03)

@@ -10,6 +10,7 @@ import ctypes
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,32 @@ def build(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
 
 
+def train(
+    ddp: nn.parallel.DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    exchange: dict[str, Any],
+    loss: Callable[[int], torch.Tensor],
+    steps: int,
+) -> None:
+    """Train with a way to exchange: a hook's name and parameters, `WeightAverage`'s, or nothing for DDP's own."""
+    average = hook = None
+    if "every" in exchange:
+        average = WeightAverage(ddp, **exchange)
+    elif exchange:
+        hook, function = make_hook(ddp, **exchange)
+        ddp.register_comm_hook(hook, function)
+    for step in range(steps):
+        ddp.require_backward_grad_sync = average is None
+        optimizer.zero_grad()
+        loss(step).backward()
+        nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        optimizer.step()
+        if average is not None:
+            average.step()
+    if hook is not None:
+        hook.remove()
+
+
 def learn(exchange: dict[str, Any], seed: int, steps: int) -> float:
     """Return rank 0's loss on inputs that were not seen, as a share of that of a model that always says the mean."""
     teacher = build(seed + 1000).requires_grad_(False)
@@ -46,24 +73,15 @@ def learn(exchange: dict[str, Any], seed: int, steps: int) -> float:
         parameter *= 3
     ddp = nn.parallel.DistributedDataParallel(build(seed))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
-    average = hook = None
-    if "every" in exchange:
-        average = WeightAverage(ddp, **exchange)
-    elif exchange:
-        hook, function = make_hook(ddp, **exchange)
-        ddp.register_comm_hook(hook, function)
     generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
-    for _ in range(steps):
+
+    def loss(step: int) -> torch.Tensor:
+        del step
         inputs = torch.randn(16, 16, generator=generator)
-        ddp.require_backward_grad_sync = average is None
-        optimizer.zero_grad()
-        (ddp(inputs) - teacher(inputs)).square().mean().backward()
-        nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
-        optimizer.step()
-        if average is not None:
-            average.step()
-    if hook is not None:
-        hook.remove()
+        error: torch.Tensor = (ddp(inputs) - teacher(inputs)).square().mean()
+        return error
+
+    train(ddp, optimizer, exchange, loss, steps)
     with torch.no_grad():
         unseen = torch.randn(512, 16, generator=torch.Generator().manual_seed(7))
         wanted = teacher(unseen)
