@@ -56,7 +56,7 @@ CHANNELS = Knob(
     answers=_COMMUNICATION,
     needs=(_NCCL, _SEVERAL, _LARGE, Need(fact="transport", relation="is not", value="socket")),
     valid=ValidRange(least=1, most=32),
-    excludes=("nccl-sockets", "nccl-max-ctas"),
+    excludes=("nccl-sockets", "nccl-max-ctas", "nccl-ctas"),
     gates=("loss", "data", "memory"),
     doc=(
         "More of a collective in parallel, at the price of GPU cores and buffers that concurrent compute would use."
@@ -80,6 +80,23 @@ MAX_CTAS = Knob(
         " rank whose communication kernels wait. Fewer blocks free some of these cores."
     ),
     source=f"{_DOCS}, NCCL_MAX_CTAS",
+)
+CTAS = Knob(
+    name="nccl-ctas",
+    family=FAMILY,
+    summary="give each communicator this number of thread blocks",
+    safety="exact",
+    answers=dict.fromkeys(_COMMUNICATION, 0.3),
+    needs=(_NCCL, _SEVERAL, _over("nvlink"), _LARGE, Need(fact="nccl", relation="at least", value="2.17")),
+    valid=ValidRange(choices=("16", "32")),
+    excludes=("nccl-channels", "nccl-max-ctas"),
+    gates=("loss", "data", "memory"),
+    doc=(
+        "Sets min_ctas and max_ctas of ProcessGroupNCCL.Options to the same value, because NCCL takes them together"
+        " only, and reads them back from each process group; a group with options of the script's own keeps those."
+        " More blocks move large messages faster, and leave fewer GPU cores to concurrent compute."
+    ),
+    source="NCCL documentation, ncclConfig_t; torch documentation, ProcessGroupNCCL.Options",
 )
 BUFFER = Knob(
     name="nccl-buffer",
@@ -123,7 +140,7 @@ NO_NVLS = Knob(
     ),
     source="NCCL documentation, NCCL_NVLS_ENABLE; research notes on communication",
 )
-KNOBS = (SOCKET, CHANNELS, MAX_CTAS, BUFFER, QUEUE_PAIRS, NO_NVLS)
+KNOBS = (SOCKET, CHANNELS, MAX_CTAS, CTAS, BUFFER, QUEUE_PAIRS, NO_NVLS)
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
@@ -139,6 +156,8 @@ def changes(facts: JobFacts) -> Iterator[Change]:
         yield setting(CHANNELS, channels, environment={"NCCL_MIN_NCHANNELS": str(channels)})
     for blocks in (16, 8):
         yield setting(MAX_CTAS, blocks, environment={"NCCL_MAX_CTAS": str(blocks)})
+    for blocks in (16, 32):
+        yield setting(CTAS, blocks, patch="nccl_options", min_ctas=blocks, max_ctas=blocks)
     for mebibytes in (1, 2) if facts.transport == "pcie" else (8, 16):
         yield setting(BUFFER, mebibytes, environment={"NCCL_BUFFSIZE": str(mebibytes * MIB)})
     for pairs in (2, 4, 8):

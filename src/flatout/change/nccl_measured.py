@@ -30,7 +30,7 @@ MEASURED = Knob(
     answers={"exposed-communication": 1.0, "exposed-all-gather": 1.0, "redundant-gradient-sync": 1.0},
     needs=(Need(fact="num_ranks", relation="at least", value=2),),
     variables=VARIABLES,
-    excludes=("nccl-sockets", "nccl-channels", "nccl-max-ctas", "nccl-buffer", "nccl-queue-pairs"),
+    excludes=("nccl-sockets", "nccl-channels", "nccl-max-ctas", "nccl-ctas", "nccl-buffer", "nccl-queue-pairs"),
     gates=("loss", "data"),
     doc=(
         "Where communication is exposed, a tuning measures candidates for the job's own groups and sizes, checks their"

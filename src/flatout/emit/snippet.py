@@ -102,6 +102,16 @@ def _ddp_hook(patch: Patch) -> Lines:
             return [f"# Top-K {patch.parameters['percent']} %: torch has no hook for it; use `flatout run`."]
 
 
+def _nccl_options(patch: Patch) -> Lines:
+    return _function(
+        "nccl_options()",
+        "# For init_process_group and new_group: pg_options=nccl_options(). NCCL takes both values together only.",
+        "options = torch.distributed.ProcessGroupNCCL.Options()",
+        *[f"options.config.{name} = {number}" for name, number in patch.parameters.items()],
+        "return options",
+    )
+
+
 def _local_sgd(patch: Patch) -> Lines:
     how = "DiLoCo" if patch.parameters.get("outer") else "the mean of the weights"
     return [f"# {how} every {patch.parameters['every']} steps: torch has no switch for it; use `flatout run`."]
@@ -263,6 +273,7 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "ddp_no_sync": _ddp_no_sync,
     "ddp_hook": _ddp_hook,
     "local_sgd": _local_sgd,
+    "nccl_options": _nccl_options,
     "fsdp2": _fsdp2,
     "fsdp2_no_sync": _fsdp2_no_sync,
     "optimizer": _optimizer,

@@ -149,8 +149,9 @@ class _Tuning:
         for candidate in others:
             if candidate.max_ctas is not None:
                 self.notes.append(
-                    f"{candidate.name} were better at some sizes: set config.min_ctas and config.max_ctas of"
-                    f" ProcessGroupNCCL.Options() to {candidate.min_ctas} and {candidate.max_ctas}"
+                    f"{candidate.name} were better at some sizes: flatout tune tries nccl-ctas={candidate.max_ctas},"
+                    f" or set config.min_ctas and config.max_ctas of ProcessGroupNCCL.Options() to"
+                    f" {candidate.min_ctas} and {candidate.max_ctas}"
                 )
             else:
                 self.notes.append(

@@ -32,6 +32,7 @@ MODULES: Mapping[str, str] = {
     "activation_checkpointing": "activation_checkpointing",
     "autocast": "autocast",
     "compile": "compile",
+    "nccl_options": "nccl_options",
     "ddp": "ddp",
     "ddp_hook": "ddp_hook",
     "ddp_no_sync": "ddp_no_sync",

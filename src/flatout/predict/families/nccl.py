@@ -72,6 +72,18 @@ def buffer(situation: Situation, change: Change) -> Scenarios | str:
     )
 
 
+def ctas(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _by_size(
+        situation,
+        large=0.97,
+        worst=1.1,
+        best=0.8,
+        how="each communicator has this number of thread blocks",
+        assumption="a prior: no more than the default was measured to gain on NVLink of two H200",
+    )
+
+
 def queue_pairs(situation: Situation, change: Change) -> Scenarios | str:
     del change
     return _by_size(
@@ -140,6 +152,7 @@ MODELS = {
     "nccl-measured": measured,
     "nccl-sockets": sockets,
     "nccl-channels": channels,
+    "nccl-ctas": ctas,
     "nccl-buffer": buffer,
     "nccl-queue-pairs": queue_pairs,
     "nccl-no-nvls": no_nvls,
