@@ -22,6 +22,9 @@ from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.collective_table import CollectiveTable, TableRow
 from flatout.records.nccl_tuning import NcclTuning
 from flatout.records.stop_rule import StopRule
+from flatout.records.tuning import TuningEnd
+from flatout.report.tuning_next import next_reason, next_words
+from flatout.tune.options import TuneOptions, tune_request
 from flatout.tune.profiled import Profiled
 from flatout.tune.result import is_better
 
@@ -194,3 +197,21 @@ def test_what_ranks_measure_for_the_sizes_of_a_trace_is_tried_and_accepted(
     # By hand: one call of each size per step.
     default_s = 2 * 100e-6 + (2 * MIB + 64 * KIB) / 3e9
     assert kept.settings_speedup == pytest.approx(default_s / (2 * 100e-6 + (2 * MIB + 64 * KIB) / 6e9), rel=0.03)
+
+
+# ---- the next command ----
+
+
+def test_the_next_command_after_a_tuning_of_nccl_alone_continues_it_or_tries_the_rest(tmp_path: Path) -> None:
+    options = TuneOptions(
+        budget_s=600.0, nccl=NcclRequest(is_only=True, time_s=60.0, fabric="f.toml", uses_plugin=False)
+    )
+    nothing = msgspec.structs.replace(MEASURED, environment={}, table=CollectiveTable())
+    result = tuned(runner_with(tmp_path, {}, nothing), nccl=options.nccl)
+    ended = msgspec.structs.replace(result, request=tune_request(options, None))
+    assert next_words(ended, "out")[:4] == ("flatout", "tune", "--budget", "600s")
+    assert next_reason(ended) == "also try other changes than those of NCCL"
+    cut_short = msgspec.structs.replace(ended, end=TuningEnd(ended_by="time_budget", limit=600.0), floor=None)
+    words = next_words(cut_short, "out")
+    assert words[:5] == ("flatout", "tune", "nccl", "--out", "out")
+    assert words[words.index("--time") : words.index("--")] == ("--time", "60s", "--fabric", "f.toml", "--no-plugin")

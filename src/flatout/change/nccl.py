@@ -93,7 +93,7 @@ CTAS = Knob(
     gates=("loss", "data", "memory"),
     doc=(
         "Sets min_ctas and max_ctas of ProcessGroupNCCL.Options to the same value, because NCCL takes them together"
-        " only, and reads them back from each process group; a group with options of the script's own keeps those."
+        " only, and reads them back from each process group; a group for which the script passes options keeps those."
         " More blocks move large messages faster, and leave fewer GPU cores to concurrent compute."
     ),
     source="NCCL documentation, ncclConfig_t; torch documentation, ProcessGroupNCCL.Options",

@@ -34,7 +34,7 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
         "percent": range(1, 51),
         "momentum": (True,),
     },
-    # ProcessGroupNCCL.Options of each process group without options of its own; NCCL takes both together only.
+    # ProcessGroupNCCL.Options of each process group for which the script passes none; NCCL takes both together only.
     "nccl_options": {"min_ctas": range(1, 65), "max_ctas": range(1, 65)},
     # DistributedDataParallel: no exchange of gradients; weights are averaged at every N-th step (`outer`: DiLoCo).
     "local_sgd": {"every": range(2, 10_001), "outer": (True,)},

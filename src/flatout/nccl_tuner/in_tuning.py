@@ -45,6 +45,17 @@ class NcclRequest(msgspec.Struct, frozen=True, kw_only=True):
     uses_plugin: bool = True
 
 
+def nccl_words(request: NcclRequest) -> tuple[str, ...]:
+    """Return the options of `flatout tune nccl` that make this request."""
+    words = ["--time", f"{request.time_s:.0f}s"]
+    for name, value in (("--transport", request.transport), ("--fabric", request.fabric)):
+        if value is not None:
+            words += [name, value]
+    if not request.uses_plugin:
+        words.append("--no-plugin")
+    return tuple(words)
+
+
 def with_measured_collectives(
     facts: JobFacts, done: Diagnosed, folder: Path, request: NcclRequest, say: Say
 ) -> tuple[JobFacts, str | None]:

@@ -159,6 +159,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float
     max_trials: int | None = None
     options: tuple[str, ...] = ()  # separate arguments, as typed
+    subcommand: str = ""  # `nccl`: only changes of NCCL were tried
 
 
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,8 +20,12 @@ def next_words(result: TuneResult, folder: Path | str) -> tuple[str, ...]:
     command = masked_command(result.tuning.command)
     if is_better(result):
         return ("flatout", "run", "--config", str(Path(folder) / "tuned.toml"), "--", *command)
+    subcommand = result.request.subcommand if result.request is not None else ""
     if _is_open(result):
         words = (*_same_folder(result, folder), *_more(result), *_options(result, result.allowed_safety))
+        words = (subcommand, *words) if subcommand else words
+    elif subcommand:
+        words = _as_much(result)
     elif result.allowed_safety == "exact":
         words = (*_as_much(result), *_options(result, "rounding"))
     else:
@@ -78,4 +82,6 @@ def next_reason(result: TuneResult) -> str:
         return "see where its time goes"
     if _is_open(result):
         return "continue with more time" if _same_folder(result, "") else "decide it with more time"
+    if result.request is not None and result.request.subcommand:
+        return "also try other changes than those of NCCL"
     return "also try changes that alter rounding"

@@ -7,7 +7,7 @@ import shlex
 import msgspec
 
 from flatout.errors import UsageError
-from flatout.nccl_tuner.in_tuning import NcclRequest
+from flatout.nccl_tuner.in_tuning import NcclRequest, nccl_words
 from flatout.records.change import Safety
 from flatout.records.tuning import TuneRequest
 from flatout.records.verdict import Objective
@@ -49,6 +49,8 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def tune_request(options: TuneOptions, warmup: int | None, *, applies: bool = False) -> TuneRequest:
     """Return the options that differ from their defaults, which the report needs for the next command."""
+    if options.nccl.is_only:
+        return TuneRequest(budget_s=options.budget_s, options=nccl_words(options.nccl), subcommand="nccl")
     words: list[str] = []
     for knob in options.knobs:
         words += ["--knob", knob]

@@ -1,7 +1,7 @@
 """Set options of NCCL's communicators: the least and the largest number of thread blocks of a collective.
 
 In: `min_ctas` and `max_ctas`, which NCCL takes together only. Out: process groups over NCCL that have them, each read
-back from the group. A group for which the script passes options of its own keeps those.
+back from the group. A group for which the script passes options keeps those.
 """
 
 from __future__ import annotations
