@@ -12,6 +12,7 @@ from tests.nccl_tuner.plugin import ALL_REDUCE, TREE, Plugin
 from tests.slurm import free_port
 
 from flatout.nccl_tuner import measure, tuning
+from flatout.nccl_tuner.backends import TorchBackend
 from flatout.nccl_tuner.plan import Fabric, Law, RankPlan
 from flatout.nccl_tuner.rank import RankMessage
 from flatout.nccl_tuner.table_file import read_table
@@ -135,6 +136,35 @@ def test_gloo_is_measured_with_its_own_settings_and_right_answers(tmp_path: Path
     assert all(size.default_s > 0 for size in result.sizes)
     assert result.table.rows == (), "gloo asks no table"
     assert "gloo" in result.software
+
+
+def test_gloos_threads_are_those_of_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of options for gloo, `torch.distributed.new_group` makes nothing: without a check, all candidates were equal."""
+    import torch
+    import torch.distributed as dist
+
+    of_work = work("all_reduce", sizes=(KIB,), num_ranks=1)
+    start = Start(name="choices", candidates=(Candidate(name="default"),))
+    plan = RankPlan(
+        backend="gloo", start=start, work=of_work, first_round=0, num_rounds=1, time_s=1.0, folder="", meeting=""
+    )
+    made = []
+    original = dist.new_group
+
+    def new_group(*args: object, **kwargs: object) -> object:
+        made.append(original(*args, **kwargs))  # type: ignore[arg-type]
+        return made[-1]
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "new_group", new_group)
+        backend = TorchBackend(torch, 0, 0, plan, KIB)
+        for candidate in (Candidate(name="1 thread", threads=1), Candidate(name="5 threads", threads=5)):
+            backend.communicator(candidate, [(0,)], (0,))
+        threads = [group._get_backend(torch.device("cpu")).options._threads for group in made]
+    finally:
+        dist.destroy_process_group()
+    assert threads == [1, 5]
 
 
 def test_one_command_per_rank_under_a_launcher_decides_alike(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,9 +84,11 @@ class TorchBackend:
         self._set_table(candidate)
         opened = None
         for ranks in groups:  # every rank takes part in making every group
-            group = self._torch.distributed.new_group(
-                list(ranks), backend=self._plan.backend, timeout=_LIMIT, pg_options=self._options(candidate)
-            )
+            with self._gloo_threads(candidate):
+                group = self._torch.distributed.new_group(
+                    list(ranks), backend=self._plan.backend, timeout=_LIMIT, pg_options=self._options(candidate)
+                )
+            self._check_threads(candidate, group)
             if list(ranks) == list(mine):
                 opened = group
         if not mine:
@@ -117,15 +120,42 @@ class TorchBackend:
         os.environ[Variable.NCCL_TABLE] = str(path)
         os.environ[Variable.NCCL_TABLE_COMPARED] = checksum(text.encode())
 
+    @contextmanager
+    def _gloo_threads(self, candidate: Candidate) -> Iterator[None]:
+        """Have torch make gloo's groups with the candidate's threads: `new_group` ignores options for gloo."""
+        if candidate.threads is None:
+            yield
+            return
+        module = self._torch.distributed.distributed_c10d
+        original = module.ProcessGroupGloo
+        options = original._Options()
+        options._devices = [original.create_default_device()]
+        options._threads = candidate.threads
+        options._timeout = _LIMIT
+
+        class WithThreads(original):  # type: ignore[misc, valid-type]
+            def __init__(self, store: Any, rank: int, size: int, timeout: timedelta | None = None) -> None:
+                del timeout
+                super().__init__(store, rank, size, options)
+
+        module.ProcessGroupGloo = WithThreads
+        try:
+            yield
+        finally:
+            module.ProcessGroupGloo = original
+
+    def _check_threads(self, candidate: Candidate, group: Any) -> None:
+        """Raise RuntimeError if a group of this rank does not have the candidate's threads."""
+        is_member = group is not self._torch.distributed.GroupMember.NON_GROUP_MEMBER
+        if candidate.threads is None or not is_member:
+            return
+        threads = group._get_backend(self._device).options._threads
+        if threads != candidate.threads:
+            raise RuntimeError(f"gloo has {threads} threads in place of {candidate.threads}")
+
     def _options(self, candidate: Candidate) -> Any:
         if self._plan.backend == "gloo":
-            if candidate.threads is None:
-                return None
-            options = self._torch.distributed.ProcessGroupGloo._Options()
-            options._devices = [self._torch.distributed.ProcessGroupGloo.create_default_device()]
-            options._threads = candidate.threads
-            options._timeout = _LIMIT
-            return options
+            return None
         problem = options_problem(candidate.min_ctas, candidate.max_ctas)
         if problem is not None:
             raise ValueError(problem)
