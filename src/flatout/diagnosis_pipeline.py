@@ -24,7 +24,7 @@ from flatout.diagnose.recorder import Untraced
 from flatout.errors import InputError
 from flatout.inside.protocol import File
 from flatout.loading.causes import causes_of_slowness
-from flatout.loading.profile import loading_profile
+from flatout.loading_pipeline import loading_of
 from flatout.rank_executor import map_ranks, num_cores
 from flatout.read import RankPart, SeveralRanksError, TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
@@ -222,11 +222,22 @@ def _untraced(recording: Recording) -> Untraced | None:
 
 
 def _with_loader_cause(facts: JobFacts, recording: Recording) -> JobFacts:
-    """Return the facts with the cause for which the slowest rank's batches take their time, if stages were timed."""
-    profile = loading_profile(recording)
+    """Return the facts with the cause for which the slowest rank's batches take their time, if stages were timed.
+
+    Where the rank waits for files, the counters of the file systems name the cause.
+    """
+    profile = loading_of(recording)
     slowest = next((loading for loading in profile.ranks if loading.rank == profile.slowest_rank), None)
     if slowest is None:
         return facts
+    if profile.causes:
+        first = profile.causes[0]
+        return msgspec.structs.replace(
+            facts,
+            loader_cause=first.name.value,
+            loader_stage=first.stage,
+            loader_stage_share=first.share_of_sample,
+        )
     cause, stage = causes_of_slowness(slowest)[0]
     return msgspec.structs.replace(
         facts,

@@ -27,6 +27,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.inside.loader_stages.batch_watch import hook_stages
 from flatout.inside.protocol import File, LoaderStage
+from flatout.loading.read_reports import read_reports
+from flatout.loading.stages import rank_loading
 
 BATCH = 8
 UNDO: list[Callable[[], None]] = []
@@ -253,3 +255,31 @@ def test_an_error_in_a_sample_is_the_jobs(recording: Path, tmp_path: Path) -> No
 
     with pytest.raises(ValueError, match="bad sample 7"):
         run(Broken(tmp_path), num_workers=0)
+
+
+class Shards(IterableDataset[torch.Tensor]):
+    """Shards of some samples each, which the workers take in turn."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+        self.num_shards = len(sizes)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for size in self.sizes[first::step]:
+            yield from torch.zeros(size, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_idle", "spread"),
+    [((40,), 1, None), ((64, 32), 0, 2.0), ((32, 32), 0, 1.0)],
+)
+def test_workers_without_shards_and_with_unequal_ones(
+    sizes: tuple[int, ...], num_idle: int, spread: float | None, recording: Path
+) -> None:
+    run(Shards(*sizes), num_workers=2)
+    read, problems = read_reports(recording)
+    loading = rank_loading(0, "node", [report for _, report in read], None, ranks_on_host=1)
+    assert loading is not None and problems == []
+    assert (loading.num_shards, loading.num_idle_workers, loading.shard_spread) == (len(sizes), num_idle, spread)

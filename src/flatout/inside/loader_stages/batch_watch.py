@@ -253,7 +253,7 @@ class BatchWatch:
             "num_batches": self._num_batches,
             "num_samples": self._num_samples,
             "wall_s": self._wall_s,
-            "elapsed_s": self._last_ended - (self._first_began or self._last_ended),
+            "elapsed_s": self._last_ended - (self._first_began or 0.0) if self._num_batches else 0.0,
             "batch_s": self._batch_s,
             "num_timed": self._num_timed,
             "timed_s": self._timed_s,
