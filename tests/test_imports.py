@@ -62,6 +62,7 @@ COMPOSERS = {
     "rank_executor",
     "run",
     "schedule",
+    "storage_pipeline",
     "submit",
     "testing",
     "tune",

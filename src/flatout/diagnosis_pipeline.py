@@ -24,7 +24,6 @@ from flatout.diagnose.recorder import Untraced
 from flatout.errors import InputError
 from flatout.inside.protocol import File
 from flatout.loading.causes import causes_of_slowness
-from flatout.loading_pipeline import loading_of
 from flatout.rank_executor import map_ranks, num_cores
 from flatout.read import RankPart, SeveralRanksError, TraceSource, assign_ranks, open_sources, read_trace
 from flatout.records.diagnosis import Diagnosis
@@ -34,6 +33,7 @@ from flatout.records.job_log import JobLog, StallCause
 from flatout.records.stall_trace import StalledRank, StallTrace
 from flatout.records.timeline import RankTimeline
 from flatout.step_log.job_log import job_log
+from flatout.storage_pipeline import loading_of
 from flatout.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from flatout.change.collectives import with_collectives
 from flatout.change.transport import with_transport
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
 from flatout.errors import FlatoutError, InputError
-from flatout.loading_pipeline import loading_of
 from flatout.profile import read_recording
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import JobFacts
 from flatout.records.loading import LoadingProfile
 from flatout.records.recording import Recording
 from flatout.records.trial import TrialResult
+from flatout.storage_pipeline import loading_of
 from flatout.trial.result import error_line
 from flatout.tune.loader_model import with_loader_model
 from flatout.tune.long_run import in_the_long_run

@@ -39,14 +39,20 @@ def test_files_that_are_held_open_or_mapped_count_too(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 4096)
     here = mount_of(tmp_path)
     paths = ReadPaths()
-    before = paths.by_mount(with_mapped=True).get(here, 0)
+
+    def held() -> int:
+        return paths.by_mount(with_mapped=False).get(here, 0)
+
+    def mapped() -> int:
+        return paths.by_mount(with_mapped=True).get(here, 0) - held()
+
+    held_before, mapped_before = held(), mapped()
     with path.open("rb") as file:
-        assert paths.by_mount(with_mapped=True)[here] == before + 1
+        assert held() == held_before + 1
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED):
-            held = paths.by_mount(with_mapped=False)[here]  # Python's mmap holds the file open once more
-            assert paths.by_mount(with_mapped=True)[here] == held + 1
+            assert mapped() == mapped_before + 1
     with path.open("wb"):  # what is written is not read
-        assert paths.by_mount(with_mapped=True).get(here, 0) == before
+        assert (held(), mapped()) == (held_before, mapped_before)
 
 
 def test_a_data_set_of_many_folders_is_known_by_the_first_ones(tmp_path: Path) -> None:
