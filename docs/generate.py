@@ -139,7 +139,15 @@ from flatout.records.tracking import (
 )
 from flatout.records.tuning import Bound, GainSought, MoreTrials, Outlook, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
-from flatout.records.watch import GpuStatus, LiveFinding, RankStatus, WatchStatus
+from flatout.records.watch import (
+    DrainCost,
+    GpuAdvice,
+    GpuStatus,
+    LiveFinding,
+    NodeHealth,
+    RankStatus,
+    WatchStatus,
+)
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.recording_json import RecordedRank, RecordingReport
@@ -421,6 +429,11 @@ def watch_json() -> str:
     """The contracts `flatout/watch` and `flatout/top`."""
     records = (WatchStatus, RankStatus, GpuStatus, LiveFinding)
     return _contract("flatout/watch", records)
+
+
+def node_health_json() -> str:
+    """The contract `flatout/node-health`."""
+    return _contract("flatout/node-health", (NodeHealth, GpuAdvice, DrainCost))
 
 
 def ledger_json() -> str:
@@ -900,6 +913,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         policies,
         ledger_json,
         watch_json,
+        node_health_json,
         track_check_json,
         tracked_result_json,
         recording_json,

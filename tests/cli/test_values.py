@@ -74,6 +74,9 @@ def test_every_option_that_takes_a_time_is_known() -> None:
             "flatout tune nccl --budget",
             "flatout tune nccl --time",
             "flatout watch --every",
+            "flatout watch node --checkpoint-every",
+            "flatout watch node --repair",
+            "flatout watch node --restart",
         ]
     )
 

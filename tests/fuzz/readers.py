@@ -69,6 +69,13 @@ def _command(*arguments: str) -> Callable[[Path], object]:
     return lambda path: run(*(argument.replace("{}", str(path)) for argument in arguments))
 
 
+def _node_health(path: Path) -> object:
+    from flatout.watch.health.node import NodeQuestion, judge_node
+
+    question = NodeQuestion(job_gpus=64, node_gpus=8, checkpoint_interval_s=3600, restart_s=300, repair_s=3600)
+    return judge_node(path, question)
+
+
 def _simulated_fabric(path: Path) -> object:
     from flatout.nccl_tuner.command import read_fabric
 
@@ -475,6 +482,7 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader("compare, its folder", trials.comparisons, trials.judge_comparison),
     Reader("explain --error", _one("error.log"), _command("explain", "--error", "{}"), ("flatout explain --error",)),
+    Reader("watch node --log", _one("xids.log"), _node_health, ("flatout watch node --log",)),
     Reader("doctor --from", _doctor_samples, _command("doctor", "--from", "{}"), ("flatout doctor --from",)),
     Reader(
         "doctor --topology",

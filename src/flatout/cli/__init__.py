@@ -40,7 +40,7 @@ HEADINGS: dict[str, tuple[str, ...]] = {
     "Many jobs": ("submit", "schedule", "cost"),
 }
 # Commands below a verb that takes a command of the user, and so cannot be a group: by name, with their functions.
-BELOW_VERBS = {"tune nccl": "tune_nccl", "watch emit": "watch_emit"}
+BELOW_VERBS = {"tune nccl": "tune_nccl", "watch emit": "watch_emit", "watch node": "watch_node"}
 VERBS: tuple[str, ...] = tuple(name for names in HEADINGS.values() for name in names)
 
 

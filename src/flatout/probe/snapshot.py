@@ -152,7 +152,7 @@ def read_machine(environment: Mapping[str, str] = os.environ, *, data: str | Non
     problems: dict[str, str] = {}
     with ThreadPoolExecutor(8) as pool:
         waiting = {name: pool.submit(_output, command) for name, command in _commands(data).items()}
-        log = pool.submit(_kernel_log)
+        log = pool.submit(read_kernel_log)
         for path in (*_FILES, os.path.expanduser("~/.nccl.conf"), *_found(problems)):
             _read(path, files, problems)
         _read_named_topology(environment, files, problems)
@@ -260,7 +260,7 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
             stream.close()
 
 
-def _kernel_log() -> Output:
+def read_kernel_log() -> Output:
     first = _output(("dmesg", "-x"))  # with the level of each line
     if not first.text:
         first = _output(("dmesg",))  # this dmesg may not know -x

@@ -100,3 +100,34 @@ class TopStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs of this host at one moment, as `flatout top --json` prints them."""
 
     jobs: tuple[WatchStatus, ...]
+
+
+NodeAction = Literal["none", "restart_job", "reset_gpu", "drain"]
+
+
+class GpuAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Xids of one GPU call for."""
+
+    address: str
+    action: NodeAction
+    xid: int | None  # the gravest; null: the GPU is gone without one
+    num_xids: int
+    reason: str
+
+
+class DrainCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The expected GPU-hours of draining a node now and of waiting for its failure."""
+
+    drain_gpu_h: float
+    wait_gpu_h: tuple[float, float]  # with the lowest and the highest assumed probability of a failure
+    pays: bool  # draining costs less with either
+    may_pay: bool  # draining costs less with the highest
+
+
+class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on a node, as `flatout watch node --json` prints it."""
+
+    gpus: tuple[GpuAdvice, ...]  # those with Xids
+    needs_action: bool  # a GPU is to be reset, or the node drained
+    is_excerpt: bool  # the log does not begin at the start of the kernel
+    cost: DrainCost | None  # null: no action, or no job to weigh it for
