@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flatout.records.watch import DrainCost, GpuAdvice, NodeHealth
+from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle, visible
 
 _ACTIONS = {
@@ -31,12 +32,14 @@ def _verdict(health: NodeHealth) -> str:
     is_drain = any(gpu.action == "drain" for gpu in health.gpus)
     num_gpus = sum(gpu.action in ("reset_gpu", "drain") for gpu in health.gpus)
     what = "drain this node" if is_drain else "reset before the next job"
-    return f"{what}: {num_gpus} GPU{'s' if num_gpus > 1 else ''} with errors"
+    return f"{what}: {counted(num_gpus, 'GPU')} with errors"
 
 
 def _gpu_sentence(gpu: GpuAdvice) -> str:
     xid = f"Xid {gpu.xid}" if gpu.xid is not None else "no Xid"
-    return f"{visible(gpu.address)}: {_ACTIONS[gpu.action]} ({xid}, {gpu.reason}; {gpu.num_xids} Xids in total)"
+    return (
+        f"{visible(gpu.address)}: {_ACTIONS[gpu.action]} ({xid}, {gpu.reason}; {counted(gpu.num_xids, 'Xid')} in total)"
+    )
 
 
 def _cost_sentence(cost: DrainCost) -> str:
