@@ -183,6 +183,23 @@ def test_an_error_of_the_data_set_is_raised_as_it_is(watch: LoaderWatch) -> None
         facts(Samples(fail))
 
 
+class Unreadable(Samples):
+    """Raises when anything but PyTorch looks at it."""
+
+    @property
+    def bit_generator(self) -> Any:
+        raise RuntimeError("not for you")
+
+
+def test_what_cannot_be_looked_at_is_no_error_of_the_job(watch: LoaderWatch) -> None:
+    with torch.inference_mode():
+        samples = Samples(wait)
+        samples.made_in_inference_mode = torch.zeros(3)  # type: ignore[attr-defined]
+        assert facts(samples)["loader_draws"] is False
+    loader = DataLoader([Unreadable(wait)] * 4, batch_size=2, collate_fn=len)
+    assert list(loader) == [2, 2]
+
+
 def test_the_batches_and_the_random_state_are_those_without_the_watch(tmp_path: Path) -> None:
     def batches() -> list[list[float]]:
         torch.manual_seed(3)

@@ -110,6 +110,15 @@ def inference(model: nn.Module, arguments: argparse.Namespace, rank: int) -> Non
             loss_of(model, tokens)
 
 
+def answering(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
+    """Nothing but calls of the model: no loader of torch's, no loss."""
+    generator = torch.Generator().manual_seed(rank)
+    model.eval()
+    with torch.inference_mode():
+        for _ in range(arguments.steps):
+            model(torch.randint(0, 50, (4, 12), generator=generator))
+
+
 def evaluated_first(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
     inference(model, arguments, rank)
     model.train()
@@ -194,6 +203,7 @@ MODES = {
     "scaler": scaled,
     "fused-scaler": scaled,
     "adversarial": adversarial,
+    "answering": answering,
     "inference": inference,
     "fetched-ahead": fetched_ahead,
     "evaluated-first": evaluated_first,

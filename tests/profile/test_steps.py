@@ -72,6 +72,16 @@ def test_without_an_optimizer_a_batch_is_a_step(tmp_path: Path) -> None:
     assert len(rank.traced_steps) == 3
 
 
+def test_in_a_script_that_only_infers_a_call_of_the_model_is_a_step(tmp_path: Path) -> None:
+    rank = only_rank(tmp_path, "--steps", 150, "--mode", "answering", options=("--warmup", "12"))
+    assert rank.steps_from == "forward"
+    assert len(rank.steps.number) == 149, "the program's tail after the last call is no step"
+    assert set(rank.steps.num_samples) == {4.0}
+    assert set(rank.steps.num_tokens) == {48.0}
+    assert set(rank.steps.num_backward) == {0}
+    assert len(rank.traced_steps) == 3
+
+
 @pytest.mark.parametrize(("num_steps", "traced"), [(22, ()), (24, (22, 23))])
 def test_the_end_of_the_program_is_no_step(tmp_path: Path, num_steps: int, traced: tuple[int, ...]) -> None:
     """The trace begins with step 22: after 12 steps, 5 that are measured, and 4 for the FLOPs and the profiler."""

@@ -40,6 +40,8 @@ from flatout.inside.overlay.redirect import redirect
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
 from flatout.inside.recording.attempt import find_attempt
+from flatout.inside.recording.batches import Count
+from flatout.inside.recording.forward_calls import FORWARD_CALLS, Listener
 from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
@@ -155,7 +157,7 @@ def install() -> list[Callable[[], None]]:
         guarded(note_failures)(Path(failures))
     if settings is not None:
         os.register_at_fork(after_in_child=_after_fork)
-        hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints]
+        hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints, _hook_forward_calls]
         if settings.watches_loaders:
             undos.append(guarded(hook_fetchers)(settings.state))
         if settings.times_loader_stages:
@@ -318,6 +320,18 @@ def _hook_scalers() -> Callable[[], None]:
         scaler_class.scale, scaler_class.step = original_scale, original_step
 
     return undo
+
+
+def _hook_forward_calls() -> Callable[[], None]:
+    def begins(model: int, count: Count) -> bool:
+        active = PROCESS.active or PROCESS.begin()
+        return active is not None and active.forward_begins(model, count)
+
+    def ended(number: int, output: object) -> None:
+        if PROCESS.active is not None and PROCESS.active.model_outputs is not None:
+            PROCESS.active.model_outputs.take(number, output)
+
+    return FORWARD_CALLS.add(Listener(begins, ended))
 
 
 def _hook_checkpoints() -> Callable[[], None]:

@@ -109,6 +109,7 @@ class File:
     PACKED_STALL_TRACE = FileName("stall-rank", ".json.gz")
     FACTS = FileName("facts-rank", ".json")  # by rank
     GRADIENTS = FileName("gradients-rank", ".json")  # by rank
+    MODEL_OUTPUTS = FileName("model-outputs-rank", ".json")  # by rank: digests of what a script that infers computed
     DATA_CHECK = FileName("data-check-rank", ".json")  # by rank
     FAILURE = FileName("failure-", ".json")  # by process, also in a folder for heartbeats
     PATCHES = FileName("patches-", ".jsonl")  # by process

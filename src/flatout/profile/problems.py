@@ -49,7 +49,7 @@ def _nothing(run: HostRecording) -> Quality:
     else:
         problem = (
             f"{run.num_torch} process{'es' * (run.num_torch > 1)} imported torch, but none made an optimizer step, "
-            "a backward pass or two batches of a DataLoader"
+            "a backward pass, two batches of a DataLoader or two calls of a model without gradients"
         )
     return Quality(problem=problem, effect="only the machine was recorded")
 

@@ -68,7 +68,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     device: DeviceFacts | None  # None: the CPU
     backend: str | None
     torch: str
-    steps_from: str  # optimizer | batch | backward
+    steps_from: str  # optimizer | batch | backward | forward
     steps: Steps
     settled_step: int | None  # first step after warm-up; None: the job ended before
     untraced_step_s: float | None  # median of the steps after warm-up, before the recorder affected any

@@ -72,6 +72,16 @@ class GradientNorms(msgspec.Struct, frozen=True, kw_only=True):
     rank_spread: float | None = None
 
 
+class OutputDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor that a model returned in one of its first calls, on rank 0, in a script that only infers."""
+
+    call: Count  # of the model, from 0
+    shape: tuple[int, ...]
+    norm: float | None = None  # None: it has no plain values
+    entries: tuple[float, ...] = ()  # at fixed places
+    answers: tuple[int, ...] = ()  # place of the largest entry along the last dimension, of the first rows
+
+
 class StartState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one optimizer before the first step of a trial, over all ranks."""
 
@@ -106,6 +116,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()  # of each step, including warm-up, for the gates
     gradients: tuple[GradientNorms, ...] = ()  # per optimizer, in the order of first use; (): unknown
     start: tuple[StartState, ...] = ()  # per optimizer, as `gradients`; (): unknown
+    model_outputs: tuple[OutputDigest, ...] = ()  # of a script that only infers; (): unknown
     loader_workers: Count | None = None  # of a rank's DataLoader; random augmentation depends on their number
     start_s: Seconds | None = None  # from the start of the command to the first measured step
     start_costs: StartCosts | None = None  # its parts; None: unknown, or an older journal

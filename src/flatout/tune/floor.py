@@ -12,8 +12,7 @@ from flatout.records.trial import TrialResult
 from flatout.records.verdict import Objective
 from flatout.report.outlook_phrases import first_outlook_sentence, outlook_sentence, trial_sentence
 from flatout.report.start_costs import start_hint, start_line
-from flatout.trial.gates import loss_note
-from flatout.trial.gradient_gate import gradient_note
+from flatout.trial.output_gate import reference_notes
 from flatout.tune.budget import FEWEST_FLOOR_TRIALS, NUM_FLOOR_TRIALS, num_floor_trials, time_is_up
 from flatout.tune.options import OBJECTIVES
 from flatout.tune.outlook import first_outlook, outlook
@@ -46,10 +45,9 @@ def measure_baseline(setup: Setup) -> Progress:
     for sentence in (start_line(baselines), start_hint(baselines)):
         if sentence is not None:
             setup.say(sentence)
-    for note in (loss_note(baselines), gradient_note(baselines)):
-        if note is not None:
-            progress = progress.with_note(note)
-            setup.say(note)
+    for note in reference_notes(baselines):
+        progress = progress.with_note(note)
+        setup.say(note)
     return progress
 
 

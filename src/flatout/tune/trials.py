@@ -13,6 +13,7 @@ from flatout.records.trial import TrialResult
 from flatout.records.tuning import TriedOutcome, TuningEnd
 from flatout.trial.gates import GateResult, check_losses, check_memory
 from flatout.trial.gradient_gate import check_gradients
+from flatout.trial.output_gate import check_model_outputs
 from flatout.tune.budget import FEW_TRIALS, num_left, used_up
 from flatout.tune.progress import Progress, Setup, StoppedError
 from flatout.tune.trial_length import JobTimes, trial_length
@@ -128,7 +129,11 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
         return GateResult(is_passed=False, reason=result.wrong_data)
     baselines = progress.evidence.baselines
     losses = check_losses(result, baselines, changes)
-    for gate in (losses, check_gradients(result, baselines, changes)):
+    for gate in (
+        losses,
+        check_gradients(result, baselines, changes),
+        check_model_outputs(result, baselines, changes),
+    ):
         if not gate.is_passed:
             return gate
     added = progress.applied.added(changes)
@@ -137,6 +142,7 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
         for gate in (
             check_losses(result, current, alone),
             check_gradients(result, current, alone, others=baselines),
+            check_model_outputs(result, current, alone),
         ):
             if not gate.is_passed:
                 return msgspec.structs.replace(gate, reason=f"compared with the applied changes: {gate.reason}")

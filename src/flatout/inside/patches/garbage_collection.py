@@ -1,9 +1,10 @@
 """Decide when Python's garbage collector runs: never, on all ranks at the same step, or over new objects only.
 
-In: the ends of steps, by the optimizers that step. Ranks that do the same steps count the same, so they collect at the
-same step without a message. A step that a GradScaler skips is not counted. Nothing is done before `after` steps. The
-collector is neither turned off nor called in a script that turns it off itself or that turns it on again later; there,
-objects can only be frozen, which also shortens the collections that the script asks for.
+In: the ends of steps, by the optimizers that step, or by the calls of a model in a script that only infers. Ranks that
+do the same steps count the same, so they collect at the same step without a message. A step that a GradScaler skips is
+not counted. Nothing is done before `after` steps. The collector is neither turned off nor called in a script that turns
+it off itself or that turns it on again later; there, objects can only be frozen, which also shortens the collections
+that the script asks for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from flatout.inside.collector import COLLECTOR
 from flatout.inside.live_objects import live_objects
 from flatout.inside.patches.report import Report
+from flatout.inside.recording.batches import Count
+from flatout.inside.recording.forward_calls import FORWARD_CALLS, Listener
 from flatout.inside.recording.step_detector import StepDetector
 
 YOUNG, ALL = 1, 2  # generations of Python's collector
@@ -27,7 +30,7 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def garbage_collection(report: Report, *, how: str, after: int, every: int = 0) -> None:
-    report.waits(f"no optimizer has stepped {after} times")
+    report.waits(f"fewer than {after} steps were made")
     detector = StepDetector()
     collections = _Collections(report, how, after, every)
     step_ends = report.guarded(collections.step_ends)
@@ -37,6 +40,13 @@ def garbage_collection(report: Report, *, how: str, after: int, every: int = 0) 
             step_ends()
 
     register_optimizer_step_post_hook(after_step)
+
+    def call_begins(model: int, count: Count) -> bool:
+        if detector.forward(model):
+            step_ends()
+        return detector.counts_forward
+
+    FORWARD_CALLS.add(Listener(call_begins))
 
 
 class _Collections:

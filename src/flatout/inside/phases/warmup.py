@@ -35,7 +35,7 @@ HOPELESS_STEPS, HOPELESS_FACTOR = 4, 3.0  # steps in a row, and how many times a
 
 # Steps that are not optimizer steps can turn out to be parts of an optimizer step (an evaluation before the training,
 # gradients accumulated over many batches), so more of them are required.
-MIN_STEPS = {StepSource.OPTIMIZER: _DDP_STEPS, StepSource.BATCH: 20, StepSource.BACKWARD: 64}
+MIN_STEPS = {StepSource.OPTIMIZER: _DDP_STEPS, StepSource.BATCH: 20, StepSource.BACKWARD: 64, StepSource.FORWARD: 20}
 
 
 class WarmupDetector:

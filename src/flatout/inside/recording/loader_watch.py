@@ -76,14 +76,14 @@ class LoaderWatch:
     def fetch(self, original: Callable[[Any, Any], Any], fetcher: Any, index: Any) -> Any:
         """Return the batch that the fetcher makes, and measure how it was made if it is one of the first."""
         entered = time.perf_counter()
+        report = before = None
         try:
             report = self._open_report(fetcher.dataset)
+            before = None if report is None else _state(fetcher.dataset)
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("loader watch")
-            report = None
-        if report is None:
+        if report is None or before is None:
             return original(fetcher, index)
-        before = _state(fetcher.dataset)
         began = _clocks()
         batch = original(fetcher, index)
         spent = [end - start for start, end in zip(began, _clocks(), strict=True)]
@@ -216,7 +216,8 @@ def _look_at(part: Any, depth: int, found: list[Any], seen: set[int]) -> None:
         return
     seen.add(id(part))
     if isinstance(part, torch.Tensor):
-        found.append(part._version)
+        if not part.is_inference():  # a tensor made in inference mode counts no changes
+            found.append(part._version)
     elif isinstance(part, torch.Generator):
         found.append(part.get_state().numpy().tobytes())
     elif isinstance(part, random.Random):

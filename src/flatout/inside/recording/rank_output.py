@@ -12,6 +12,7 @@ import weakref
 from typing import Any
 
 from flatout.inside.checks.gradients import GradientRecorder
+from flatout.inside.checks.model_outputs import ModelOutputRecorder
 from flatout.inside.identity import find_identity
 from flatout.inside.log import LOG
 from flatout.inside.phases.phases import Phases
@@ -80,7 +81,14 @@ class RankOutput:
             values: list[Any] = [[step, json_number(loss.loss), loss.is_skipped] for step, loss in fetched.items()]
             self.file.event(StepFileEvent.LOSSES, values=values)
 
-    def finish(self, steps: list[Step], *, num_steps: int, detector: StepDetector) -> None:
+    def finish(
+        self,
+        steps: list[Step],
+        *,
+        num_steps: int,
+        detector: StepDetector,
+        model_outputs: ModelOutputRecorder | None = None,
+    ) -> None:
         """Write everything that is still buffered and close the file, without waiting for an unresponsive GPU."""
         file, phases = self.file, self.phases
         assert file is not None and phases is not None
@@ -93,6 +101,8 @@ class RankOutput:
                 self.write_losses()
                 if self._gradients is not None:
                     self._gradients.write(self._settings.folder, file.rank)
+                if model_outputs is not None:
+                    model_outputs.write(self._settings.folder, file.rank)
         except Exception:  # noqa: BLE001 - the rest is still to be written
             LOG.error("finish")
         file.event(

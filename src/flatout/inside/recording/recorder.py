@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from flatout.inside.checks.gradients import GradientRecorder
+from flatout.inside.checks.model_outputs import ModelOutputRecorder
 from flatout.inside.log import LOG
 from flatout.inside.protocol import StepFileEvent, StepKind
 from flatout.inside.recording.batches import Count, count_batch, count_shape
@@ -59,6 +60,7 @@ class Recorder:
         self._between_steps = between_steps
         self.losses = Losses()
         self.gradients = GradientRecorder(settings.warmup) if settings.has_gradients else None
+        self.model_outputs = ModelOutputRecorder() if settings.has_gradients else None
         self._pid = os.getpid()
         self._detector = StepDetector()
         self._output = RankOutput(settings, self.losses, self.gradients)
@@ -164,6 +166,19 @@ class Recorder:
         self._note((Recorder._on_backward, now, loss))
         if now >= self._next_work_ns:
             self._process(now)
+
+    def forward_begins(self, model: int, count: Count) -> bool:
+        """Note the call of a model without gradients; return whether the script may do nothing but infer."""
+        if _thread() != self._thread:
+            return True
+        if self._is_by_optimizer or self._num_backward or self._detector.is_training:
+            self.model_outputs = None
+            return False
+        now = _now()
+        self._note((Recorder._on_forward, now, model, count))
+        if now >= self._next_work_ns:
+            self._process(now)
+        return True
 
     def loss_scaled(self, scaled: object, unscaled: object) -> None:
         """Note that a GradScaler has scaled the loss `unscaled` to `scaled`."""
@@ -328,11 +343,26 @@ class Recorder:
             if not self._start_ns:
                 self._first_ns = self._start_ns = now
             closes = self._detector.backward()
+            if self._detector.restarts:
+                self._restart()
             if closes:
                 self._close_step(now)
         self._num_backward += 1
         self._spells.backward()
         self.losses.add(loss)
+        return closes
+
+    def _on_forward(self, now: int, model: int, count: Count) -> bool:
+        if not self._start_ns:
+            self._first_ns = self._start_ns = now
+        closes = self._detector.forward(model)
+        if not self._detector.counts_forward:
+            return False
+        if closes:
+            self._close_step(now)
+        if closes or not self._num_batches:  # of the models of a step, the first has the step's batch
+            self._num_batches = 1
+            self._counts = [count]
         return closes
 
     def _on_optimizer(self, now: int, thread: int, optimizer: int, is_skipped: bool | None, found_inf: Any) -> bool:
@@ -473,7 +503,8 @@ class Recorder:
         if self._output.file is None and not self._output.claim(str(self._detector.source), self._optimizers):
             return
         self.is_stopped = True
-        self._output.finish(self._ended, num_steps=self._step, detector=self._detector)
+        outputs = None if self._detector.is_training else self.model_outputs
+        self._output.finish(self._ended, num_steps=self._step, detector=self._detector, model_outputs=outputs)
 
     def forget(self) -> None:
         """Stop without writing, in a forked child, because the recording belongs to the parent."""

@@ -1,10 +1,12 @@
 """Detect where one step ends and the next begins, from the events of a training loop. This module does not use torch.
 
-In: optimizer steps, batches from loaders, backward passes. Out: whether the event ended a step.
+In: optimizer steps, batches from loaders, backward passes, calls of models without gradients. Out: whether the event
+ended a step.
 
 If an optimizer steps, steps are counted by optimizer. Several optimizers that step in turn (the two optimizers of a
 GAN, Muon and AdamW, one per layer) make one step, which ends with the optimizer that appeared last. Without an
-optimizer, each batch is a step, and without batches, each backward pass.
+optimizer, each batch is a step; without batches, each backward pass; and in a script that only infers, each call of its
+first model.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from enum import StrEnum
 
 # After this many steps of one optimizer without a step of the closing optimizer, the latter is no longer in use.
 MAX_STEPS_WITHOUT_CLOSER = 64
+# After this many calls of other models, the model whose calls were steps is no longer in use.
+MAX_CALLS_OF_OTHERS = 64
 
 
 class StepSource(StrEnum):
@@ -23,6 +27,7 @@ class StepSource(StrEnum):
     OPTIMIZER = "optimizer"
     BATCH = "batch"
     BACKWARD = "backward"
+    FORWARD = "forward"
 
 
 class StepDetector:
@@ -38,6 +43,8 @@ class StepDetector:
         self._since_close: Counter[Hashable] = Counter()
         self._has_batch = False
         self._has_backward = False
+        self._model: Hashable = None  # each of its calls is a step of a script that only infers
+        self._num_calls_of_others = 0
 
     def optimizer(self, optimizer: Hashable) -> bool:
         """Take the step of an optimizer."""
@@ -72,7 +79,7 @@ class StepDetector:
         self.restarts = False
         if self.source is StepSource.OPTIMIZER:
             return False
-        self.restarts = self.source is StepSource.BACKWARD and self._has_closed
+        self.restarts = self.source in (StepSource.BACKWARD, StepSource.FORWARD) and self._has_closed
         self.source = StepSource.BATCH
         ended, self._has_batch = self._has_batch, True
         self._has_closed |= ended
@@ -84,14 +91,37 @@ class StepDetector:
 
     def backward(self) -> bool:
         """Take the start of a backward pass, which ends the step of the previous pass."""
-        self.restarts = False
-        if self.source not in (None, StepSource.BACKWARD):
+        self.restarts = self.source is StepSource.FORWARD and self._has_closed
+        if self.source not in (None, StepSource.BACKWARD, StepSource.FORWARD):
             self._has_backward = True
             return False
         self.source = StepSource.BACKWARD
         ended, self._has_backward = self._has_backward, True
         self._has_closed |= ended
         return ended
+
+    def forward(self, model: Hashable) -> bool:
+        """Take the call of a model without gradients, which ends the step of the same model's previous call.
+
+        Calls of other models belong to the step, until the first model is called no more.
+        """
+        self.restarts = False
+        if not self.counts_forward:
+            return False
+        self.source = StepSource.FORWARD
+        if model == self._model:
+            self._num_calls_of_others = 0
+            self._has_closed = True
+            return True
+        self._num_calls_of_others += 1
+        if self._model is None or self._num_calls_of_others > MAX_CALLS_OF_OTHERS:
+            self._model, self._num_calls_of_others = model, 0
+        return False
+
+    @property
+    def counts_forward(self) -> bool:
+        """Whether the calls of models are the only events so far."""
+        return self.source in (None, StepSource.FORWARD)
 
     @property
     def is_training(self) -> bool:

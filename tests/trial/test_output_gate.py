@@ -1,0 +1,134 @@
+"""A script that only infers has no loss: its first outputs are held against those of the unchanged job."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from tests.trial.training import changes
+from tests.trial.training import trial as trained
+
+from flatout.inside.checks.model_outputs import MAX_CALLS, MAX_ENTRIES, ModelOutputRecorder
+from flatout.inside.protocol import File
+from flatout.records.change import Safety
+from flatout.records.trial import TrialResult
+from flatout.trial.model_outputs import read_model_outputs
+from flatout.trial.output_gate import check_model_outputs, output_note, reference_notes
+
+
+def trial(tmp_path: Path, outputs: list[object]) -> TrialResult:
+    """A trial whose model returned these, written and read as in a real one."""
+    recorder = ModelOutputRecorder()
+    for call, output in enumerate(outputs):
+        recorder.take(call, output)
+    recorder.write(tmp_path, 0)
+    return msgspec.structs.replace(trained(()), model_outputs=read_model_outputs(tmp_path))
+
+
+def logits(off: float = 0.0, seed: int = 0) -> list[object]:
+    """Three calls with clear answers; each entry is off by this share of the entries' size."""
+    random = np.random.default_rng(seed)
+    values = random.normal(size=(3, 8, 10))
+    return [torch.tensor(each * (1 + off)) for each in values]
+
+
+@pytest.mark.parametrize(
+    ("safety", "off", "is_passed"),
+    [
+        ("exact", 0.0, True),
+        ("exact", 0.9e-5, True),
+        ("exact", 1.1e-5, False),
+        ("rounding", 0.045, True),
+        ("rounding", 0.055, False),
+        ("semantic", 0.5, True),
+    ],
+)
+def test_outputs_may_differ_by_as_much_as_the_change_allows(
+    tmp_path: Path, safety: Safety, off: float, is_passed: bool
+) -> None:
+    base = [trial(tmp_path, logits())] * 2
+    assert check_model_outputs(trial(tmp_path, logits(off)), base, changes(safety)).is_passed is is_passed
+
+
+def test_other_answers_are_refused_even_if_the_numbers_are_near(tmp_path: Path) -> None:
+    near = torch.tensor([[1.0, 0.999]] * 64)
+    base = [trial(tmp_path, [near])] * 2
+    two, one = near.clone(), near.clone()
+    two[:2, 1] = one[:1, 1] = 1.001
+    passed = check_model_outputs(trial(tmp_path, [one]), base, changes("rounding"))
+    refused = check_model_outputs(trial(tmp_path, [two]), base, changes("rounding"))
+    assert passed.is_passed, "1 of 64 answers"
+    assert not refused.is_passed
+    assert "97 % of its answers are the job's, and 98 % must be" in refused.reason
+
+
+def test_a_model_with_half_of_its_layers_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16) for _ in range(4)]
+    inputs = torch.randn(4, 16)
+    with torch.no_grad():
+        whole = [torch.nn.Sequential(*layers)(inputs)]
+        half = [torch.nn.Sequential(*layers[:2])(inputs)]
+    gate = check_model_outputs(trial(tmp_path, half), [trial(tmp_path, whole)], changes("exact"))
+    assert not gate.is_passed
+    assert "its outputs differ by" in gate.reason
+
+
+def test_another_shape_another_number_and_nothing_at_all_are_refused(tmp_path: Path) -> None:
+    base = [trial(tmp_path, [torch.ones(2, 3)])]
+    for other in ([torch.ones(2, 4)], [torch.full((2, 3), math.nan)], [torch.full((2, 3), math.inf)]):
+        assert not check_model_outputs(trial(tmp_path, other), base, changes("rounding")).is_passed
+    assert not check_model_outputs(trained(()), base, changes("exact")).is_passed
+
+
+@pytest.mark.parametrize(("off", "is_known"), [(0.9e-3, True), (1.1e-3, False)])
+def test_of_a_job_that_does_not_repeat_itself_no_gain_is_claimed(tmp_path: Path, off: float, is_known: bool) -> None:
+    base = [trial(tmp_path, logits()), trial(tmp_path, logits(off))]
+    gate = check_model_outputs(trial(tmp_path, logits()), base, changes("exact"))
+    assert gate.is_passed is is_known
+    note = output_note(base)
+    if not is_known:
+        assert "cannot be judged" in gate.reason
+        assert note is not None and "no gain can be claimed" in note
+    else:
+        assert note is None
+
+
+def test_of_a_model_that_returns_text_no_gain_is_claimed(tmp_path: Path) -> None:
+    base = [trial(tmp_path, ["a sentence"])]
+    assert not check_model_outputs(trial(tmp_path, ["a sentence"]), base, changes("exact")).is_passed
+    assert reference_notes(base) == ("the job's model returns no tensors of plain numbers, so no gain can be claimed",)
+
+
+def test_a_job_that_trains_is_judged_by_its_losses_and_gradients() -> None:
+    assert check_model_outputs(trained(()), [trained(())], changes("exact")).is_passed
+    assert any("loss" in note for note in reference_notes([trained(())]))
+
+
+def test_outputs_in_dictionaries_and_tuples_are_found_in_a_fixed_order(tmp_path: Path) -> None:
+    tensor, other = torch.arange(6.0).reshape(2, 3), torch.ones(1)
+    first = trial(tmp_path, [{"logits": tensor, "cache": (other, [other])}])
+    second = trial(tmp_path, [{"cache": (other, [other]), "logits": tensor}])
+    assert first.model_outputs == second.model_outputs
+    assert [digest.shape for digest in first.model_outputs] == [(1,), (1,), (2, 3)]
+    assert first.model_outputs[2].answers == (2, 2)
+    assert first.model_outputs[2].norm == pytest.approx(math.sqrt(55))
+
+
+def test_only_the_first_calls_and_a_few_entries_are_kept(tmp_path: Path) -> None:
+    digests = trial(tmp_path, [torch.arange(1000.0)] * (MAX_CALLS + 3)).model_outputs
+    assert [digest.call for digest in digests] == list(range(MAX_CALLS))
+    entries = digests[0].entries
+    assert len(entries) == MAX_ENTRIES
+    assert (entries[0], entries[-1]) == (0.0, 999.0)
+
+
+@pytest.mark.parametrize("content", ["", "{", json.dumps({"rank": 0, "calls": {"x": 1}})])
+def test_a_damaged_file_is_unknown(tmp_path: Path, content: str) -> None:
+    (tmp_path / File.MODEL_OUTPUTS.of(0)).write_text(content)
+    assert read_model_outputs(tmp_path) == ()
