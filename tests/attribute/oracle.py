@@ -389,6 +389,8 @@ class Rank:
                 return "checkpoint"
             if self.is_open_on_launching_thread(time, [e for e in self.events if is_data_loading(e)]):
                 return "data_loading"
+            if self.waits_for_loader_thread(time, self.launching_threads):
+                return "data_loading"
             if self.is_open_on_launching_thread(time, [e for e in self.events if is_allocator_call(e)]):
                 return "allocator"
         if self.is_drained_by_sync(gap[0]):
@@ -401,6 +403,19 @@ class Rank:
         if self.is_open_on_launching_thread(time, self.host) or self.is_in_host_step(time):
             return "host_launch"
         return "unattributed"
+
+    def waits_for_loader_thread(self, time: int, threads: set[tuple[str, str] | None]) -> bool:
+        """Whether these threads are idle while another one is in a loader's next(), and continue within 6 ms of it."""
+        work = [e for e in self.host if e.thread in threads and step_number(e) is None and e.start < e.end]
+        loading = [e for e in self.events if is_data_loading(e) and e.thread not in threads]
+        if any(event.is_open_at(time) for event in work) or not any(event.is_open_at(time) for event in loading):
+            return False
+        before = [event.end for event in work if event.end <= time]
+        after = [event.start for event in work if event.start > time]
+        if not before or not after:
+            return False
+        returned = [event.end for event in loading if max(before) < event.end <= min(after)]
+        return bool(returned) and min(after) - max(returned) <= 6_000_000
 
     # CPU jobs
 
@@ -420,6 +435,8 @@ class Rank:
         if any(start <= time < end for start, end in self.checkpoints):
             return "checkpoint"
         if any(is_data_loading(event) for event in on_training_thread):
+            return "data_loading"
+        if self.waits_for_loader_thread(time, threads):
             return "data_loading"
         if self.has_unseen_gpu:
             return "unattributed"

@@ -42,6 +42,51 @@ def test_a_rank_late_by_its_data_loading_is_blamed_for_data_loading() -> None:
     assert blame(waiter(200), late) == {(0, 1, "data_loading"): 200}
 
 
+def test_the_root_of_a_broadcast_does_not_wait_so_both_ranks_are_not_in_sync_after_it() -> None:
+    """Rank 0 sends its buffers and goes on; rank 1 loads data until 300, and only then receives them."""
+    root = TraceBuilder(0).step(1, 0, 2000).collective("broadcast", 5, 10, 20, root=0)
+    root.launch("gemm", 60, 5, 100, 50).collective("allreduce", 105, 160, 440)
+    late = TraceBuilder(1).step(1, 0, 2000).data_loading(0, 300).collective("broadcast", 300, 310, 20, root=0)
+    late.launch("gemm", 350, 5, 400, 50).collective("allreduce", 405, 460, 140)
+    charges = {cause: us for cause, us in blame(root, late).items() if cause[:2] == (0, 1)}
+    assert charges[0, 1, "data_loading"] / sum(charges.values()) > 0.8
+
+
+LOADER_THREAD = 77
+
+
+def test_a_rank_late_by_a_loader_in_a_thread_of_its_own_is_blamed_for_data_loading() -> None:
+    """As `DataLoaderX` does: the training thread waits at a queue, and goes on when the loader has a batch."""
+    late = TraceBuilder(1).step(1, 0, 1000).op("aten::zero_", 0, 10)
+    late.data_loading(0, 200, thread=LOADER_THREAD).launch("gemm", 200, 5, 205, 100).collective(
+        "allreduce", 205, 310, 190
+    )
+    charges = blame(waiter(200), late)
+    assert charges[0, 1, "data_loading"] >= 180
+    assert sum(charges.values()) == pytest.approx(200)
+
+
+@pytest.mark.parametrize(("ends_at_us", "part"), [(1_100, "data_loading"), (900, "host_launch")])
+def test_a_thread_that_goes_on_long_after_the_batch_did_not_wait_for_it(ends_at_us: float, part: str) -> None:
+    """The hand-over to another thread takes at most 6 ms."""
+    begins = 7_000.0
+    late = TraceBuilder(1).step(1, 0, 20_000).op("aten::zero_", 0, 10)
+    late.data_loading(0, ends_at_us, thread=LOADER_THREAD).launch("gemm", begins, 5, begins + 5, 100)
+    late.collective("allreduce", begins + 5, begins + 110, 190)
+    early = (
+        TraceBuilder(0).step(1, 0, 20_000).launch("gemm", 0, 5, 5, 100).collective("allreduce", 5, 110, begins + 190)
+    )
+    assert (0, 1, "data_loading") in blame(early, late) or part == "host_launch"
+    assert ((0, 1, "data_loading") in blame(early, late)) is (part == "data_loading")
+
+
+def test_a_loader_that_is_ahead_in_its_own_thread_is_no_cause() -> None:
+    late = TraceBuilder(1).step(1, 0, 20_000).op("aten::zero_", 0, 10).data_loading(0, 50, thread=LOADER_THREAD)
+    late.launch("gemm", 10_000, 5, 10_005, 100).collective("allreduce", 10_005, 10_110, 190)
+    early = TraceBuilder(0).step(1, 0, 20_000).launch("gemm", 0, 5, 5, 100).collective("allreduce", 5, 110, 10_190)
+    assert (0, 1, "data_loading") not in blame(early, late)
+
+
 def test_a_rank_late_by_its_host_is_blamed_for_launch_work() -> None:
     late = TraceBuilder(1).step(1, 0, 1000)
     late.launch("gemm", 200, 5, 205, 100).collective("allreduce", 205, 310, 190)

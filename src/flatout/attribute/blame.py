@@ -252,10 +252,20 @@ class BlameBook:
         for end, index in reversed(self._history[waiting][max(at - MAX_LOOK_BACK, 0) : at]):
             if end < earliest:
                 return None
-            kernel = self._matches[index].kernels.get(late)
-            if kernel is not None and self._level[late][kernel] and self._kernels[late].end_ns[kernel] <= arrivals[1]:
-                return self._at_end[waiting][self._matches[index].kernels[waiting]], self._at_end[late][kernel]
+            kernels = self._matches[index].kernels
+            kernel = kernels.get(late)
+            if kernel is None or not self._level[late][kernel] or self._kernels[late].end_ns[kernel] > arrivals[1]:
+                continue
+            if self._have_met(waiting, kernels[waiting], late, kernel):
+                return self._at_end[waiting][kernels[waiting]], self._at_end[late][kernel]
         return None
+
+    def _have_met(self, waiting: int, waiting_kernel: int, late: int, late_kernel: int) -> bool:
+        """Whether neither rank left this collective before the other came: the root of a broadcast need not wait."""
+        own, other = self._kernels[waiting], self._kernels[late]
+        is_own_last = own.end_ns[waiting_kernel] >= other.start_ns[late_kernel]
+        is_other_last = other.end_ns[late_kernel] >= own.start_ns[waiting_kernel]
+        return bool(is_own_last and is_other_last)
 
     def _step_of(self, rank: int, time_ns: int) -> int:
         """Return the row of the rank's step at that time, or -1 before the first step."""

@@ -30,7 +30,7 @@ def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: t
         (union(*clip(marks.start_ns, marks.end_ns, low, high)), Part.HOST_LAUNCH),
         (_cut(table, on_host & is_collective, low, high), Part.COMMUNICATION_UNSPLIT),
         (_cut(table, operators, low, high), Part.COMPUTE),
-        (_cut(table, loading, low, high), Part.DATA_LOADING),
+        (union(*clip(*states.data_loading, low, high)), Part.DATA_LOADING),
         (union(*clip(*states.checkpoint, low, high)), Part.CHECKPOINT),
     ]
     window = np.asarray([low, high], dtype=np.int64)

@@ -9,6 +9,7 @@ from flatout.attribute import names
 from flatout.attribute.checkpoints import checkpoint_intervals, pageable_to_host
 from flatout.attribute.intervals import Flags, Times, union
 from flatout.attribute.launches import GpuWork
+from flatout.attribute.loader_thread import waits_for_loader_thread
 from flatout.attribute.steps import HostSteps
 from flatout.records.events import EventTable, Kind
 
@@ -35,7 +36,9 @@ def host_states(table: EventTable, work: GpuWork, marks: HostSteps) -> HostState
     mine = on_host & launching[table.thread]
     runtime = mine & (table.kind == Kind.RUNTIME)
 
-    loading = mine & data_loading_events(table)
+    requests = data_loading_events(table)
+    loading = mine & requests
+    handed_over = waits_for_loader_thread(table, requests, launching)
     allocating = runtime & names.matching(table.names, names.ALLOCATOR)[table.name]
     full = (table.kind == Kind.OVERHEAD) & table.name_matches(
         np.fromiter((name == names.COMMAND_BUFFER_FULL for name in table.names), np.bool_, len(table.names))
@@ -49,7 +52,10 @@ def host_states(table: EventTable, work: GpuWork, marks: HostSteps) -> HostState
         sync_start, sync_end = sync_start[inside], sync_end[inside]
     return HostStates(
         checkpoint=checkpoint_intervals(table, work, marks, launching),
-        data_loading=_union_of(table, loading),
+        data_loading=union(
+            np.concatenate((table.start_ns[loading], handed_over[0])),
+            np.concatenate((table.end_ns[loading], handed_over[1])),
+        ),
         allocator=_union_of(table, allocating),
         command_buffer_full=_union_of(table, full),
         active=union(

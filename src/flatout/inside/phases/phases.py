@@ -54,6 +54,7 @@ class Phases:
         self._source: StepSource | None = None
         self._num_operators: int | None = None
         self.has_exported = False  # a trace was just written
+        self.has_loader_threads = False  # a thread that does not train loads batches
         self.optimizers: list[weakref.ref[Any]] = []
         self._begin_again()
 
@@ -269,7 +270,9 @@ class Phases:
 
     def _prepare_window(self, plan: TracePlan) -> str:
         path = self._settings.folder / File.TRACE.of(self._identity.rank)
-        self._window = TraceWindow(path, plan.num_steps, self._num_operators)
+        self._window = TraceWindow(
+            path, plan.num_steps, self._num_operators, has_loader_threads=self.has_loader_threads
+        )
         self._window.prepare()
         return StepKind.PREPARE
 

@@ -44,11 +44,14 @@ class WindowState(Enum):
 class TraceWindow:
     """The traced steps of a rank; `problem` says why there is no trace, or only part of one."""
 
-    def __init__(self, path: Path, num_steps: int, num_operators: int | None) -> None:
+    def __init__(
+        self, path: Path, num_steps: int, num_operators: int | None, *, has_loader_threads: bool = False
+    ) -> None:
         self.state = WindowState.IDLE
         self.problem: str | None = None
         self.steps: list[int] = []  # the completely traced steps
         self._path = path
+        self._has_loader_threads = has_loader_threads
         self._num_steps = num_steps
         if num_operators:
             self._num_steps = max(min(num_steps, MAX_EVENTS // (num_operators * EVENTS_PER_OPERATOR)), 1)
@@ -69,7 +72,9 @@ class TraceWindow:
             activities.append(ProfilerActivity.CUDA)
         elif hasattr(torch, "xpu") and torch.xpu.is_initialized():
             activities.append(ProfilerActivity.XPU)
-        self._profiler = torch.profiler._KinetoProfile(activities=activities, record_shapes=True)
+        self._profiler = torch.profiler._KinetoProfile(
+            activities=activities, record_shapes=True, **_scope(self._has_loader_threads)
+        )
         with _quiet_kineto():
             self._profiler.prepare_trace()
         self.state = WindowState.PREPARED
@@ -222,3 +227,16 @@ def _is_complete(path: Path) -> bool:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 64, 0))
         return file.read().rstrip().endswith(b"}")
+
+
+def _scope(has_loader_threads: bool) -> dict[str, Any]:
+    """Return the arguments with which the profiler records all threads, if a separate thread loads batches.
+
+    It records only the threads that began it otherwise, and the wait for such a loader would look like idle time.
+    """
+    if not has_loader_threads:
+        return {}
+    try:
+        return {"experimental_config": torch._C._profiler._ExperimentalConfig(profile_all_threads=True)}
+    except TypeError:  # torch before 2.7 cannot
+        return {}

@@ -133,6 +133,8 @@ class Recorder:
         """Return a batch without timing it: from a loader inside another, or on a thread that does not train."""
         if _thread() == self._thread:
             return original(iterator)
+        if (phases := self._output.phases) is not None:
+            phases.has_loader_threads = True
         batch = original(iterator)
         self._note((Recorder._on_batch, 0, 0, _counted_batch(batch)))
         return batch
