@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import ctypes
 import json
 import os
 import random
@@ -25,7 +26,7 @@ import tempfile
 import time
 from contextlib import suppress
 from multiprocessing import get_context
-from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 
 from flatout.inside.data_cache.reads import CachedReads
@@ -55,7 +56,7 @@ def write(path: Path, number: int, version: int) -> None:
 
 
 def read_checked(
-    source: Path, cache: Path, seed: int, num_reads: int, versions: list[Synchronized[int]], results: str
+    source: Path, cache: Path, seed: int, num_reads: int, versions: ctypes.Array[ctypes.c_int], results: str
 ) -> None:
     if os.getuid() == 0:
         codecs.lookup("ascii")  # Python's own files may be out of that user's reach
@@ -70,14 +71,14 @@ def read_checked(
             reads = CachedReads(cache, store)
         number = draw.randrange(NUM_FILES)
         path = source / f"{number}.bin"
-        before = versions[number].value
+        before = versions[number]
         try:
             with open(path, "rb", opener=reads.opener_of(path)) as file:
                 data = file.read()
         except OSError:
             num_failed += 1
         else:
-            possible = range(before, versions[number].value + 1)
+            possible = range(before, versions[number] + 1)
             if not any(data == content(number, version) for version in possible):
                 num_wrong += 1
         if (read + 1) % READS_PER_STORE == 0 or read + 1 == num_reads:
@@ -86,15 +87,14 @@ def read_checked(
     Path(results).write_text(json.dumps(counts | {"num_wrong": num_wrong, "num_failed": num_failed}))
 
 
-def _disturb(source: Path, cache: Path, versions: list[Synchronized[int]], draw: random.Random) -> str:
+def _disturb(source: Path, cache: Path, versions: ctypes.Array[ctypes.c_int], draw: random.Random) -> str:
     """Do one of the faults, and return its name."""
     fault = draw.choice(["change", "cut", "remove", "permission", "half"])
     copies = [path for path in (cache / "copies").glob("*/*/*") if not path.name.startswith(".")]
     if fault == "change":
         number = draw.randrange(NUM_FILES)
-        with versions[number].get_lock():
-            versions[number].value += 1  # readers accept the new version from now on
-        write(source / f"{number}.bin", number, versions[number].value)
+        versions[number] += 1  # readers accept the new version from now on
+        write(source / f"{number}.bin", number, versions[number])
     elif fault == "permission":
         for folder in (cache / "copies").glob("*"):
             os.chmod(folder, draw.choice([0o500, 0o000]))
@@ -126,7 +126,7 @@ def run(num_reads: int, seed: int, folder: Path) -> dict[str, object]:
         for path in (folder, cache):
             os.chown(path, NOBODY, NOBODY)
     context = get_context("fork")
-    versions = [context.Value("i", 0) for _ in range(NUM_FILES)]
+    versions = RawArray("i", NUM_FILES)  # without locks, which a killed reader would keep
     for number in range(NUM_FILES):
         write(source / f"{number}.bin", number, 0)
     draw = random.Random(seed)

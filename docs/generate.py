@@ -137,7 +137,8 @@ from flatout.records.tracking import (
     TrackPoint,
     TwoStates,
 )
-from flatout.records.tuning import Bound, GainSought, MoreTrials, Outlook, Separation
+from flatout.records.trial import Padding
+from flatout.records.tuning import BalancedBatches, Bound, GainSought, MoreTrials, Outlook, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.records.watch import (
     DrainCost,
@@ -302,7 +303,8 @@ def tuning_json() -> str:
     """The contract `flatout/tuning`, from the records that are written."""
     steps = (StepTime, WorkTime)
     outlook = (Outlook, GainSought, MoreTrials)
-    records = (TuningReport, AdoptedChange, TriedChange, Patch, *steps, *outlook, Bound, NoiseFloor, Separation)
+    kept = (BalancedBatches, Padding, Separation)
+    records = (TuningReport, AdoptedChange, TriedChange, Patch, *steps, *outlook, Bound, NoiseFloor, *kept)
     return _contract("flatout/tuning", records)
 
 

@@ -53,7 +53,13 @@ def facts(**values: object) -> JobFacts:
 # Facts that between them meet every need in the catalogue.
 EVERY_KIND = (
     facts(passes_per_step=4, optimizer_is_fused=False, is_autocast=False, has_convolutions=True, has_transformers=True),
-    facts(transport="nvlink", zero_grad_sets_to_none=False, loader_workers=2),
+    facts(
+        transport="nvlink",
+        zero_grad_sets_to_none=False,
+        loader_workers=2,
+        loader_length_spread=0.3,
+        loader_batch_tokens=4096,
+    ),
     facts(transport="infiniband", num_hosts=2, wrapper="fsdp2", passes_per_step=2),
     facts(transport="pcie", launcher="srun", measured_collectives={"NCCL_BUFFSIZE": "1048576"}),
     facts(device="cpu", backend="gloo", transport=None, optimizer_is_fused=False, optimizer="RMSprop"),

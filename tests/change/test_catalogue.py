@@ -23,7 +23,7 @@ KNOB_NAMES = {knob.name for knob in KNOBS}
 EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for change in all_changes(kind)}
 # Their causes are in the script, the data or the machine: nothing that can be set from outside mends them.
 WITHOUT_A_CHANGE = {
-    "pipeline-bubble", "unbalanced-data", "late-in-turn", "idle-devices",
+    "pipeline-bubble", "late-in-turn", "idle-devices",
     "evaluation-stall", "periodic-stall", "epoch-sawtooth", "drift",
     "separate-reductions",
 }  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from flatout.change import (
+    batches,
     checkpoint,
     dataloader,
     ddp,
@@ -29,6 +30,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     nccl_measured,
     nccl,
     dataloader,
+    batches,
     ddp,
     fsdp2,
     checkpoint,

@@ -19,6 +19,8 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
         "pin_memory": (True,),
         "persistent_workers": (True,),
     },
+    # DataLoader.__init__: batches of samples of like length, or of at most N tokens with their padding.
+    "balanced_batches": {"max_tokens": range(1, 100_000_001)},
     # Tensor.to, .cuda and Module.to from pinned host memory to the device: non_blocking=True. Never the other way.
     "non_blocking_copies": {},
     # DistributedDataParallel.__init__: these keywords.

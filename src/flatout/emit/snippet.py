@@ -45,6 +45,25 @@ def _dataloader(patch: Patch) -> Lines:
     )
 
 
+def _balanced_batches(patch: Patch) -> Lines:
+    budget = patch.parameters.get("max_tokens")
+    size = (
+        "batch_size" if budget is None else f"max({budget} // max(lengths[i] for i in order[at : at + batch_size]), 1)"
+    )
+    return _function(
+        "balanced(order, lengths, batch_size)",
+        "# Batches of the epoch's order, sorted by length within 50 batches. Shuffle them, and give each rank as many.",
+        "pool = 50 * batch_size",
+        "pools = [order[at : at + pool] for at in range(0, len(order), pool)]",
+        "order = [i for one in pools for i in sorted(one, key=lengths.__getitem__)]",
+        "at = 0",
+        "while at < len(order):",
+        f"    size = {size}",
+        "    yield order[at : at + size]",
+        "    at += size",
+    )
+
+
 def _non_blocking(patch: Patch) -> Lines:
     del patch
     return _function(
@@ -268,6 +287,7 @@ def _bind_cores(patch: Patch) -> Lines:
 
 SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "dataloader": _dataloader,
+    "balanced_batches": _balanced_batches,
     "non_blocking_copies": _non_blocking,
     "ddp": _ddp,
     "ddp_no_sync": _ddp_no_sync,

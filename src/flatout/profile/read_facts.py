@@ -48,6 +48,8 @@ def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
         "launcher": _launcher_of(recording),
         "cores_allowed": min((host.cores_allowed for host in recording.hosts), default=None),
         "passes_per_step": _passes(recording),
+        "loader_length_spread": _length_spread(recording),
+        "loader_batch_tokens": _batch_tokens(recording),
         "environment": _agreed_environment(contents),
         **{name: value for name, value in agreed.items() if name in JobFacts.__struct_fields__},
     }
@@ -143,3 +145,26 @@ def _passes(recording: Recording) -> int | None:
     most_common, number = counts.most_common(1)[0]
     is_usual = number >= np.ceil(0.8 * counts.total())
     return int(most_common) if is_usual and most_common > 0 else None
+
+
+_MIN_STEPS = 8  # with tokens: fewer do not show how much lengths differ
+
+
+def _length_spread(recording: Recording) -> float | None:
+    """Return by how much the padded length of the batches varies, on the rank where it varies most; None: unknown."""
+    spreads = []
+    for rank in recording.ranks:
+        steps = rank.steps
+        is_counted = steps.is_ordinary & (steps.num_tokens > 0) & (steps.num_samples > 0)
+        lengths = steps.num_tokens[is_counted] / steps.num_samples[is_counted]
+        if len(lengths) >= _MIN_STEPS:
+            spreads.append(float(lengths.std() / lengths.mean()))
+    return max(spreads, default=None)
+
+
+def _batch_tokens(recording: Recording) -> int | None:
+    """Return the tokens of a batch, padding included, on average; None if they were not counted."""
+    num_passes = _passes(recording) or 1
+    tokens = [rank.steps.num_tokens[rank.steps.is_ordinary & (rank.steps.num_tokens > 0)] for rank in recording.ranks]
+    counted = np.concatenate(tokens) if tokens else np.empty(0)
+    return round(float(counted.mean()) / num_passes) if len(counted) else None

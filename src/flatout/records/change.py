@@ -161,6 +161,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_cpu_share: float | None = None  # CPU share of the time in which batches are made; low: waiting
     loader_draws: bool | None = None  # making a batch draws random numbers from its process's generators
     loader_keeps_state: bool | None = None  # making a batch changes the data set, or the data set knows the epoch
+    loader_length_spread: float | None = None  # of the length to which batches are padded: deviation / mean
+    loader_batch_tokens: int | None = None  # in a batch on average, with their padding
     loader_cause: str | None = None  # a `LoaderFinding`: why making batches takes its time
     loader_stage: str | None = None  # the stage of a sample that has most of the work
     loader_stage_share: float | None = None  # its share of the time to make a sample

@@ -25,6 +25,7 @@ BASELINE = "baseline"
 StepDuration = Annotated[float, msgspec.Meta(ge=1e-9, le=1e7)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 # Work other than training that lengthens some steps. `epoch_end`: a loader of the training ran out of batches.
@@ -90,6 +91,13 @@ class StartState(msgspec.Struct, frozen=True, kw_only=True):
     weights: str | None  # digest; None: unknown
 
 
+class Padding(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of the tokens of an epoch's batches that is padding, with the script's batches and balanced."""
+
+    before_share: Share
+    after_share: Share
+
+
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """One trial. `index` is its position among all trials, by which drift is judged."""
 
@@ -117,6 +125,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     gradients: tuple[GradientNorms, ...] = ()  # per optimizer, in the order of first use; (): unknown
     start: tuple[StartState, ...] = ()  # per optimizer, as `gradients`; (): unknown
     model_outputs: tuple[OutputDigest, ...] = ()  # of a script that only infers; (): unknown
+    padding: Padding | None = None  # None: no batches were balanced
     loader_workers: Count | None = None  # of a rank's DataLoader; random augmentation depends on their number
     start_s: Seconds | None = None  # from the start of the command to the first measured step
     start_costs: StartCosts | None = None  # its parts; None: unknown, or an older journal

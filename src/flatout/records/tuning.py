@@ -10,6 +10,7 @@ from flatout.inside.protocol import Variable
 from flatout.records.change import Change, ChangeSet, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.step_time import StepTime
+from flatout.records.trial import Padding
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # predictions refer to these
@@ -162,6 +163,15 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     subcommand: str = ""  # `nccl`: only changes of NCCL were tried
 
 
+class BalancedBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """What batches of like length have changed, in the tuned job."""
+
+    padding: Padding
+    # Standard deviation of the step time, as a share of its mean, over the measured steps.
+    baseline_step_spread: float
+    tuned_step_spread: float
+
+
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a tuning run: accepted changes, tried changes, and the noise floor used for verdicts."""
 
@@ -186,6 +196,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     request: TuneRequest | None = None
     outlook: Outlook | None = None  # None: an older result, or no trial has run
     separation: Separation | None = None  # of the trials' files; None: an older result
+    balanced: BalancedBatches | None = None  # None: the tuned job has the script's batches
     notes: tuple[str, ...] = ()  # information for the reader: redirected outputs, missing checks
 
     @property

@@ -13,7 +13,17 @@ from flatout.records.change import Patch, Safety
 from flatout.records.prediction import Prediction
 from flatout.records.step_time import StepTime
 from flatout.records.trial import SpellKind
-from flatout.records.tuning import Bound, EndedBy, MoreTrials, Outlook, Separation, TriedOutcome, TriedSet, TuneResult
+from flatout.records.tuning import (
+    BalancedBatches,
+    Bound,
+    EndedBy,
+    MoreTrials,
+    Outlook,
+    Separation,
+    TriedOutcome,
+    TriedSet,
+    TuneResult,
+)
 from flatout.records.verdict import NoiseFloor, Objective, Verdict, VerdictName
 from flatout.report.json import enveloped_json
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
@@ -123,6 +133,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str]
     versions: dict[str, str]
     date: str
+    balanced: BalancedBatches | None  # null: the tuned job has the script's batches
     separation: Separation | None  # how the files that trials write are kept apart; null in an older result
     notes: tuple[str, ...]
 
@@ -201,6 +212,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
         machine=tuning.machine,
         versions=tuning.versions,
         date=tuning.date,
+        balanced=result.balanced,
         separation=result.separation,
         notes=result.notes,
     )

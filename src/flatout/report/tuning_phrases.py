@@ -16,6 +16,7 @@ import msgspec
 from flatout import units
 from flatout.records.change import SAFETIES
 from flatout.records.tuning import (
+    BalancedBatches,
     EndedBy,
     TriedOutcome,
     TriedSet,
@@ -346,6 +347,18 @@ def duration(value_s: float) -> str:
 
 def all_notes(result: TuneResult) -> tuple[str, ...]:
     """Return the notes of a tuning, the last of which says how its trials' files were kept apart."""
-    if result.separation is None:
-        return result.notes
-    return (*result.notes, separation_sentence(result.separation))
+    balanced = () if result.balanced is None else (balanced_sentence(result.balanced),)
+    separated = () if result.separation is None else (separation_sentence(result.separation),)
+    return (*result.notes, *balanced, *separated)
+
+
+def balanced_sentence(balanced: BalancedBatches) -> str:
+    """Say what batches of like length have changed."""
+    padding = balanced.padding
+    before, after = units.percent(padding.before_share), units.percent(padding.after_share)
+    spread_before = units.percent(balanced.baseline_step_spread)
+    spread_after = units.percent(balanced.tuned_step_spread)
+    return (
+        f"padding: {before} of the tokens with the script's batches, {after} with balanced ones;"
+        f" standard deviation of the step time: {spread_before} of its mean before, {spread_after} after"
+    )

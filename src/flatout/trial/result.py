@@ -23,7 +23,7 @@ from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialR
 from flatout.trial.data import check_data
 from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.model_outputs import read_model_outputs
-from flatout.trial.patches import unapplied
+from flatout.trial.patches import read_padding, unapplied
 from flatout.trial.start_costs import counted_from_s, start_costs
 from flatout.trial.step_kinds import common_steps, measured_rows, step_numbers, step_spells
 
@@ -109,6 +109,7 @@ def trial_result(run: TrialRun) -> TrialResult:
         gradients=read_gradients(traces, len(ranks)) if traces is not None else (),
         start=read_start(traces, len(ranks)) if traces is not None else (),
         model_outputs=read_model_outputs(traces) if traces is not None else (),
+        padding=read_padding(run.folder),
         loader_workers=run.loader_workers,
         start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
         start_costs=start_costs(ranks, run.ended.start_unix_s or run.began_unix_s, run.ended.end_unix_s),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from statistics import fmean, median, pstdev
 
 from flatout.change.candidates import MAX_SAVED_SHARE, share_in_trial
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.step_time import StepTime
 from flatout.records.trial import TrialResult
-from flatout.records.tuning import Bound, TuneResult, Tuning, TuningEnd
+from flatout.records.tuning import BalancedBatches, Bound, TuneResult, Tuning, TuningEnd
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.open_ends import with_open_ends
@@ -65,8 +66,27 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
         end=end,
         outlook=outlook(setup, progress) if baselines else None,
         separation=runner.separation,
+        balanced=_balanced(baselines, tuned),
         notes=(*progress.notes, *rounding, *output_notes(runner.outputs)),
     )
+
+
+def _balanced(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) -> BalancedBatches | None:
+    """Return the padding and the spread of the step time, before and after, if the tuned job has balanced batches."""
+    with_padding = [trial for trial in tuned if trial.padding is not None and trial.is_complete]
+    complete = [trial for trial in baselines if trial.is_complete]
+    if not with_padding or not complete:
+        return None
+    padding = with_padding[-1].padding
+    assert padding is not None
+    return BalancedBatches(
+        padding=padding, baseline_step_spread=_step_spread(complete), tuned_step_spread=_step_spread(with_padding)
+    )
+
+
+def _step_spread(trials: Sequence[TrialResult]) -> float:
+    """Return the standard deviation of the step time within a trial, as a share of its mean; the median trial's."""
+    return median(pstdev(trial.step_s) / fmean(trial.step_s) for trial in trials)
 
 
 def _first_peak(trials: Sequence[TrialResult]) -> int | None:

@@ -21,6 +21,7 @@ from flatout.inside.protocol import Variable
 MODULES: Mapping[str, str] = {
     "bind_cores": "bind_cores",
     "dataloader": "dataloader",
+    "balanced_batches": "balanced_batches",
     "non_blocking_copies": "copies",
     "optimizer": "optimizer",
     "zero_grad_to_none": "optimizer",

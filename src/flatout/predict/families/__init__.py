@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from flatout.predict.families import (
+    batches,
     checkpoint,
     dataloader,
     ddp,
@@ -28,6 +29,7 @@ Model = Callable[[Situation, Change], Scenarios | str]
 
 MODELS: Mapping[str, Model] = {
     **dataloader.MODELS,
+    **batches.MODELS,
     **ddp.MODELS,
     **fsdp2.MODELS,
     **nccl.MODELS,

@@ -1,0 +1,14 @@
+"""Batches by length: a trace has the shapes of a few batches, not the lengths of their samples."""
+
+from __future__ import annotations
+
+from flatout.predict.situation import Situation
+from flatout.records.change import Change
+
+
+def by_length(situation: Situation, change: Change) -> str:
+    del situation, change
+    return "a trace does not contain the lengths of samples before they are padded"
+
+
+MODELS = {"batches-by-length": by_length, "batches-by-tokens": by_length}
