@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 
 SCHEMA = "flatout/data-profile"
+_Html = Annotated[Path | None, typer.Option(metavar="FILE", readable=False, help="Write the result as an HTML page.")]
 
 
 @app.command(cls=Command)
@@ -34,8 +35,9 @@ def profile(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the recording. [default: flatout-out/TIME]")
     ] = None,
+    html: _Html = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON after the job's output.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing recording.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing recording or page.")] = False,
 ) -> None:
     """Run a training command, unchanged, and time each stage of making its batches.
 
@@ -47,9 +49,14 @@ def profile(
     """
     from flatout.launch import end_like
     from flatout.loading_pipeline import profile_loading
+    from flatout.report.files import check_new
 
+    if html is not None:
+        check_new(html, force=force)
     recorded = profile_loading(command, out=out, force=force)
     if recorded.profile is not None:
+        if html is not None:
+            _write_page(recorded.profile, html, force=force)
         _report(recorded.profile, command, json=json)
     raise typer.Exit(end_like(recorded.ended))
 
@@ -57,7 +64,9 @@ def profile(
 @app.command(cls=Command)
 def show(
     folder: Annotated[Path, path_argument(metavar="DIR", help="Folder that `flatout data profile` has recorded.")],
+    html: _Html = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> None:
     """Show a recording of `flatout data profile` again.
 
@@ -67,6 +76,8 @@ def show(
     from flatout.report.loading_text import loading_text
 
     profile = read_loading(folder)
+    if html is not None:
+        _write_page(profile, html, force=force)
     if json:
         print_json(SCHEMA, profile)
     else:
@@ -90,6 +101,15 @@ def cache(
         print_json("flatout/data-cache", use)
     else:
         print(cache_text(use, text_style()))
+
+
+def _write_page(profile: LoadingProfile, html: Path, *, force: bool) -> None:
+    from flatout.cli.output import typed_command
+    from flatout.report.files import write_new
+    from flatout.report.loading_html import loading_html
+
+    write_new(html, loading_html(profile, typed_command()), force=force)
+    print(f"flatout: wrote {html}", file=sys.stderr)
 
 
 def _report(profile: LoadingProfile, command: list[str], *, json: bool) -> None:

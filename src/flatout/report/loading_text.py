@@ -26,7 +26,7 @@ def loading_text(profile: LoadingProfile, style: TextStyle) -> str:
     if loading is None:
         lines = style.wrapped("No process of this job made a batch with a torch DataLoader.")
         return "\n".join([*lines, *_problems(profile, style)])
-    lines = [style.bold(_headline(profile, loading))]
+    lines = [style.bold(headline(profile, loading))]
     for cause in profile.causes:
         lines += style.wrapped(f"{cause.name.value}: {cause_sentence(cause)}.")
         if cause.storage is not None:
@@ -35,7 +35,7 @@ def loading_text(profile: LoadingProfile, style: TextStyle) -> str:
     if profile.causes:
         lines += _indented(f"{workers_sentence(profile.causes[0], loading)}.", style)
     lines += _rates(loading, style)
-    lines += ["", *style.wrapped(f"Rank {loading.rank}, {_dataset(loading)}: {sample_sentence(loading)}."), ""]
+    lines += ["", *style.wrapped(f"Rank {loading.rank}, {dataset_name(loading)}: {sample_sentence(loading)}."), ""]
     lines += _stages(profile, loading, style)
     lines += _places(loading, style)
     lines += _speeds(loading, style)
@@ -56,7 +56,7 @@ def shown_rank(profile: LoadingProfile) -> RankLoading | None:
     return max(profile.ranks, key=lambda loading: loading.sample_s, default=None)
 
 
-def _headline(profile: LoadingProfile, loading: RankLoading) -> str:
+def headline(profile: LoadingProfile, loading: RankLoading) -> str:
     if loading.step_s is None or loading.loader_wait_s is None:
         return "No step was measured after the warm-up: whether the training waits for its batches is unknown."
     share = percent(loading.loader_wait_s / loading.step_s)
@@ -66,16 +66,16 @@ def _headline(profile: LoadingProfile, loading: RankLoading) -> str:
     return f"The batches arrive in time: the training waits {wait}."
 
 
-def _dataset(loading: RankLoading) -> str:
+def dataset_name(loading: RankLoading) -> str:
     return f"data set {loading.dataset}" if loading.dataset else "an unknown data set"
 
 
 def _rates(loading: RankLoading, style: TextStyle) -> list[str]:
-    rows = [(rate.name.value, _rate(rate), rate.origin) for rate in loading.rates]
+    rows = [(rate.name.value, rate_text(rate), rate.origin) for rate in loading.rates]
     return ["", *text_table(("rates of this rank", "", ""), rows, style=style, flexible=(0,))] if rows else []
 
 
-def _rate(rate: LoadingRate) -> str:
+def rate_text(rate: LoadingRate) -> str:
     return "" if rate.samples_per_s is None else f"{number(round(rate.samples_per_s))} samples/s"
 
 
@@ -92,7 +92,7 @@ def _stages(profile: LoadingProfile, loading: RankLoading, style: TextStyle) -> 
     if known:
         lines += style.wrapped(f"At the same time, per sample: {'; '.join(known)}.")
     if (loading.read_bytes or 0.0) >= SMALLEST_READ_BYTES:
-        lines += style.wrapped(f"{_bytes(loading)}.")
+        lines += style.wrapped(f"{bytes_sentence(loading)}.")
     for verdict in profile.storage:
         counted = numbers_sentence(verdict)
         if counted is not None and verdict.hostname == loading.hostname:
@@ -112,11 +112,11 @@ def _row(loading: RankLoading, stage: SampleStage, style: TextStyle) -> tuple[st
         seconds(stage.cpu_s),
         seconds(stage.waiting_s),
         seconds(stage.queued_s),
-        _headroom(loading, stage),
+        headroom(loading, stage),
     )
 
 
-def _headroom(loading: RankLoading, stage: SampleStage) -> str:
+def headroom(loading: RankLoading, stage: SampleStage) -> str:
     """Return how many times as fast as the training, with its batches ready, this stage would be alone."""
     needed = next((rate.samples_per_s for rate in loading.rates if rate.name == RateName.BATCHES_READY), None)
     if not needed or stage.wall_s <= 0:
@@ -124,7 +124,7 @@ def _headroom(loading: RankLoading, stage: SampleStage) -> str:
     return f"{max(loading.num_workers, 1) / stage.wall_s / needed:.2g}x"
 
 
-def _bytes(loading: RankLoading) -> str:
+def bytes_sentence(loading: RankLoading) -> str:
     assert loading.read_bytes is not None
     read = f"Each sample reads {num_bytes(loading.read_bytes)}"
     if not loading.device_bytes:
