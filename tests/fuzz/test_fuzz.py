@@ -38,6 +38,7 @@ NOT_OF_A_USER = {
     "catalog.prices": "reads the prices that the package ships; a user's are read by `input_records`",
     "emit.write": "compares an emitted file with the one that it would replace",
     "watch.exporter.ledger_tail": "follows the ledger of the run that it belongs to, line by line as `ledger` does",
+    "watch.record": "reads why a rank of a running job has no trace",
     "watch.view.node_status": "reads the statuses of the other nodes of a running job, as `keep.peer_board` does",
     "watch.exporter.labels": "reads the control group of its own process",
     "keep.flight": "waits two seconds for the answers of live ranks",
@@ -66,7 +67,7 @@ WRITTEN = {
     *("flatout schedule kubernetes --out", "flatout compare --out"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
     "flatout tune nccl --out",
-    "flatout watch emit --out",
+    *("flatout watch emit --out", "flatout watch --out"),
     *("flatout track show --html", "flatout track check --html"),
 }
 

@@ -29,6 +29,7 @@ WRITERS = {
     "inside/blocks/dropped.py": "numbers of units and of arms",
     "inside/phases/end_rank.py": "/dev/null",
     "inside/phases/trace_window.py": "torch's trace, cut in place",
+    "inside/liveness/asked_trace.py": "why there is no trace: a reason of our own, or an error of the file system",
     "inside/liveness/beat.py": "numbers, host and process",
     "inside/liveness/heartbeat.py": "the flight recorder's records of collectives",
     "inside/liveness/stacks.py": "stacks: files, lines and names of functions, without values",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +28,19 @@ def watch(
     every: Annotated[
         Duration, duration(least_s=0.1, most_s=3600.0, help="Time between two updates of the screen.")
     ] = Duration("1s", 1.0),
+    record: Annotated[
+        int | None,
+        whole_number(
+            metavar="STEPS",
+            least=1,
+            most=1000,
+            help="Trace this many steps of all ranks, without a restart, and diagnose them.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the traces of --record. [default: flatout-out/watch-TIME]"),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the status once, and exit.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the status once, as JSON.")] = False,
 ) -> None:
@@ -41,6 +55,9 @@ def watch(
     from flatout.report.watch_text import watch_lines
     from flatout.watch.view.live import JobView, open_source
 
+    if record is not None:
+        _record(job, record, out, as_json=json)
+        return
     source = open_source(job, attach)
     if json:
         print_json("flatout/watch", source.read())
@@ -48,3 +65,29 @@ def watch(
         print("\n".join(watch_lines(source.read(), text_style())))
     else:
         JobView(source).show(every.seconds)
+
+
+def _record(job: str | None, num_steps: int, out: Path | None, *, as_json: bool) -> None:
+    """Trace steps of a running job, and print their diagnosis."""
+    import sys
+    import time
+
+    from flatout.cli.output import typed_command
+    from flatout.diagnosis_pipeline import diagnose_paths
+    from flatout.report.json import diagnosis_json
+    from flatout.report.text import diagnosis_text
+    from flatout.report.watch_text import record_problems
+    from flatout.watch.jobs import choose_job
+    from flatout.watch.record import record_steps
+
+    folder = out or Path("flatout-out") / f"watch-{time.strftime('%Y%m%d-%H%M%S')}"
+    recorded = record_steps(choose_job(job), num_steps, folder)
+    for line in record_problems(recorded.ranks, recorded.problems):
+        print(line, file=sys.stderr)
+    diagnosis = diagnose_paths([folder]).diagnosis
+    if as_json:
+        sys.stdout.write(diagnosis_json(diagnosis, typed_command()).decode())
+    else:
+        print(
+            diagnosis_text(diagnosis, style=text_style(), next_command=f"flatout diagnose {folder} --html report.html")
+        )

@@ -128,6 +128,8 @@ class File:
     CHILDREN = FileName("children-", ".json")  # by launcher: how its ranks ended
     FLIGHT_REQUEST = "flight-request"  # asks the ranks for the records of torch's flight recorder
     FLIGHT = FileName("flight-", ".json")  # by process: the answer
+    TRACE_REQUEST = "trace-request"  # asks the ranks for a trace of some steps, see `liveness.asked_trace`
+    TRACE_FAILED = FileName("failed-rank", "")  # by rank, in the folder of the request: why there is no trace
 
     # Files of a folder for notes of saves.
     SAVES = FileName("saves-", ".jsonl")  # by process, see `checkpoint.notes`

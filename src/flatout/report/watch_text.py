@@ -6,7 +6,7 @@ be scrolled to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -150,6 +150,15 @@ def _notes(status: WatchStatus, style: TextStyle, *, is_short: bool) -> list[str
     if is_short:
         return [style.dim(_cut(note, style)) for note in status.notes]
     return [line for note in status.notes for line in style.wrapped(note, label="note: ")]
+
+
+def record_problems(ranks: Sequence[int], problems: Mapping[int, str]) -> list[str]:
+    """Return a line for each rank whose trace is missing or incomplete."""
+    lines = []
+    for rank, problem in problems.items():
+        what = "is incomplete" if rank in ranks else "is missing"
+        lines.append(f"note: the trace of rank {rank} {what}: {visible(problem)}")
+    return lines
 
 
 def top_lines(statuses: Sequence[WatchStatus], style: TextStyle) -> list[str]:

@@ -31,6 +31,7 @@ from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.failure.exit_text import EXIT_TEXT
 from flatout.inside.failure.stderr_tail import StderrTail
 from flatout.inside.identity import find_identity, is_loader_worker
+from flatout.inside.liveness.asked_trace import AskedTrace
 from flatout.inside.liveness.beat import CHECKPOINT, DATA, Beat
 from flatout.inside.liveness.exchange import EVERY, FIRST, DdpExchanges, hook_ddp
 from flatout.inside.liveness.stacks import give_stacks, is_ours, write_crashes
@@ -58,6 +59,7 @@ class _Heart:
         self.next_look_ns = 0
         self.is_counting = False
         self.exchanges = DdpExchanges()
+        self.asked_trace = AskedTrace(folder)
 
     def of_this_thread(self) -> Beat | None:
         if self.is_out or _ident() != self.thread:
@@ -102,9 +104,12 @@ class _Heart:
         step = beat.get("num_steps")
         if step <= FIRST or step % EVERY == 0:
             self.exchanges.stepped(beat, step)
+        if self.asked_trace.is_active:
+            self.asked_trace.stepped(step)
         if now >= self.next_look_ns:
             self.next_look_ns = now + _LOOK_EVERY_NS
             self.look(beat, optimizer)
+            self.asked_trace.look(step, beat.get("rank"))
 
     def look(self, beat: Beat, optimizer: Any | None = None) -> None:
         """Update the fields that seldom change."""

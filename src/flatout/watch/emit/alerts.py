@@ -58,7 +58,7 @@ ALERTS = (
         holds_for="10m",
         severity="ticket",
         summary=f"{_OF_JOB} takes {{{{ $value | humanizeDuration }}}} per step, 10 % more than as tuned",
-        next_step="flatout watch JOB names the rank and the cause",
+        next_step="flatout watch JOB --record 5 shows where the step goes",
     ),
     Alert(
         name="FlatoutStepTimeRose",
