@@ -1,5 +1,6 @@
 # make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (5 minutes)
 # make test    lint, types, tests and docs, as continuous integration runs them
+# make integrations    `flatout data pack` on Ray Data and on Dask, in a separate environment (5 minutes and 1 GB)
 # make fuzz    damaged inputs for every reader, with new seeds (10 minutes; INPUTS=500 of each, SEED=7 to repeat a run)
 # make lint    ruff and mypy only          make docs    the docs site, into build/site
 #
@@ -7,7 +8,7 @@
 # Another interpreter: make test PYTHON=/usr/bin/python3.12
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test fuzz lint compiled docs clean
+.PHONY: demo test fuzz lint compiled docs clean integrations
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,6 +56,14 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Ray Data, Dask and Hugging Face `datasets`: large packages that nothing else needs, in an environment of their own.
+INTEGRATIONS := .venv-integrations
+integrations:
+	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[data,ray,dask]' \
+		'torch==2.13.0' datasets pytest pytest-xdist hypothesis
+	$(INTEGRATIONS)/bin/python -m pytest -n 0 -W default integrations
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site

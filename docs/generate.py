@@ -94,6 +94,16 @@ from flatout.records.loading import (
 from flatout.records.machine import Xid
 from flatout.records.nccl_tuning import Case, GroupShape, NcclTuning, SizeResult, Work, WrongAnswer
 from flatout.records.network import NetworkAnswer, NetworkBill
+from flatout.records.packing import (
+    DamagedSample,
+    OpenTimes,
+    PackCheck,
+    PackedShard,
+    PackedSplit,
+    PackIndex,
+    PackingGain,
+    PackResult,
+)
 from flatout.records.placed_job import PlacedJob
 from flatout.records.placement import ExchangeTime, LinkLoad, Placement, PlannedPlacement, SlowLinks
 from flatout.records.plan import (
@@ -118,6 +128,7 @@ from flatout.records.replay import (
     TeamUse,
 )
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
+from flatout.records.staging import StageResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
 from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.storage import StorageVerdict
@@ -266,6 +277,26 @@ def data_profile_json() -> str:
 def data_cache_json() -> str:
     """The contract `flatout/data-cache`."""
     return _contract("flatout/data-cache", (CacheUse, CacheCounts))
+
+
+def packing_json() -> str:
+    """The contract `flatout/packing`."""
+    return _contract("flatout/packing", (PackResult, PackingGain, OpenTimes))
+
+
+def pack_json() -> str:
+    """The contract `flatout/pack`, the index of a pack."""
+    return _contract("flatout/pack", (PackIndex, PackedSplit, PackedShard))
+
+
+def pack_check_json() -> str:
+    """The contract `flatout/pack-check`."""
+    return _contract("flatout/pack-check", (PackCheck, DamagedSample))
+
+
+def staging_json() -> str:
+    """The contract `flatout/staging`."""
+    return _contract("flatout/staging", (StageResult,))
 
 
 def conditions() -> str:
@@ -894,6 +925,10 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         comparison_json,
         data_profile_json,
         data_cache_json,
+        packing_json,
+        pack_json,
+        pack_check_json,
+        staging_json,
         conditions,
         explanation_json,
         failure_explanation_json,

@@ -31,6 +31,7 @@ CONNECTIONS = {
     "schedule/live/usage.py": "`schedule slurm --usage URL`",
     "submit/ray.py": "`submit --to ray`",
     "rank_executor.py": "`ray.init`",
+    "packing/engines.py": "`data pack --on dask`",
 }
 _CONNECTS = re.compile(
     r"urlopen|start_http_server|init_process_group\(|new_group\(|ray\.init\(|create_connection|HTTPServer"

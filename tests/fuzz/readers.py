@@ -101,7 +101,53 @@ def _collective_table(path: Path) -> object:
     return read_table(path)
 
 
+def _pack(path: Path) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--ranks", "1", "--workers", "1", "--jobs", "1", "--json")
+        return run("data", "pack", str(path), f"{folder}/packed", *options)
+
+
+def _stage(path: Path) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        return run("data", "stage", str(path), f"{folder}/copy", "--json")
+
+
+def _setting_of_pack(path: Path) -> object:
+    from flatout.run.packed import packed_setting
+
+    return packed_setting([f"{path}={path.parent}"])
+
+
 # Samples
+
+
+def _tables() -> list[Sample]:
+    rows = (
+        b'{"text": "a", "label": 1}\n{"text": "b", "label": 2}\n{"text": "c", "label": 1}\n{"text": "", "label": 1}\n'
+    )
+    names = [f"{number}.bin" for number in range(4)]
+    table = "path,label,note\n" + "".join(f"{name},dog,x\n" for name in names)
+    files = {name: name.encode() for name in names}
+    return [
+        Sample(files={"rows.jsonl": rows}, given="rows.jsonl"),
+        Sample(files={"table.csv": table.encode(), **files}, given="table.csv"),
+    ]
+
+
+@cache
+def _pack_of_files() -> Sample:
+    from flatout.packing.engines import on_processes
+    from flatout.packing.pack import pack
+    from flatout.packing.request import PackRequest
+
+    with tempfile.TemporaryDirectory() as folder:
+        sample = _tables()[1]
+        for name, data in sample.files.items():
+            (Path(folder) / name).write_bytes(data)
+        source = Path(folder) / sample.given
+        request = PackRequest(source=source, folder=Path(folder) / "packed", num_ranks=1, num_workers=1)
+        pack(request, lambda tasks: on_processes(tasks, 1))
+        return _folder(request.folder)
 
 
 def _file(path: Path) -> Sample:
@@ -473,6 +519,15 @@ READERS: tuple[Reader, ...] = (
         lambda path: [run("data", "cache", str(path), *options) for options in ((), ("--json",))],
         ("flatout data cache folder",),
     ),
+    Reader("data pack", _tables, _pack, ("flatout data pack source",)),
+    Reader(
+        "data verify",
+        lambda: [_pack_of_files()],
+        lambda path: [run("data", "verify", str(path), *options) for options in ((), ("--json", "--ranks", "2"))],
+        ("flatout data verify folder",),
+    ),
+    Reader("data stage", lambda: [_pack_of_files()], _stage, ("flatout data stage source",)),
+    Reader("run --packed", lambda: [_pack_of_files()], _setting_of_pack),
     Reader("bench, saved", _one("ceilings.json"), _saved_ceilings),
     Reader("diff", _one("diagnosis.json"), _command("diff", "{}", "{}"), ("flatout diff before", "flatout diff after")),
     Reader(

@@ -68,6 +68,7 @@ WRITTEN = {
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
     "flatout tune nccl --out",
     *("flatout watch emit --out", "flatout watch --out"),
+    *("flatout data pack folder", "flatout data stage folder"),
     *("flatout track show --html", "flatout track check --html"),
 }
 

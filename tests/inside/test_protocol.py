@@ -127,6 +127,7 @@ def test_the_variables_are_those_that_users_and_jobs_know() -> None:
         "FLATOUT_APART",
         "FLATOUT_EARLIER",
         "FLATOUT_DATA_CACHE",
+        "FLATOUT_PACKED",
         "FLATOUT_SAFE_SAVE",
         "FLATOUT_SAVES",
         "FLATOUT_NCCL_TABLE",

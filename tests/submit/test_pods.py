@@ -223,6 +223,14 @@ def test_the_kind_of_gpu_and_the_network_are_asked_for(submit: Submit, refused: 
     )
 
 
+def test_nodes_that_hold_the_data_set_are_preferred_and_never_required(submit: Submit) -> None:
+    affinity = submit("--gpus 1 --data-set imagenet", "python", "t.py").pod["affinity"]["nodeAffinity"]
+    assert list(affinity) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    (expression,) = preferred["preference"]["matchExpressions"]
+    assert expression == {"key": "data.flatout.dev/imagenet", "operator": "Exists"}
+
+
 def test_a_type_without_nodes_is_any_product_of_that_name(submit: Submit, refused: Callable[[str], str]) -> None:
     affinity = submit("--gpus 1 --gpu-type h100", "python", "t.py").pod["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]

@@ -84,6 +84,23 @@ def test_slurm_knows_the_name_the_nodes_and_the_limit(
     assert "Deadline=2" in told
 
 
+def test_a_job_prefers_nodes_with_its_data_set_and_is_queued_where_none_has_it(
+    slurm: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--data-set", "image-net", "--sbatch-options=--hold", "--", "sleep", "60")
+    found = submit(monkeypatch, capfd, *options)
+    assert "no node has the feature data_image_net yet" in str(found["notes"])
+    node = slurm.run("sinfo", "--noheader", "--format=%n").split()[0]
+    features = ("AvailableFeatures=data_image_net", "ActiveFeatures=data_image_net")
+    slurm.run("scontrol", "update", f"NodeName={node}", *features)
+    try:
+        found = submit(monkeypatch, capfd, *options)
+    finally:
+        slurm.run("scontrol", "update", f"NodeName={node}", "AvailableFeatures=", "ActiveFeatures=")
+    assert "--prefer=data_image_net" in str(found["submitted"])
+    assert "no node has the feature" not in str(found["notes"])
+
+
 def test_a_dry_run_shows_and_does_nothing(
     slurm: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli import data_pack, data_stage
 from flatout.cli.help import Command, Group
 from flatout.cli.output import print_json, text_style
 from flatout.cli.paths import path_argument
@@ -16,9 +17,20 @@ from flatout.cli.paths import path_argument
 if TYPE_CHECKING:
     from flatout.records.loading import LoadingProfile
 
+
+class DataGroup(Group):
+    """The commands on data, by what they do."""
+
+    headings = {  # noqa: RUF012 - as in the class above
+        "Measure": ("profile", "show"),
+        "Prepare": ("pack", "verify", "stage"),
+        "Cache": ("cache",),
+    }
+
+
 app = typer.Typer(
-    cls=Group,
-    help="Look at the data in front of the GPU: what each sample costs, stage by stage.",
+    cls=DataGroup,
+    help="Look at the data in front of the GPU: what each sample costs, stage by stage; and prepare it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -110,6 +122,10 @@ def _write_page(profile: LoadingProfile, html: Path, *, force: bool) -> None:
 
     write_new(html, loading_html(profile, typed_command()), force=force)
     print(f"flatout: wrote {html}", file=sys.stderr)
+
+
+data_pack.register(app)
+data_stage.register(app)
 
 
 def _report(profile: LoadingProfile, command: list[str], *, json: bool) -> None:

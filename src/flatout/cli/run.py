@@ -134,6 +134,14 @@ def run(
         list[Path] | None,
         path_option(metavar="DIR", help="Cache the files of this folder, instead of all network file systems."),
     ] = None,
+    packed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR[=SOURCE]",
+            help="Read the files of a data set from this folder of `flatout data pack`; SOURCE is the data set's folder"
+            " if it has moved. Repeatable.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command without starting it.")] = False,
 ) -> None:
     """Run a training command with the changes from a tuned.toml, and keep it alive.
@@ -167,6 +175,7 @@ def run(
         redacts=redact,
         on_regression=_parse_on_regression(on_regression),
         data_cache=requested_cache(data_cache, data_from or ()),
+        packed=tuple(packed or ()),
     )
     request.check()
     prepared = prepare(request, os.environ)

@@ -127,6 +127,13 @@ def submit(
             " [default: the host, for one node]",
         ),
     ] = None,
+    data_set: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Prefer nodes that hold this data set, by a Slurm feature or a Kubernetes label (see `data stage`).",
+        ),
+    ] = None,
     spot_trace: Annotated[
         Path | None,
         path_option(help="Slurm: spot availability trace; decides between --spot-partition and --partition."),
@@ -203,6 +210,7 @@ def submit(
                 topology=topology,
             ),
             out=out,
+            data_set=data_set,
         )
     )
     notes = []

@@ -16,6 +16,9 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"  # in MiB
 _SHM = "shm"
 _REQUIRED, _PREFERRED = "kueue.x-k8s.io/podset-required-topology", "kueue.x-k8s.io/podset-preferred-topology"
+_REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED_AFFINITY = "preferredDuringSchedulingIgnoredDuringExecution"
+_MOST_WEIGHT = 100  # that Kubernetes allows
 _RDMA = ("rdma/", "vpc.amazonaws.com/efa")
 
 
@@ -78,12 +81,21 @@ def _placement(needs: PodNeeds) -> dict[str, Value]:
     if needs.gpu_memory_mib is not None:
         least = str(needs.gpu_memory_mib - 1)  # labels are compared by "greater than" only
         expressions.append({"key": GPU_MEMORY_LABEL, "operator": "Gt", "values": [least]})
+    affinity: dict[str, Value] = {}
     if expressions:
-        terms: Value = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
-        placement["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+        affinity[_REQUIRED_AFFINITY] = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    if needs.preferred_labels:
+        affinity[_PREFERRED_AFFINITY] = [_preference(label) for label in needs.preferred_labels]
+    if affinity:
+        placement["affinity"] = {"nodeAffinity": affinity}
     if tolerations := [_toleration(taint) for taint in _tolerated(needs)]:
         placement["tolerations"] = tolerations
     return placement
+
+
+def _preference(label: str) -> Value:
+    """Return the preference for nodes that have a label; it never keeps a pod from another node."""
+    return {"weight": _MOST_WEIGHT, "preference": {"matchExpressions": [{"key": label, "operator": "Exists"}]}}
 
 
 def _tolerated(needs: PodNeeds) -> list[Taint]:

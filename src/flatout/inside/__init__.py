@@ -13,6 +13,7 @@ environment variables.
     checkpoints/    when the script saves, and saving without torn files
     overlay/        redirection of files that a trial's script would overwrite
     data_cache/     reads of files from copies on the node
+    packed_reads/   reads of files from the shards of a pack
     loader_stages/  how long each stage of making a batch takes
     checks/         whether a trial still computes the right numbers
     equal_tables    whether all ranks have the same table for NCCL

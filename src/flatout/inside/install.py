@@ -37,6 +37,7 @@ from flatout.inside.liveness.heartbeat import start_heartbeat
 from flatout.inside.loader_stages.batch_watch import hook_stages
 from flatout.inside.log import LOG, guarded
 from flatout.inside.overlay.redirect import redirect
+from flatout.inside.packed_reads.reads import hook_packed_reads
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
 from flatout.inside.recording.attempt import find_attempt
@@ -140,7 +141,7 @@ def install() -> list[Callable[[], None]]:
         LOG.folder = settings.recording
     guarded(redirect)(LOG.folder)
     guarded(save_safely)()
-    undos: list[Callable[[], None] | None] = [guarded(hook_reads)()]
+    undos: list[Callable[[], None] | None] = [guarded(hook_reads)(), guarded(hook_packed_reads)()]
     if os.environ.get(Variable.NCCL_TABLE):
         undos.append(guarded(hook_equal_tables)())
     if settings is not None and settings.has_gradients:

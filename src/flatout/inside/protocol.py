@@ -34,6 +34,7 @@ class Variable:
     APART = "FLATOUT_APART"  # JSON: folders of which this process sees an overlay, see `overlay.enter`
     EARLIER = "FLATOUT_EARLIER"  # file that names what earlier trials have written, see `overlay.earlier`
     DATA_CACHE = "FLATOUT_DATA_CACHE"  # JSON: the folder of a cache of files, its size, and whose files
+    PACKED = "FLATOUT_PACKED"  # JSON: folders of packs, and the data sets whose files are read from them
     SAFE_SAVE = "FLATOUT_SAFE_SAVE"  # 1: torch.save leaves a complete file or none
     HEARTBEAT = "FLATOUT_HEARTBEAT"  # folder for heartbeats
     CHECKPOINT_EVERY_S = "FLATOUT_CHECKPOINT_EVERY_S"  # seconds between checkpoints of `flatout.checkpoint`
@@ -258,6 +259,13 @@ CACHE_COUNTS = "counts"  # folder: by process, how many reads were hits
 CACHE_USED = "used"  # file in a boot's folder of copies: their bytes
 CACHE_MARK = "flatout-data-cache"  # file: the folder is a cache
 CACHE_REPORT_INTERVAL_S = 1.0
+
+
+# A folder into which `flatout data pack` has packed a data set.
+PACK_INDEX = "index.json"  # file: the pack; there only if it is complete
+PACK_SAMPLES = "samples.jsonl"  # file: the samples, in the order of the source
+PACK_LOOKUP = "lookup.bin"  # file: rows of PACK_LOOKUP_ROW, sorted
+PACK_LOOKUP_ROW = ">16sIQQ"  # start of the name's SHA-256, number of the shard, offset and size of the content
 
 
 class FailureKind:

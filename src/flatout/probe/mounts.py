@@ -6,12 +6,14 @@ In: the kernel's lists. Out: `Mount` and the ID of this boot; nothing where the 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = re.compile(r"nfs\d?|lustre|cifs|smb3|ceph|gpfs|beegfs|fuse\..+|9p|virtiofs|glusterfs|wekafs|afs")
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # blanks in paths
 
 
@@ -26,6 +28,17 @@ def read_mounts(path: Path = _MOUNTS) -> list[Mount]:
     with suppress(OSError):
         return [mount for line in path.read_text(encoding="utf-8").splitlines() if (mount := _mount(line))]
     return []
+
+
+def kind_of(folder: Path, mounts: Sequence[Mount]) -> str:
+    """Return the kind of the file system that holds a folder; "" if it is unknown."""
+    above = [mount for mount in mounts if folder.is_relative_to(mount.folder)]
+    return max(above, key=lambda mount: len(mount.folder)).kind if above else ""
+
+
+def is_network(kind: str) -> bool:
+    """Whether a file system of this kind is reached over a network."""
+    return _NETWORK.fullmatch(kind) is not None
 
 
 def _mount(line: str) -> Mount | None:

@@ -58,6 +58,7 @@ class PodNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """What each pod of a job needs from its node. None: not requested."""
 
     num_gpus: int = 0
+    preferred_labels: tuple[str, ...] = ()  # of nodes that are preferred, whatever the values
     gpu_resource: str = GPU_RESOURCES[0]
     cpu_m: int | None = None
     memory_bytes: int | None = None

@@ -22,11 +22,10 @@ import msgspec
 from flatout.errors import InputError, UsageError
 from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import CACHE_COPIES, CACHE_COUNTS, CACHE_MARK, CACHE_USED
-from flatout.probe.mounts import Mount, boot_id, read_mounts
+from flatout.probe.mounts import Mount, boot_id, is_network, kind_of, read_mounts
 from flatout.records.data_cache import CacheCounts, CacheUse
 from flatout.units import num_bytes
 
-_NETWORK = re.compile(r"nfs\d?|lustre|cifs|smb3|ceph|gpfs|beegfs|fuse\..+|9p|virtiofs|glusterfs|wekafs|afs")
 _MAX_COUNTS_BYTES = 1 << 16
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -68,8 +67,8 @@ def cache_setting(request: CacheRequest, mounts: Sequence[Mount] | None = None) 
     """Prepare the folder, and return the setting of the job's processes. Raise UsageError if it cannot be a cache."""
     known = mounts if mounts is not None else read_mounts()
     folder = Path(os.path.abspath(request.folder))
-    kind = _kind_of(folder, known)
-    if _NETWORK.fullmatch(kind):
+    kind = kind_of(folder, known)
+    if is_network(kind):
         raise UsageError(
             f"`--data-cache` must be on a disk of this node, but {folder} is on {kind}",
             hint="pass a folder on a local disk",
@@ -90,19 +89,13 @@ def cache_note(setting: str) -> str:
     return f"files of {sources} are cached in {content['folder']}, up to {num_bytes(content['max_bytes'])}"
 
 
-def _kind_of(folder: Path, mounts: Sequence[Mount]) -> str:
-    """Return the kind of the file system that holds a folder; "" if it is unknown."""
-    above = [mount for mount in mounts if folder.is_relative_to(mount.folder)]
-    return max(above, key=lambda mount: len(mount.folder)).kind if above else ""
-
-
 def _sources(given: Sequence[Path], mounts: Sequence[Mount]) -> list[Path]:
     if given:
         missing = next((source for source in given if not source.is_dir()), None)
         if missing is not None:
             raise UsageError(f"`--data-from` must be a folder, but {missing} is not")
         return [Path(os.path.abspath(source)) for source in given]
-    network = [Path(mount.folder) for mount in mounts if _NETWORK.fullmatch(mount.kind)]
+    network = [Path(mount.folder) for mount in mounts if is_network(mount.kind)]
     if not network:
         raise UsageError(
             "`--data-cache` caches network file systems, but none is mounted here",

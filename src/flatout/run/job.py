@@ -14,6 +14,7 @@ from flatout.report.command import command_line
 from flatout.run.command import PreparedCommand
 from flatout.run.data_cache import cache_note, cache_setting
 from flatout.run.messages import say
+from flatout.run.packed import packed_setting
 from flatout.run.request import RunRequest
 from flatout.run.saves import read_saves, report_file, report_saves
 from flatout.trial.patches import unapplied
@@ -24,6 +25,7 @@ _LAST_SAVE_MISSING = 1  # the exit code of a job that ends well without its last
 def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
     """Run the command to its end, over all its restarts."""
     cache = cache_setting(request.data_cache) if request.data_cache is not None else None
+    packed = packed_setting(request.packed) if request.packed else None
     for note in (*prepared.notes, *([cache_note(cache)] if cache is not None else [])):
         say(note)
     with TemporaryDirectory(prefix="flatout-") as folder:
@@ -36,6 +38,8 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
         environment[Variable.SAVES] = str(state)
         if cache is not None:
             environment[Variable.DATA_CACHE] = cache
+        if packed is not None:
+            environment[Variable.PACKED] = packed
         note_starter(state, "flatout run", command_line(prepared.command))
         is_checked = prepared.expectation is not None and request.on_regression != "off"
         if request.is_kept or is_checked:

@@ -31,6 +31,7 @@ class RunRequest:
     machine_code: int | None = None
     redacts: bool = False
     data_cache: CacheRequest | None = None
+    packed: tuple[str, ...] = ()  # folders of packs, or `DIR=SOURCE`
     on_regression: Literal["off", "warn", "revert"] = "off"  # if the changes of `config` do not help here
 
     @property

@@ -35,6 +35,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     planned: Planned | None = None
     canary: Canary | None = None
     pods: PodOptions = PodOptions()  # for Kubernetes
+    data_set: str | None = None  # nodes that hold a copy of it are preferred
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from flatout.emit.rendezvous import num_nodes, own_rendezvous
 from flatout.errors import UsageError
 from flatout.read.kubernetes_nodes import read_kubernetes_nodes
 from flatout.records.pods import PodNeeds
+from flatout.records.staging import node_label
 from flatout.records.tuning import Tuning
 from flatout.submit.job import JobRequest, Prepared
 from flatout.submit.pod_needs import pod_needs
@@ -29,6 +30,8 @@ def prepare(request: JobRequest) -> Prepared:
     # The manifest is a file for the user, so its secrets are masked: Kubernetes has a separate place for them.
     tuning = msgspec.structs.replace(masked_tuning(request.tuning), config=CONFIG, keep=_keep_in_a_pod(request))
     needs, notes_on_needs = _needs(request, tuning)
+    if request.data_set is not None:
+        needs = msgspec.structs.replace(needs, preferred_labels=(node_label(request.data_set),))
     manifest = kubernetes.emit(
         tuning,
         name=request.name,
@@ -108,7 +111,7 @@ def _keep_in_a_pod(request: JobRequest) -> tuple[str, ...]:
 
 
 def _notes(request: JobRequest) -> list[str]:
-    notes = unsupported_notes(request, "a JobSet has", supported=("--time", *POD_OPTIONS))
+    notes = unsupported_notes(request, "a JobSet has", supported=("--time", "--data-set", *POD_OPTIONS))
     own = own_rendezvous(request.tuning)
     first_pod = kubernetes.first_pod(request.name)
     if own is not None and not own.is_store and own.host.startswith(first_pod) and "endpoint" in own.word.lower():

@@ -69,4 +69,5 @@ class SubmitOptions:
     image: str | None = None
     queue: str | None = None
     pods: PodOptions = field(default_factory=PodOptions)
+    data_set: str | None = None  # nodes that hold a copy of it are preferred
     out: Path | None = None

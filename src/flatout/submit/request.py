@@ -14,6 +14,7 @@ from flatout.change.launchers import launch_word
 from flatout.emit import tuned_toml
 from flatout.errors import OutputError, UsageError
 from flatout.records.change import ChangeSet
+from flatout.records.staging import DATA_SET_NAME
 from flatout.records.tuning import Tuning
 from flatout.submit.canary import canary_of
 from flatout.submit.job import JobRequest
@@ -60,6 +61,7 @@ def job_request(options: SubmitOptions) -> JobRequest:
         planned=planned,
         canary=canary,
         pods=options.pods,
+        data_set=_checked_data_set(options.data_set),
     )
 
 
@@ -105,6 +107,15 @@ def _checked_queue(queue: str | None) -> str | None:
             f" but is `{queue}`"
         )
     return queue
+
+
+def _checked_data_set(name: str | None) -> str | None:
+    if name is not None and DATA_SET_NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"`--data-set` must have at most 52 lower-case letters, digits and `-`, but is `{name}`",
+            hint="pass the name that `flatout data stage --emit` printed",
+        )
+    return name
 
 
 def _new_folder(out: Path | None, now: str) -> Path:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 
 from flatout.emit import slurm as emitted
 from flatout.emit.masked import masked_note, masked_tuning
 from flatout.emit.rendezvous import own_rendezvous
 from flatout.errors import InputError, UsageError
 from flatout.launch.slurm import job_number, run_sbatch
+from flatout.records.staging import slurm_feature
 from flatout.records.tuning import Emitted, Tuning
 from flatout.report.command import command_line
 from flatout.submit.job import JobRequest, Prepared
@@ -22,6 +24,7 @@ from flatout.submit.unsupported import pod_option_notes
 
 _CHOOSES_NODES = ("--nodelist", "-w", "--nodefile", "-F")
 _CHOOSES_CPUS = ("--cpus-per", "-c", "--exclusive", "--mincpus")
+_SINFO_S = 30.0
 _SAVE_EXIT_CODE = """\
 rm -f "$exit_code_file"
 tell_exit_code() { echo "$?" > "$exit_code_file" || true; }
@@ -108,11 +111,24 @@ def _options(request: JobRequest) -> list[str]:
         options.append(f"--account={request.account}")
     if request.qos is not None:
         options.append(f"--qos={request.qos}")
+    if request.data_set is not None and slurm_feature(request.data_set) not in _without_nodes(request):
+        options.append(f"--prefer={slurm_feature(request.data_set)}")
     if request.can_resume:
         options += ["--requeue", "--open-mode=append"]
     else:
         options += ["--no-requeue", "--open-mode=truncate"]
     return [*options, *request.options]
+
+
+def _without_nodes(request: JobRequest) -> set[str]:
+    """Return the feature of the data set if no node has it: Slurm rejects a job that prefers an unknown feature."""
+    if request.data_set is None or shutil.which("sinfo") is None:
+        return set()
+    command = ["sinfo", "--noheader", "--format=%f"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SINFO_S, check=False)
+    feature = slurm_feature(request.data_set)
+    known = {each.strip() for line in done.stdout.splitlines() for each in line.split(",")}
+    return set() if done.returncode != 0 or feature in known else {feature}
 
 
 def _slurm_duration(value_s: float) -> str:
@@ -127,6 +143,8 @@ def _notes(request: JobRequest) -> list[str]:
     notes = pod_option_notes(request, whose, supported=("--cpus",))
     if request.deadline_s is not None and request.time_s is None:
         notes.append("Slurm judges a --deadline by the time limit: without --time, by the partition's")
+    for feature in sorted(_without_nodes(request)):
+        notes.append(f"no node has the feature {feature} yet, so none is preferred (see `flatout data stage`)")
     chooses_cpus = any(option.startswith(_CHOOSES_CPUS) for option in request.options)
     if request.gpus_per_node and request.pods.cpus is None and not chooses_cpus:
         notes.append(

@@ -20,6 +20,7 @@ def unsupported_notes(request: JobRequest, whose: str, *, supported: Collection[
         "--qos": request.qos,
         "--resume": request.can_resume or None,
         "--sbatch-options": request.options or None,
+        "--data-set": request.data_set,
         **_pod_options(request.pods),
     }
     return [

@@ -88,7 +88,15 @@ EXPRESSION = obj(
     values=arr(TEXT),
 )
 TERMS = obj("nodeSelectorTerms", nodeSelectorTerms=arr(obj("", matchExpressions=arr(EXPRESSION)), least=1))
-AFFINITY = obj("", nodeAffinity=obj("", requiredDuringSchedulingIgnoredDuringExecution=TERMS))
+PREFERRED = obj("weight preference", weight=NUMBER, preference=obj("", matchExpressions=arr(EXPRESSION)))
+AFFINITY = obj(
+    "",
+    nodeAffinity=obj(
+        "",
+        requiredDuringSchedulingIgnoredDuringExecution=TERMS,
+        preferredDuringSchedulingIgnoredDuringExecution=arr(PREFERRED),
+    ),
+)
 POD = obj(
     "",
     metadata=obj("", labels=TEXTS, annotations=TEXTS),

@@ -1,0 +1,3 @@
+from torchvision.datasets.folder import DatasetFolder, ImageFolder
+
+__all__ = ["DatasetFolder", "ImageFolder"]
