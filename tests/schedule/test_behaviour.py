@@ -295,3 +295,26 @@ def test_series_and_measures_agree_with_the_log(seed: int) -> None:
     teams = sum(team.useful_gpu_hours + team.idle_gpu_hours + team.lost_gpu_hours for team in result.teams)
     assert teams == pytest.approx(parts)
     assert math.isfinite(result.fairness_p99)
+
+
+def test_a_job_prefers_the_node_that_holds_its_data_set_and_pays_for_a_copy_elsewhere() -> None:
+    """Two nodes of 4 GPUs. The second job of each data set finds its copy, but one that must go elsewhere does not."""
+    machine = uniform(2, 4)
+    jobs = [
+        job(0, 4, 100, dataset="a", stage_s=30),  # the first node; ends at 130
+        job(0, 4, 200, dataset="b", stage_s=30),  # the second node; ends at 230
+        job(300, 4, 50, dataset="b", stage_s=30),  # the second node, though the first is free too: 350
+        job(310, 4, 50, dataset="b", stage_s=30),  # only the first node is free: 310 + 30 + 50
+        job(500, 4, 50, dataset="b", stage_s=30),  # both hold it now
+        job(600, 8, 50, dataset="a", stage_s=30),  # one of its two nodes holds it
+        job(700, 4, 50),
+    ]
+    result = run("fifo", jobs, machine)
+    assert result.finish_s == [130, 230, 350, 390, 550, 680, 750]
+    overheads = [segment.overhead_s for segment in sorted(result.log, key=lambda segment: segment.job)]
+    assert overheads == [30, 30, 0, 30, 0, 30, 0]
+
+
+def test_jobs_on_shares_of_one_gpu_copy_their_data_set_once() -> None:
+    half = job(0, 1, 100, gpu_share=0.5, dataset="a", stage_s=20)
+    assert run("fifo", [half, half], uniform(2, 1)).finish_s == [120, 100]

@@ -118,6 +118,12 @@ def test_plain_takes_every_column(tmp_path: Path) -> None:
     assert (second.min_gpus, second.max_gpus, second.limit_s) == (2, 8, None)
 
 
+def test_plain_takes_the_data_set_of_a_job_and_the_time_to_copy_it(tmp_path: Path) -> None:
+    text = "submit_s,num_gpus,duration_s,dataset,stage_s\n0,1,9,imagenet,600\n0,1,9,,\n0,1,9,laion,\n"
+    jobs = load(written(tmp_path, text)).jobs
+    assert [(job.dataset, job.stage_s) for job in jobs] == [("imagenet", 600.0), ("", 0.0), ("laion", 0.0)]
+
+
 def test_attempts_of_one_job_are_one_job() -> None:
     def attempt(job: str, elapsed_s: float, num_gpus: float, submit_s: float | None) -> SimpleNamespace:
         return SimpleNamespace(
@@ -155,6 +161,8 @@ def test_attempts_of_one_job_are_one_job() -> None:
             "submit_s,num_gpus,duration_s,submit_s\n0,1,9,4\n",
             "each column must appear once, but `submit_s` appears more than once",
         ),
+        ("submit_s,num_gpus,duration_s,stage_s\n0,1,9,60\n", "line 2: stage_s needs a dataset"),
+        ("submit_s,num_gpus,duration_s,dataset,stage_s\n0,1,9,a,-1\n", "stage_s must be from 0 to"),
         (PHILLY.replace("2017-10-09 06:13:03", "soon"), "line 3: timestamp must be a time"),
         ("submit_s,num_gpus,duration_s\n1,1,0\n", None),
     ],

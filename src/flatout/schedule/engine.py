@@ -10,6 +10,8 @@ work, which was done between the last checkpoint and a stop; and `idle` time, in
 Events of equal time are handled in a fixed order (ends, failures, repairs, changes of phase, submissions; then by job),
 and nothing iterates over a set, so a run depends only on its arguments.
 
+A job with a data set prefers nodes that hold it; the time to copy it to others is overhead, whatever number of nodes.
+
 It does not model the network between jobs, the time of the scheduler's own decisions, or jobs that depend on others.
 """
 
@@ -27,7 +29,7 @@ from flatout.errors import InputError
 from flatout.schedule.cluster import Cluster
 from flatout.schedule.jobs import Assumptions, ClusterJob
 from flatout.schedule.phases import idle_between, is_idle, phase_at
-from flatout.schedule.pool import WHOLE, Placement, Pool, nodes_of
+from flatout.schedule.pool import WHOLE, Placement, Pool, mask_of, nodes_of
 from flatout.schedule.requirements import NodeMatcher
 from flatout.schedule.result import Segment, SimulationResult
 
@@ -124,6 +126,8 @@ class Simulation:
         self.placement: list[Placement] = [0] * count
         self.idle_since: list[float | None] = [None] * count  # as a utilization sampler would see it
 
+        self._holders: dict[str, int] = {}  # masks of the nodes that hold each data set; disks are never full
+
         self.log: list[Segment] = []
         self.num_failures = 0
         self.num_done = 0
@@ -173,10 +177,28 @@ class Simulation:
 
     def allocate(self, job: int) -> Placement | None:
         """Take GPUs from the pool for a waiting job, or return None if it does not fit; call `start_at` next."""
-        gpus, milli, allowed, _ = self.shapes[self.shape[job]]
+        allowed = self.shapes[self.shape[job]].allowed
+        dataset = self.jobs[job].dataset
+        if dataset:
+            placement = self._take(job, allowed & self._holders.get(dataset, 0))
+            if placement is not None:
+                return placement
+        return self._take(job, allowed)
+
+    def _take(self, job: int, allowed: int) -> Placement | None:
+        """Take the job's GPUs on the nodes of a mask."""
+        gpus, milli, _, _ = self.shapes[self.shape[job]]
         if milli != WHOLE:
             return self.pool.take_share(milli, allowed)
         return self.pool.take(gpus, allowed)
+
+    def _stage(self, job: int, placement: Placement, gpus: float) -> float:
+        """Leave the job's data set on its nodes; return the time to copy it, which is 0 if all of them hold it."""
+        dataset = self.jobs[job].dataset
+        holders = self._holders.get(dataset, 0)
+        nodes = mask_of([node for node, _ in nodes_of(placement, gpus)])
+        self._holders[dataset] = holders | nodes
+        return self.jobs[job].stage_s if nodes & ~holders else 0.0
 
     def start(self, job: int) -> bool:
         """Start a waiting job if it fits; otherwise return False and change nothing."""
@@ -195,6 +217,8 @@ class Simulation:
         if self._has_speeds[job]:
             speed = self._speed(job, placement, gpus) / slowdown
         ready = now + self.start_overhead_s[job]
+        if self.jobs[job].dataset:
+            ready += self._stage(job, placement, gpus)
         self.status[job] = RUNNING
         self.running[job] = None
         self.placement[job] = placement

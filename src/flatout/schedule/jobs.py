@@ -28,6 +28,8 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: float = 0.0
     gpu_memory_bytes: float = 0.0  # on each GPU; a share of a GPU has that share of its memory
     network_bits_per_s: float = 0.0
+    dataset: str = ""  # data set that its nodes need on their disks; empty: none
+    stage_s: float = 0.0  # to copy it to nodes, of which one or more do not hold it
     priority: int = 0  # higher is more urgent
     limit_s: float | None = None  # the time limit that the user gave
     checkpoint_s: float | None = None  # interval between checkpoints

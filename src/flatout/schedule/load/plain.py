@@ -1,7 +1,8 @@
 """A plain CSV: submit_s, num_gpus and duration_s, and any of the columns below. An empty cell means unknown.
 
 submit_s can be a number or a time such as 2026-01-31 12:00:00; gpu_types are separated by spaces. gpu_memory_gib is per
-GPU; memory_gib, cpus and network_gbit_per_s are what each of the job's nodes must have.
+GPU; memory_gib, cpus and network_gbit_per_s are what each of the job's nodes must have. A job with a dataset prefers
+nodes on which an earlier job has left it; stage_s is the time to copy it to nodes that do not hold it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ OPTIONAL = (
     *("name", "user", "team", "gpu_share", "gpu_types", "priority", "limit_s", "checkpoint_s", "restart_s"),
     *("min_gpus", "max_gpus", "scaling", "utilization", "phases"),
     *("gpu_memory_gib", "memory_gib", "cpus", "network_gbit_per_s"),
+    *("dataset", "stage_s"),
 )
 _MOST = 1e12
 
@@ -132,7 +134,17 @@ def _job(row: _Row) -> ClusterJob:
         num_cpus=row.amount("cpus", 0) or 0.0,
         network_bits_per_s=(row.amount("network_gbit_per_s", 0) or 0.0) * 1e9,
         phases=row.phases(duration_s),
+        dataset=row.text("dataset"),
+        stage_s=_stage_s(row),
     )
+
+
+def _stage_s(row: _Row) -> float:
+    """Return the time to copy the job's data set to its nodes."""
+    stage_s = row.amount("stage_s", 0, LONGEST_JOB_S) or 0.0
+    if stage_s and not row.text("dataset"):
+        raise row.error("stage_s needs a dataset, but there is none")
+    return stage_s
 
 
 def _gpu_range(row: _Row, num_gpus: int) -> tuple[int | None, int | None]:
