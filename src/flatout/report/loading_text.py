@@ -14,7 +14,7 @@ from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import num_bytes, number, percent, seconds
 
-_BAR = 12
+_BAR = 7
 _INDENT = "  "
 SMALLEST_READ_BYTES = 64  # per sample: less is Python's own reading, e.g. of a module
 MIN_SHARE = 0.001  # of the time to make a sample: smaller stages are not shown
