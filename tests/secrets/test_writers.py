@@ -22,6 +22,7 @@ WRITERS = {
     "inside/checkpoints/safe_save.py": "sizes and checksums of the user's checkpoint",
     "inside/checks/data_check.py": "numbers",
     "inside/checks/gradients.py": "numbers",
+    "inside/checks/model_outputs.py": "numbers",
     "inside/data_cache/reads.py": "numbers of reads",
     "inside/data_cache/store.py": "copies of the user's files, for the user alone; the size of all copies",
     "inside/failure/stderr_tail.py": "the end of standard error, for the user alone; masked when it is read",
