@@ -133,6 +133,21 @@ def test_batches_that_workers_loaded_ahead_are_not_lost(make: Any, options: dict
     assert interrupted(make, tmp_path, len(make()) + 1, num_batches, **options) == whole
 
 
+@pytest.mark.parametrize("generator", [None, 7])
+def test_after_the_end_of_an_epoch_workers_that_stay_give_the_next_one_its_order(
+    generator: int | None, tmp_path: Path
+) -> None:
+    """Workers that stay draw no seed before the next epoch, and those of the resumed job have to be started."""
+
+    def make() -> DataLoader[int]:
+        own = None if generator is None else torch.Generator().manual_seed(generator)
+        return shuffled(num_workers=1, persistent_workers=True, generator=own)
+
+    num_batches = 3 * len(make())
+    whole = uninterrupted(make, num_batches)
+    assert interrupted(make, tmp_path, len(make()), num_batches) == whole
+
+
 # Loaders that cannot continue.
 
 

@@ -12,7 +12,7 @@ import logging
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -72,7 +72,16 @@ class OrderParts:
 class EpochOrder:
     """The indices of one epoch, from its beginning or from a saved position."""
 
-    def __init__(self, parts: OrderParts, sampler: Any, resumed: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        parts: OrderParts,
+        sampler: Any,
+        resumed: Mapping[str, Any] | None,
+        *,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Set `before`, which is called before the first indices are drawn."""
+        self._before = before
         self._parts = parts
         self._sampler = sampler
         self._resumed = resumed
@@ -137,6 +146,7 @@ class EpochOrder:
             self._num_yielded = min(iterator._num_yielded + 1, self._num_drawn)
 
     def _begin(self) -> Iterator[Any]:
+        self._before()
         resumed = self._resumed
         if resumed is None or (not resumed["num_batches"] and not self._is_empty_rest(resumed)):
             self.start = self._parts.start()

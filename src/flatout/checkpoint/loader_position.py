@@ -36,6 +36,7 @@ class LoaderPosition:
         self._order: EpochOrder | None = None  # of the newest iterator
         self._resumed: Mapping[str, Any] | None = None  # a state that no batch was yielded from yet
         self._base: Any = None  # the random state from which the newest iterator drew the seed of its workers
+        self._starts_kept_workers = False  # the newest iterator stands for one whose workers had stayed
         self._after_next_iterator: Callable[[], object] | None = None
         loader._get_iterator = _make_by(self, loader)  # in place of an earlier Checkpointer's
 
@@ -88,7 +89,12 @@ class LoaderPosition:
 
     def _state_between_epochs(self, last: Mapping[str, Any] | None) -> dict[str, Any]:
         last_epoch = last["epoch"] if last is not None else None
-        return self._parts.start() | {"version": _VERSION, "num_batches": 0, "last_epoch": last_epoch}
+        return self._parts.start() | {
+            "version": _VERSION,
+            "num_batches": 0,
+            "last_epoch": last_epoch,
+            "keeps_workers": last is not None and self.loader.persistent_workers,
+        }
 
     def make_iterator(self) -> Any:
         """Make an iterator whose indices are watched; the loader keeps its own sampler."""
@@ -103,6 +109,7 @@ class LoaderPosition:
         if self._resumed is not None and is_within_epoch:
             _set_base_state(loader, self._resumed["base"])
         self._base = _base_state(loader)
+        self._starts_kept_workers = self._resumed is not None and self._resumed.get("keeps_workers", False)
         try:
             iterator = type(loader)._get_iterator(loader)
         finally:
@@ -120,10 +127,16 @@ class LoaderPosition:
     def begin_epoch(self, sampler: Any) -> Iterator[Any]:
         persistent = self._order.iterator if self._order is not None else None
         self._forget_used_state()
-        self._order = EpochOrder(self._parts, sampler, self._resumed)
+        self._order = EpochOrder(self._parts, sampler, self._resumed, before=self._take_back_seed)
         if persistent is not None:
             self._order.belongs_to(persistent)  # its workers remain, and it begins another epoch
         return self._order
+
+    def _take_back_seed(self) -> None:
+        """Take back the draw of the workers' seed: workers that had stayed drew none before this epoch's order."""
+        if self._starts_kept_workers:
+            self._starts_kept_workers = False
+            _set_base_state(self.loader, self._base)
 
     def _forget_used_state(self) -> None:
         """Forget the saved state once a batch was yielded from it: the next iterator begins a new epoch."""
