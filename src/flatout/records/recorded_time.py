@@ -63,9 +63,21 @@ class StepTimeline(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[TimelineLane, ...]
 
 
+class CallLatency(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of a model with batches of one size, in a script that only infers; each from its start to the next."""
+
+    num_samples: float | None  # of a rank's batch; None: unknown
+    num_calls: int  # of all ranks, after the warm-up
+    p50_s: float
+    p90_s: float | None  # None: too few calls to tell
+    p99_s: float | None
+    samples_per_s: float | None  # of a rank, while it calls with such batches
+
+
 class RecordedTime(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     wall_s: float  # from the start of the command to its end
     parts_s: dict[str, float]  # by WallPart, the mean over the ranks; sums to `wall_s`
     stalls_s: dict[str, float]  # by cause, largest first; sums to the part `stalls`
     timeline: StepTimeline
+    calls: tuple[CallLatency, ...] = ()  # of a script that only infers, by size of the batch, the most frequent first

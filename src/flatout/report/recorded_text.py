@@ -6,7 +6,7 @@ In: a `RecordedTime` and a style. Out: lines of at most the style's width.
 from __future__ import annotations
 
 from flatout import units
-from flatout.records.recorded_time import BinKind, RecordedTime, WallPart
+from flatout.records.recorded_time import BinKind, CallLatency, RecordedTime, WallPart
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.timeline import PART_LABELS, block_lines, scale_of
@@ -21,7 +21,20 @@ def recorded_lines(recorded: RecordedTime, style: TextStyle) -> list[str]:
     lines = block_lines(timeline, width=style.width, most_lanes=MOST_LANES, has_unicode=style.has_unicode)
     lines += style.wrapped(_key(recorded))
     lines += style.wrapped(f"{parts_sentence(recorded)}.")
+    for latency in recorded.calls:
+        lines += style.wrapped(f"{latency_sentence(latency)}.")
     return lines
+
+
+def latency_sentence(latency: CallLatency) -> str:
+    """Say how long the calls of a model with batches of one size take."""
+    size = "of unknown size"
+    if latency.num_samples is not None:
+        size = f"with {counted(round(latency.num_samples), 'sample')}"
+    quantiles = [("p50", latency.p50_s), ("p90", latency.p90_s), ("p99", latency.p99_s)]
+    shown = [f"{name} {'unknown' if value is None else units.seconds(value)}" for name, value in quantiles]
+    rate = "" if latency.samples_per_s is None else f"; {latency.samples_per_s:,.0f} samples/s on each rank"
+    return f"{counted(latency.num_calls, 'call')} {size}, from one call to the next: {', '.join(shown)}{rate}"
 
 
 def parts_sentence(recorded: RecordedTime) -> str:
