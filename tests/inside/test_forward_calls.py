@@ -114,6 +114,21 @@ def test_compiled_models_are_counted_and_nothing_breaks_their_graph(recorder: Re
     assert recorder.models == [id(compiled)] * 3
 
 
+def test_a_model_that_compiles_in_place_is_counted(recorder: Recorder) -> None:
+    model = Model()
+    model.compile(backend="eager", fullgraph=True)
+    infer(model, 3)
+    assert recorder.models == [id(model)] * 3
+
+
+def test_what_is_compiled_after_training_began_is_left_alone(recorder: Recorder) -> None:
+    compile_as_imported_before = torch.compile
+    Model()(torch.ones(3, 2))
+    untouched = torch._dynamo.OptimizedModule.__call__
+    compile_as_imported_before(Model(), backend="eager")
+    assert torch._dynamo.OptimizedModule.__call__ is untouched
+
+
 def test_an_error_of_the_model_is_the_jobs(recorder: Recorder) -> None:
     model = Model()
     infer(model, 1)

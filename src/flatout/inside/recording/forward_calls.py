@@ -61,8 +61,12 @@ class ForwardCalls:
         def compile_(*args: Any, **kwargs: Any) -> Any:
             self._remove_shared_hook()
             result = original(*args, **kwargs)
-            if isinstance(result, torch.nn.Module):
-                self._count_calls_of(type(result))
+            compiled = result
+            if args and not isinstance(result, torch.nn.Module):
+                # `Module.compile` compiles a method of the module, whose own calls remain the ones to count.
+                compiled = getattr(args[0], "__self__", None)
+            if isinstance(compiled, torch.nn.Module) and self._listeners:
+                self._count_calls_of(type(compiled))
             return result
 
         torch.compile = compile_
