@@ -116,7 +116,7 @@ from flatout.records.plan import (
     SourceAccuracy,
 )
 from flatout.records.power import CapAdvice, CapPoint, Ratio
-from flatout.records.recorded_time import RecordedTime, StepTimeline, TimelineLane
+from flatout.records.recorded_time import CallLatency, RecordedTime, StepTimeline, TimelineLane
 from flatout.records.recording import DeviceFacts, GpuUse, HostRecording, HostUse, Measured
 from flatout.records.replay import (
     MeasureDifference,
@@ -241,7 +241,7 @@ def json() -> str:
     records = (
         *(Diagnosis, JobSummary, RankDiagnosis, DeviceDiagnosis, StepDiagnosis, Blame, Finding, Quality),
         GroupCommunication,
-        *(RecordedTime, StepTimeline, TimelineLane),
+        *(RecordedTime, CallLatency, StepTimeline, TimelineLane),
         *(StallTrace, StalledRank, TracedActivity),
     )
     return _contract("flatout/diagnosis", records, version=2)
@@ -478,7 +478,7 @@ def recording_json() -> str:
     """The contract `flatout/recording-report`."""
     records = (
         *(RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, HostRecording, DeviceFacts),
-        *(RecordedTime, StepTimeline, TimelineLane),
+        *(RecordedTime, CallLatency, StepTimeline, TimelineLane),
     )
     return _contract("flatout/recording-report", records, version=2)
 

@@ -274,12 +274,14 @@ def _trial_folder(path: Path) -> None:
     from flatout.records.change import ChangeSet
     from flatout.trial.data import check_data
     from flatout.trial.gradients import read_gradients, read_start
+    from flatout.trial.model_outputs import read_model_outputs
     from flatout.trial.outputs import settle_outputs
     from flatout.trial.patches import unapplied
     from flatout.trial.result import _failures, error_line
 
     read_start(path, 2)
     read_gradients(path, 2)
+    read_model_outputs(path)
     settle_outputs(path, path / "saved")
     unapplied(path, ChangeSet())
     check_data(path, 2)

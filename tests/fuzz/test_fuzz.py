@@ -55,7 +55,8 @@ NOT_OF_A_USER = {
 # Paths on the command line that are written, or whose content is not read.
 WRITTEN = {
     *("flatout diagnose --html", "flatout diagnose --perfetto", "flatout profile --out", "flatout doctor --data"),
-    *("flatout data profile --out", "flatout run --data-from"),
+    *("flatout data profile --out", "flatout data profile --html", "flatout data show --html"),
+    "flatout run --data-from",
     *("flatout doctor --capture", "flatout doctor --html", "flatout bench --path", "flatout bench --out"),
     *("flatout tune --out", "flatout run --recording", "flatout submit --out", "flatout plan --html"),
     *(

@@ -95,21 +95,21 @@ def test_arguments_that_the_script_refuses_below_a_launcher_that_tells_of_code_1
 
 
 @pytest.mark.parametrize(
-    ("text", "raised"),
+    ("text", "raised", "rule"),
     [
-        ("import os\nx = = 1\nimport torch\n", "SyntaxError at train.py:2: invalid syntax"),
-        ("import no_such\nimport torch\n", "ModuleNotFoundError at train.py:1: No module named 'no_such'"),
-        ("steps = int('x')\n", "ValueError at train.py:1: invalid literal for int() with base 10: 'x'"),
-        (None, "FileNotFoundError: [Errno 2] No such file or directory: 'train.py'"),
+        ("import os\nx = = 1\nimport torch\n", "SyntaxError at train.py:2: invalid syntax", "import"),
+        ("import no_such\nimport torch\n", "ModuleNotFoundError at train.py:1: No module named 'no_such'", "import"),
+        ("steps = int('x')\n", "ValueError at train.py:1: invalid literal for int() with base 10: 'x'", "mistake"),
+        (None, "FileNotFoundError: [Errno 2] No such file or directory: 'train.py'", "mistake"),
     ],
 )
 def test_a_script_that_fails_before_torch_is_told_by_its_own_line(
-    tmp_path: Path, text: str | None, raised: str
+    tmp_path: Path, text: str | None, raised: str, rule: str
 ) -> None:
     train = script(tmp_path, text) if text is not None else "train.py"
     code, said = run(tmp_path, sys.executable, train)
     assert code == (1 if text is not None else 2)
-    assert said == [TOO_EARLY.format(0, raised), "flatout: a restart would not help (mistake)"]
+    assert said == [TOO_EARLY.format(0, raised), f"flatout: a restart would not help ({rule})"]
 
 
 def test_the_same_below_a_launcher_that_tells_of_code_1_alone(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_same_below_a_launcher_that_tells_of_code_1_alone(tmp_path: Path) ->
     assert code == 1
     raised = "ModuleNotFoundError at train.py:1: No module named 'no_such'"
     assert said[0] in [TOO_EARLY.format(rank, raised) for rank in range(2)]
-    assert said[1:] == ["flatout: a restart would not help (mistake)"]
+    assert said[1:] == ["flatout: a restart would not help (import)"]
 
 
 LATE = """\
@@ -137,7 +137,7 @@ def test_a_rank_that_fails_before_torch_is_the_cause_where_another_one_waits_for
     code, said = run(tmp_path, *LAUNCHER, script(tmp_path, LATE))
     assert code == 1
     raised = "ModuleNotFoundError at train.py:6: No module named 'no_such'"
-    assert said == [TOO_EARLY.format(1, raised), "flatout: a restart would not help (mistake)"]
+    assert said == [TOO_EARLY.format(1, raised), "flatout: a restart would not help (import)"]
 
 
 def test_what_may_pass_is_started_again_once_before_torch(tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ CASES = [
         "user",
         evidence(failures=(failed("RuntimeError", "CUDA error: device-side assert triggered"),)),
     ),
-    ("settings", False, "user", evidence(num_steps=0, failures=(failed("ImportError", "no"),))),
+    ("import", False, "user", evidence(num_steps=0, failures=(failed("ImportError", "no"),))),
     (
-        "settings",
+        "import",
         False,
         "user",
         evidence(num_steps=0, failures=(failed("TabError", "no", has_torch=False, age_s=99.0),)),
@@ -99,7 +99,7 @@ CASES = [
         evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False, age_s=99.0),)),
     ),
     ("mistake", True, "user", evidence(num_steps=0, failures=(failed("KeyError", "no", has_torch=False),))),
-    ("settings", False, "user", evidence(failures=(failed("ImportError", "no"),))),  # missing at each start
+    ("import", False, "user", evidence(failures=(failed("ImportError", "no"),))),  # missing at each start
     ("storage-server", True, "network", evidence(failures=(failed("OSError", "[Errno 116] Stale file handle"),))),
     ("files", True, "user", evidence(num_steps=0, failures=(failed("OSError", "stale file handle"),))),
     ("exception", False, "user", evidence(num_steps=0, failures=(failed("RuntimeError", "odd"),))),

@@ -219,7 +219,7 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(tmp_path: Path) -> N
     assert said(done) == [
         "flatout: attempt 1 failed: before the first step rank 0 raised ModuleNotFoundError at typo.py:2: "
         "No module named 'no_such_module' (a fault in the job itself)",
-        "flatout: a restart would not help (mistake)",
+        "flatout: a restart would not help (import)",
     ]
 
 

@@ -1,7 +1,7 @@
 """How long the calls of a model take in a script that only infers, by the size of the batch.
 
 In: the steps of all ranks. Out: a `CallLatency` for each size. A step is the time from one call to the next, so the
-script's work between two calls is part of it. Warm-up and steps that the recorder prolongs are left out.
+script's work between two calls is part of it. Warm-up and steps that the recorder prolongs are excluded.
 """
 
 from __future__ import annotations

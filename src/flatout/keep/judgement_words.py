@@ -43,7 +43,7 @@ _TITLES_OF: dict[str, str] = {
     "rendezvous": "torchrun's agents did not find each other",
     "rendezvous-closed": "torchrun's agents did not find each other",
 }
-_OF_SCRIPTS = ("mistake", "settings", "requirement", "exception", "tensor-mistake")
+_OF_SCRIPTS = ("mistake", "settings", "import", "requirement", "exception", "tensor-mistake")
 # Failures whose sentence already says what to do.
 OBVIOUS = (*_OF_SCRIPTS, "own-exit-text", "files", "unwritable", "permission", "locked", "communication", "launcher")
 

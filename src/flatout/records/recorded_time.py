@@ -69,7 +69,7 @@ class CallLatency(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: float | None  # of a rank's batch; None: unknown
     num_calls: int  # of all ranks, after the warm-up
     p50_s: float
-    p90_s: float | None  # None: too few calls to tell
+    p90_s: float | None  # None: too few calls
     p99_s: float | None
     samples_per_s: float | None  # of a rank, while it calls with such batches
 
