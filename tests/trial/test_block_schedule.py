@@ -24,7 +24,7 @@ def change(name: str) -> Change:
     return next(change for change in all_changes(JOB) if change.name == name)
 
 
-@pytest.mark.parametrize("num_units", [1, 4, 5])
+@pytest.mark.parametrize("num_units", [1, 4, 5, 6])
 @pytest.mark.parametrize("num_arms", [1, 3])
 def test_each_arm_has_its_units_and_begins_half_of_them(num_units: int, num_arms: int) -> None:
     order = orders(num_arms, num_units, random.Random(0))
@@ -62,6 +62,11 @@ def test_a_schedule_is_what_the_job_reads() -> None:
     assert (schedule.unit, schedule.min_steps, schedule.min_block_s, schedule.max_s) == (4, 12, 0.5, 30.0)
     assert json.loads(text)["order"] == orders(1, 2, random.Random(1))
     assert len(schedule.order) == 8
+
+
+def test_blocks_have_at_least_ten_steps_and_a_quarter_of_a_second() -> None:
+    schedule = json.loads(schedule_text([], num_units=1, max_s=30.0, seed=1))
+    assert (schedule["min_steps"], schedule["min_block_s"]) == (10, 0.25)
 
 
 def test_threads_are_set_in_the_process_instead_of_by_a_variable() -> None:

@@ -16,7 +16,7 @@ from flatout.inside.settings import StopRule
 from flatout.records.change import JobFacts
 from flatout.records.recording import HostRecording, RankRecording, Recording
 from flatout.records.trial import TrialResult
-from flatout.trial.profile_as_trial import MAX_ERROR, profile_as_trial
+from flatout.trial.profile_as_trial import profile_as_trial
 
 TIMES = (0.099, 0.101, 0.100, 0.098, 0.102, 0.100)
 NO_LOADER = facts(loader_workers=None, loader_watch_s=None, loader_batches=None)
@@ -71,7 +71,7 @@ def test_few_steps_are_no_trial(num_steps: int, is_sound: bool) -> None:
 
 @pytest.mark.parametrize(("factor", "is_sound"), [(0.9, True), (1.1, False)])
 def test_steps_that_differ_too_much_are_no_trial(factor: float, is_sound: bool) -> None:
-    deviation = factor * MAX_ERROR * np.sqrt(6 - 1)  # of six steps that are as often above the mean as below
+    deviation = factor * 0.05 * np.sqrt(6 - 1)  # of six steps that are as often above the mean as below
     times = 0.1 * (1 + deviation * np.array([1, -1, 1, -1, 1, -1]))
     assert (taken(profiled(times.tolist())) is not None) == is_sound
 
