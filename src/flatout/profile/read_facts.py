@@ -48,6 +48,7 @@ def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
         "launcher": _launcher_of(recording),
         "cores_allowed": min((host.cores_allowed for host in recording.hosts), default=None),
         "passes_per_step": _passes(recording),
+        "only_infers": all(rank.steps_from == "forward" for rank in ranks) if ranks else None,
         "loader_length_spread": _length_spread(recording),
         "loader_batch_tokens": _batch_tokens(recording),
         "environment": _agreed_environment(contents),

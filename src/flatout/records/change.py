@@ -145,6 +145,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     # Features that the script already uses.
     wrapper: str | None = None  # ddp | fsdp2
     passes_per_step: int | None = None  # forward and backward passes between two optimizer steps
+    only_infers: bool | None = None  # its steps are calls of a model without gradients
     find_unused_parameters: bool | None = None
     loader_workers: int | None = None
     loader_prefetch: int | None = None

@@ -8,6 +8,7 @@ from tests.diagnose.jobs import GEMM, STEP, attributed, costs_us, diagnosed, fou
 
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorder import Untraced, recorder_cost
+from flatout.records.change import JobFacts
 from flatout.report.evidence import evidence_texts
 from flatout.testing import TraceBuilder
 from flatout.units import seconds
@@ -57,6 +58,14 @@ def test_idle_time_of_the_gpu_while_the_host_works_is_the_cost_of_a_slow_host() 
     assert finding.evidence["traced_idle_s"] == {"0": pytest.approx(4000e-6)}
     assert finding.evidence["launches_per_step"] == 1
     assert finding.confidence == "high", "the untraced step is known"
+
+
+@pytest.mark.parametrize(("only_infers", "speaks_of_optimizers"), [(None, True), (False, True), (True, False)])
+def test_a_job_that_only_infers_is_not_told_of_optimizers(only_infers: bool | None, speaks_of_optimizers: bool) -> None:
+    facts = JobFacts(only_infers=only_infers)
+    finding = found(diagnose(attributed(host_bound(4000)), facts=facts), "host-bound")
+    assert any("optimizer" in change for change in finding.changes) is speaks_of_optimizers
+    assert any("torch.compile" in change for change in finding.changes)
 
 
 def test_waiting_for_a_rank_with_a_slow_host_belongs_to_it_too() -> None:

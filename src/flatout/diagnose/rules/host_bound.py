@@ -49,6 +49,16 @@ ON_CPU = (
     "fused or foreach optimizer, fewer Python calls in the loop",
     "torch.compile (rounding)",
 )
+ON_GPU_INFERRING = (
+    "bind each process to enough cores near its GPU",
+    "CUDA graphs or torch.compile (rounding)",
+    "fewer Python calls between the model's calls",
+)
+ON_CPU_INFERRING = (
+    "bind each process to separate cores",
+    "torch.compile (rounding)",
+    "fewer Python calls between the model's calls",
+)
 MIN_SYNCS_TOLD = 5
 MIN_WAIT_TOLD = 0.02  # of the step: a shorter wait of the other ranks is not in the title
 
@@ -88,12 +98,18 @@ def find(context: DiagnosisContext) -> list[Finding]:
             "gpu_compute_s": float(context.own[context.row[slowest], Part.COMPUTE]),
         },
         changes=(
-            *(ON_GPU if context.has_gpu else ON_CPU),
+            *_changes(context),
             "a larger batch (semantic)",
         ),
         safety="exact",
         confidence="medium" if context.recorder.source == "assumed" else "high",
     )
+
+
+def _changes(context: DiagnosisContext) -> tuple[str, ...]:
+    if context.job_facts.only_infers:
+        return ON_GPU_INFERRING if context.has_gpu else ON_CPU_INFERRING
+    return ON_GPU if context.has_gpu else ON_CPU
 
 
 def _waits_for(context: DiagnosisContext, slowest: int) -> dict[str, float]:
