@@ -43,7 +43,7 @@ def recording(lengths: list[float], *, samples: float = 4.0, passes: int = 1) ->
 
 @pytest.mark.parametrize(("num_steps", "spread"), [(7, None), (8, 0.25)])
 def test_the_spread_of_the_padded_length_needs_eight_steps(num_steps: int, spread: float | None) -> None:
-    """Of lengths 60 and 100 by turns, the mean is 80 and the deviation 20."""
+    """Lengths of 60 and 100 by turns have a mean of 80 and a deviation of 20."""
     lengths = [60.0, 100.0] * 4
     assert _length_spread(recording(lengths[:num_steps])) == spread
 

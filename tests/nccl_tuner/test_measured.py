@@ -139,7 +139,7 @@ def test_gloo_is_measured_with_its_own_settings_and_right_answers(tmp_path: Path
 
 
 def test_gloos_threads_are_those_of_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of options for gloo, `torch.distributed.new_group` makes nothing: without a check, all candidates were equal."""
+    """`torch.distributed.new_group` ignores options for gloo: without a check, all candidates were equal."""
     import torch
     import torch.distributed as dist
 
