@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from flatout.inside.checks.model_outputs import ModelOutputRecorder
-from flatout.inside.recording.forward_calls import ForwardCalls, Listener
+from flatout.inside.recording.forward_calls import MOST_WITHIN_FIRST, ForwardCalls, Listener
 from flatout.inside.recording.step_detector import MAX_CALLS_OF_OTHERS, StepDetector, StepSource
 
 
@@ -72,6 +72,25 @@ def test_each_call_without_gradients_is_noted_once_with_its_samples(recorder: Re
     assert recorder.models == [id(model)] * 4, "and no call of the modules within it"
     assert recorder.counts == [(3, None)] * 4
     assert all(torch.equal(result, torch.full((3, 2), 4.0)) for result in results)
+
+
+def test_a_model_within_one_of_its_own_class_is_no_call_of_its_own(recorder: Recorder) -> None:
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    outer = nn.Sequential(inner, inner)
+    with torch.no_grad():
+        for _ in range(3):
+            outer(torch.ones(3, 2))
+    assert recorder.models == [id(outer)] * 3
+
+
+@pytest.mark.parametrize(("num_calls", "is_counted"), [(MOST_WITHIN_FIRST, False), (MOST_WITHIN_FIRST + 1, True)])
+def test_a_first_model_that_is_never_called_again_is_not_waited_for(
+    recorder: Recorder, num_calls: int, is_counted: bool
+) -> None:
+    infer(Model(), 1)
+    later = Model()
+    infer(later, num_calls)
+    assert (id(later) in recorder.models) is is_counted
 
 
 def test_words_given_by_name_are_counted_too(recorder: Recorder) -> None:

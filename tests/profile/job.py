@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -117,6 +118,16 @@ def answering(model: nn.Module, arguments: argparse.Namespace, rank: int) -> Non
     with torch.inference_mode():
         for _ in range(arguments.steps):
             model(torch.randint(0, 50, (4, 12), generator=generator))
+    if arguments.passes > 1:
+        elsewhere = threading.Thread(target=inference_elsewhere, args=(model, arguments.passes))
+        elsewhere.start()
+        elsewhere.join()
+
+
+def inference_elsewhere(model: nn.Module, times: int) -> None:
+    with torch.inference_mode():
+        for _ in range(times):
+            model(torch.zeros(4, 12, dtype=torch.int64))
 
 
 def evaluated_first(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:

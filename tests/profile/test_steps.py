@@ -73,8 +73,9 @@ def test_without_an_optimizer_a_batch_is_a_step(tmp_path: Path) -> None:
 
 
 def test_in_a_script_that_only_infers_a_call_of_the_model_is_a_step(tmp_path: Path) -> None:
-    rank = only_rank(tmp_path, "--steps", 150, "--mode", "answering", options=("--warmup", "12"))
+    rank = only_rank(tmp_path, "--steps", 150, "--mode", "answering", "--passes", 7, options=("--warmup", "12"))
     assert rank.steps_from == "forward"
+    assert any("at least 7 calls of the model were made on other threads" in each.problem for each in rank.problems)
     assert len(rank.steps.number) == 149, "the program's tail after the last call is no step"
     assert set(rank.steps.num_samples) == {4.0}
     assert set(rank.steps.num_tokens) == {48.0}

@@ -28,7 +28,7 @@ from flatout.errors import InputError
 from flatout.records.change import Change, ChangeSet
 from flatout.records.prediction import Prediction
 from flatout.records.stop_rule import StopRule
-from flatout.records.trial import BASELINE, GradientNorms, TrialResult
+from flatout.records.trial import BASELINE, GradientNorms, OutputDigest, TrialResult
 from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.trial.gates import check_losses
 from flatout.tune import arms
@@ -511,6 +511,25 @@ def test_an_exact_change_is_held_to_float_noise_also_where_a_lenient_one_is_on()
     assert not gate.is_passed and gate.reason.startswith(
         "compared with the applied changes: the first 5 losses differ by"
     )
+
+
+def test_a_tuning_compares_the_outputs_of_a_job_that_only_infers() -> None:
+    """With the unchanged job, and where changes are applied, with these."""
+
+    def of_entries(first: float, index: int) -> TrialResult:
+        outputs = (OutputDigest(call=1, shape=(2,), norm=first, entries=(first, 1.0)),)
+        return msgspec.structs.replace(trial((), index=index), model_outputs=outputs)
+
+    applied, added = changes("rounding", family="autocast").changes[0], changes(family="ddp").changes[0]
+    plain = [of_entries(1.0, index) for index in range(3)]
+    known = progress_of(plain, applied, [of_entries(1.02, 10 + index) for index in range(3)])
+    both = ChangeSet(changes=(applied, added))
+    assert check_gates(known, of_entries(1.02, 20), both).is_passed
+    near, far = check_gates(known, of_entries(1.03, 21), both), check_gates(known, of_entries(1.1, 22), both)
+    assert not near.is_passed
+    assert near.reason.startswith("compared with the applied changes: its outputs differ by")
+    assert not far.is_passed
+    assert far.reason.startswith("its outputs differ by")
 
 
 def progress_of(baselines: list[TrialResult], applied: Change, current: list[TrialResult]) -> Progress:

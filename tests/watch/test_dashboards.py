@@ -52,5 +52,5 @@ def test_uids_and_titles_differ() -> None:
 
 
 def test_an_unknown_target_is_refused_with_the_targets() -> None:
-    with pytest.raises(UsageError, match=r"must be prometheus, grafana, .*, but got influx"):
+    with pytest.raises(UsageError, match=r"must be prometheus, grafana, .* or scrape-config, but is `influx`"):
         emitted("influx")

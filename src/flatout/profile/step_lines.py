@@ -260,6 +260,9 @@ def _effects_at_end(end: End | None) -> dict[str, str]:
         effects["its GPU did not finish its work: losses and an open trace are lost"] = _NO_TRACE
     if end.num_lost_rows:
         effects[f"{end.num_lost_rows} steps could not be written"] = ""
+    if end.num_calls_elsewhere:
+        calls = f"at least {end.num_calls_elsewhere:,} calls of the model were made on other threads"
+        effects[calls] = "only the calls of one thread are steps: rates and latencies are not those of the whole job"
     if end.num_errors:
         effects[f"the recorder had internal errors, see the {File.LOG.glob} of its host"] = ""
     return effects

@@ -93,6 +93,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     gpu_is_done: bool
     num_lost_rows: Count
     num_errors: Count
+    num_calls_elsewhere: Count = 0  # an older recorder did not count them
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from flatout.inside.log import LOG
 from flatout.inside.recording.batches import Count, count_batch
 
+# After this many calls without one of the first model, it is not in use any more.
+MOST_WITHIN_FIRST = 256
+
 
 class Listener(NamedTuple):
     """What is called at each call of a model; the first listener without interest in more is dropped."""
@@ -39,6 +42,8 @@ class ForwardCalls:
         self._undo_class: Callable[[], None] = lambda: None
         self._is_inside = False  # a reported call is running, so calls within it are not reported
         self._num_calls = 0
+        self._awaited: int | None = None  # the first model, whose first call is taken as running until its second
+        self._num_within_first = 0
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Add a listener before the script runs; return what drops it."""
@@ -90,6 +95,7 @@ class ForwardCalls:
             self._listeners.clear()
             return
         if self._begin_call(module, args, {}):
+            self._awaited = id(module)
             self._count_calls_of(type(module))
 
     def _count_calls_of(self, module_class: type) -> None:
@@ -99,7 +105,7 @@ class ForwardCalls:
 
         @wraps(original)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_inside or torch.is_grad_enabled():
+            if self._is_inside or torch.is_grad_enabled() or self._is_within_first(module):
                 return original(module, *args, **kwargs)
             self._is_inside = True
             try:
@@ -120,6 +126,16 @@ class ForwardCalls:
 
         module_class.__call__ = call  # type: ignore[method-assign]
         self._undo_class = undo
+
+    def _is_within_first(self, module: object) -> bool:
+        """Whether this may be a part of the first model, called within its first call, whose end is not seen."""
+        if self._awaited is None:
+            return False
+        self._num_within_first += 1
+        if id(module) != self._awaited and self._num_within_first <= MOST_WITHIN_FIRST:
+            return True
+        self._awaited = None
+        return False
 
     def _begin_call(self, module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Report a call; return whether any listener is left."""

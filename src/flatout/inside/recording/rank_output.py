@@ -21,7 +21,7 @@ from flatout.inside.recording.losses import Losses
 from flatout.inside.recording.memory import MemoryReader
 from flatout.inside.recording.process_info import ended_by, is_gpu_done, process_info
 from flatout.inside.recording.sampling import start_sampler
-from flatout.inside.recording.step_detector import StepDetector
+from flatout.inside.recording.step_detector import StepDetector, StepSource
 from flatout.inside.recording.step_file import StepFile
 from flatout.inside.recording.step_rows import Step, json_number, row_of
 from flatout.inside.settings import RecorderSettings
@@ -111,6 +111,7 @@ class RankOutput:
             num_steps=num_steps,
             num_optimizers=detector.num_optimizers,
             source=str(detector.source),
+            num_calls_elsewhere=detector.num_calls_elsewhere if detector.source is StepSource.FORWARD else 0,
             gpu_is_done=gpu_is_done,
             num_lost_rows=file.num_lost,
             num_errors=LOG.num_errors,

@@ -172,6 +172,7 @@ class Recorder:
     def forward_begins(self, model: int, count: Count) -> bool:
         """Note the call of a model without gradients; return whether the script may do nothing but infer."""
         if _thread() != self._thread:
+            self._detector.num_calls_elsewhere += 1
             return True
         if self._is_by_optimizer or self._num_backward or self._detector.is_training:
             self.model_outputs = None

@@ -45,6 +45,7 @@ class StepDetector:
         self._has_backward = False
         self._model: Hashable = None  # each of its calls is a step of a script that only infers
         self._num_calls_of_others = 0
+        self.num_calls_elsewhere = 0  # calls of models on threads whose events are not counted
 
     def optimizer(self, optimizer: Hashable) -> bool:
         """Take the step of an optimizer."""

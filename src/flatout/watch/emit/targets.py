@@ -35,7 +35,10 @@ def emitted(target: str, addresses: Sequence[str] = ()) -> list[Emitted]:
         "scrape-config": lambda: {"prometheus.yml": scrape_config_text(addresses)},
     }
     if target not in files_of:
-        raise UsageError(f"the target must be {', '.join(files_of)}, but got {target}")
+        *others, last = files_of
+        raise UsageError(
+            f"the target must be {', '.join(others)} or {last}, but is `{target}`", hint="flatout watch emit --help"
+        )
     return [Emitted(path=path, text=text, notes=(_NEXT[target],)) for path, text in files_of[target]().items()]
 
 
