@@ -16,7 +16,8 @@
 #   mingpt_tcp         minGPT-ddp on all GPUs, its gradients over TCP sockets
 #   fsdp2              the FSDP2 example: it makes ten steps
 # OUT receives each tuning's folder and a log. OPTIONs go to `flatout tune`. Data are random, made on the spot.
-# FLATOUT names the command (default: flatout), GPUS the number of GPUs (default: all).
+# FLATOUT names the command (default: flatout), GPUS the number of GPUs (default: all). LONGER=SECONDS then starts each job
+# untouched and with the accepted changes for so long (longer_starts.py).
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 scripts=$(cd "$1" && pwd)
@@ -52,12 +53,15 @@ tune() { # JOB FOLDER [VARIABLE=VALUE...] -- COMMAND...
     (cd "$folder" && env "${variables[@]}" $flatout tune --out "$out/$job" --budget "$budget" "${options[@]}" -- "$@") \
         >"$out/$job.log" 2>&1 </dev/null
     echo "$job: code $?, $((SECONDS - began)) s"
+    [ -z "${LONGER:-}" ] && return
+    (cd "$folder" && env "${variables[@]}" python "$here/longer_starts.py" --tuning "$out/$job" --seconds "$LONGER" \
+        --keep "$out/$job.longer.json" --copy --flatout "$flatout" -- "$@") 2>&1 | tail -n 3
 }
 
 gpt="--dataset=random --eval_iters=2 --log_interval=50 --max_iters=2000"
 eager="$gpt --compile=False --block_size=1024 --batch_size=8 --gradient_accumulation_steps=$gpus"
 images="$scripts/jpeg"
-imagenet="python main.py --arch resnet50 --epochs 1"
+imagenet="python main.py --arch resnet50 --epochs 9"
 spread="--multiprocessing-distributed --world-size 1 --rank 0 --dist-url tcp://127.0.0.1:29588"
 
 for job in "${jobs[@]}"; do

@@ -1,4 +1,4 @@
-"""What the tuner plugin and `flatout tune nccl` must show on two GPUs. Usage: nccl_tuner_two_gpus.py [OUT]
+"""What the tuner plugin and `flatout tune nccl` must show on two GPUs. Usage: nccl_tuner_two_gpus.py [OUT [SECONDS]]
 
 NOT RUN YET. It needs two GPUs of one machine, torch with NCCL 2.24 or later, and a C compiler; NVLS stays off. Each
 part prints "right" or "wrong" with its numbers, and the exit code is the number of wrong parts:
@@ -10,6 +10,8 @@ part prints "right" or "wrong" with its numbers, and the exit code is the number
     options     16 to 16 CTAs by the options of a communicator are in the log as 16 channels, and one alone is refused
     corrupting  a setting that is known to corrupt data is caught by the known answers (NVIDIA/nccl#2408)
     unequal     ranks with different tables end with one line and do not hang
+
+SECONDS is the time for the search over sockets (default: 400).
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 256 * KIB, MIB, 28 * MIB, 256 * MIB)
 HEADING = "flatout-collective-table 1\n"
 DEFAULT = Candidate(name="default")
+SEARCH_S = float(sys.argv[2]) if len(sys.argv) > 2 else 400.0
 JOB = """
 import sys, torch, torch.distributed as dist
 import os
@@ -112,7 +115,7 @@ def measured(start: Start, of_work: Work, environment: dict[str, str], plugin: P
 
 def sockets(folder: Path) -> tuple[bool, str]:
     request = TuningRequest(
-        backend="nccl", transport="socket", num_ranks=2, work=work(), folder=folder, time_s=400.0, force=True
+        backend="nccl", transport="socket", num_ranks=2, work=work(), folder=folder, time_s=SEARCH_S, force=True
     )
     tuning = tune_nccl(request, print, {**os.environ, **SOCKETS})
     table = table_text(tuning.table)
