@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 _path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
-sys.path[:] = [*_path, str(Path(__file__).parents[2])]
+_root = Path(__file__).parents[2]
+sys.path[:] = [str(_root / "src"), *_path, str(_root)]  # the Flatout beside these tests, whichever one is installed
 from tests.warm import become  # noqa: E402
 
 _MAX_FILES = 253
