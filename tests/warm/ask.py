@@ -204,7 +204,7 @@ def _python_words(words: list[str], executables: list[bytes], folder: str) -> li
     """The command as words for a Python, which begins with its options; empty where it is not for this Python."""
     program = next((path for path in map(os.fsdecode, executables) if os.path.exists(os.path.join(folder, path))), "")
     is_python = os.path.basename(program).startswith("python")
-    if is_python and os.path.dirname(program) != os.path.dirname(sys.executable):
+    if is_python and not _is_this_pythons(program):
         return []
     if not is_python:
         begin = _what_it_starts(os.path.join(folder, program)) if program else []
@@ -232,12 +232,19 @@ def _what_it_starts(program: str) -> list[str]:
         return []
     with open(program, "rb") as file:
         start = file.read(500)
-    if start.partition(b"\n")[0].strip() == b"#!" + os.fsencode(sys.executable):
+    interpreter = os.fsdecode(start.partition(b"\n")[0].strip()).removeprefix("#!")
+    if os.path.basename(interpreter) == os.path.basename(sys.executable) and _is_this_pythons(interpreter):
         return [sys.executable, program]
     called = re.fullmatch(rb'#!/bin/sh\nexec (\S+) -m ([\w.]+) "\$@"\n', start)
     if called is not None and os.fsdecode(called[1]) == sys.executable:
         return [sys.executable, "-m", os.fsdecode(called[2])]
     return []
+
+
+def _is_this_pythons(python: str) -> bool:
+    """Whether it is in the same environment, which may be known by a link."""
+    folder, ours = os.path.dirname(python), os.path.dirname(sys.executable)
+    return folder == ours or os.path.realpath(folder) == os.path.realpath(ours)
 
 
 def _only_restores_signals(preexec: Callable[[], object]) -> bool:
