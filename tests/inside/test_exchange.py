@@ -21,7 +21,7 @@ import atexit, json, sys, time
 import torch, torch.distributed as dist
 from contextlib import nullcontext
 from torch.nn.parallel import DistributedDataParallel as DDP
-from flatout.inside.liveness.exchange import EVERY, FIRST, DdpExchanges, hook_ddp
+from flatout.inside.liveness.exchange import EVERY_ON_CPU, DdpExchanges, hook_ddp
 
 class Beat:
     def exchanged(self, *given, **more):
@@ -36,13 +36,13 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 models = [DDP(torch.nn.Linear(64, 64)) for _ in range(2 if kind == "two" else 1)]
 undo()
 assert DDP.__init__ is original
-for step in range(1, 2 * EVERY + 1):
+for step in range(1, 4 * EVERY_ON_CPU + 1):
     num = {"accumulates": 3, "no_sync": 3, "irregular": 1 + step % 2}.get(kind, 1)
     for part in range(num):
         for model in models:
             with model.no_sync() if kind == "no_sync" and part < num - 1 else nullcontext():
                 model(torch.ones(2, 64)).sum().backward()
-    if step <= FIRST or step % EVERY == 0:
+    if exchanges.is_due(step):
         exchanges.stepped(Beat(), step)
 print(json.dumps(seen))
 dist.destroy_process_group()
@@ -68,8 +68,8 @@ def test_iterations_of_a_step_are_counted(kind: str, per_step: int) -> None:
     assert {row[3] for row in found} == {per_step} and {row[4] for row in found} == {1}
     assert all(row[2] > 0 for row in found), "an exchange takes time, if only with itself"
     # The last iteration is in DDP's log only once the next one has begun.
-    iterations = per_step * 194 - 1
-    assert found[-1][:2] == [194, iterations // 97 * 97]
+    iterations = per_step * 52 - 1
+    assert found[-1][:2] == [52, iterations // 13 * 13]
 
 
 @pytest.mark.parametrize("kind", ["two", "irregular"])

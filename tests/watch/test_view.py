@@ -176,7 +176,7 @@ def test_a_job_is_chosen_by_name_pid_or_folder_and_several_are_listed(
     with pytest.raises(InputError, match=r"no running job is called nope\.py"):
         choose_job("nope.py")
     running.clear()
-    with pytest.raises(InputError, match="with heartbeats runs here"):
+    with pytest.raises(InputError, match="or `flatout profile` runs here"):
         choose_job(None)
 
 

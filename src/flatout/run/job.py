@@ -7,7 +7,10 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from flatout.change.launchers import launched_program
 from flatout.inside.protocol import Variable
+from flatout.keep.job_identity import script_of
+from flatout.keep.other_runs import about_this, write_about
 from flatout.launch import ExitStatus, run_local
 from flatout.launch.abandoned import abandoned_jobs, note_starter
 from flatout.report.command import command_line
@@ -17,6 +20,7 @@ from flatout.run.messages import say
 from flatout.run.packed import packed_setting
 from flatout.run.request import RunRequest
 from flatout.run.saves import read_saves, report_file, report_saves
+from flatout.secrets import Masker
 from flatout.trial.patches import unapplied
 
 _LAST_SAVE_MISSING = 1  # the exit code of a job that ends well without its last checkpoint
@@ -49,6 +53,7 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
         else:
             for abandoned in abandoned_jobs():
                 say(abandoned.describe())
+            environment |= _heartbeats(request, prepared, state)
             ended = run_local(prepared.command, environment)
         for reason in unapplied(state, prepared.changes):
             say(f"not applied on this host: {reason}")
@@ -58,3 +63,18 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
     if is_last_missing and ended.shell_code == 0:
         return msgspec.structs.replace(ended, code=_LAST_SAVE_MISSING)
     return ended
+
+
+def _heartbeats(request: RunRequest, prepared: PreparedCommand, state: Path) -> dict[str, str]:
+    """Return the variable with which `flatout watch` finds the job, whose ranks then write heartbeats.
+
+    Nothing reads them unless somebody watches. Within another job of Flatout, the outer one reads them.
+    """
+    if {Variable.HEARTBEAT, Variable.RECORDING} & prepared.environment.keys():
+        return {}
+    checkpoints = tuple(path for path in (request.checkpoint, request.checkpoint_folder) if path is not None)
+    script = Masker(prepared.environment, prepared.command).text(script_of(launched_program(prepared.command)))
+    write_about(state, about_this(command_line(prepared.command), checkpoints, None, is_part=False, script=script))
+    folder = state / "attempt-0"
+    folder.mkdir()
+    return {Variable.HEARTBEAT: str(folder)}

@@ -36,7 +36,7 @@ class RunRequest:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the job is monitored; if not, it runs as if Flatout were not there."""
+        """Whether `flatout run` monitors the job; if not, its heartbeats are only for `flatout watch`."""
         needs_ledger = self.ledger is not None or self.metrics is not None or self.checkpoint_folder is not None
         needs_judgement = bool(self.max_restarts) or self.watches_hangs or self.machine_code is not None
         return needs_ledger or needs_judgement

@@ -1,7 +1,7 @@
 """Find the jobs of `flatout run` and `flatout profile` on this host. In: this user's processes. Out: `RunningJob`s.
 
 The processes of a job name the folder of its heartbeats or its recording in their environment, so a job is found for as
-long as one of its processes lives. A plain `flatout run`, without an option that needs monitoring, has no heartbeats.
+long as one of its processes lives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatout.keep.other_runs import read_about
 from flatout.launch import with_environment
 
 Program = Literal["flatout run", "flatout profile"]
-_MONITORED = "start the job with `flatout run --ledger FILE`, `--max-restarts N` or `--metrics-port PORT`"
+_START = "start the job with `flatout run -- COMMAND`, or pass the PID of another one with --attach"
 
 
 class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ def choose_job(name: str | None) -> RunningJob:
     if len(matching) == 1:
         return matching[0]
     if not jobs:
-        raise InputError("no job of `flatout run` or `flatout profile` with heartbeats runs here", hint=_MONITORED)
+        raise InputError("no job of `flatout run` or `flatout profile` runs here", hint=_START)
     listed = "; ".join(f"{job.pid} ({job.name})" for job in matching or jobs)
     if not matching:
         raise InputError(f"no running job is called {name}", hint=f"running: {listed}")

@@ -2,9 +2,10 @@
 
 In: DDP modules as they are created, and optimizer steps as they end. Out: a field of the heartbeat. DDP measures its
 first ten iterations and then one in a hundred, with events on a GPU, whether or not the measurement is read
-(`torch/csrc/distributed/c10d/logger.cpp`). This module sets the rate to one in 97, so that the measured iterations do
-not always coincide with the checkpoint of a round step. It reads at the same steps on all ranks, so that they report
-the same iteration.
+(`torch/csrc/distributed/c10d/logger.cpp`). On a GPU, a measured iteration waits for the events of the one before, so it
+stays as rare: one in 97, so that the measured iterations do not always coincide with the checkpoint of a round step. On
+a CPU nothing waits, and it is one in 13. It reads at the same steps on all ranks, so that they report the same
+iteration.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flatout.inside.liveness.beat import Beat
 from flatout.inside.log import guarded
 
 EVERY, FIRST = 97, 12  # steps at which to read: each step up to FIRST, then one in EVERY
+EVERY_ON_CPU = 13  # the same for modules on a CPU
 _NUM_ALL_TIMED = 10  # number of first iterations, each of which DDP measures
 
 
@@ -30,13 +32,19 @@ class DdpExchanges:
     def __init__(self) -> None:
         self._modules: list[weakref.ref[DistributedDataParallel]] = []
         self._per_step: int | None = None  # number of DDP iterations per optimizer step
+        self.every = EVERY
 
     def made(self, module: DistributedDataParallel) -> None:
         self._modules.append(weakref.ref(module))
-        module._set_ddp_runtime_logging_sample_rate(EVERY)
+        self.every = EVERY_ON_CPU if getattr(module, "device_type", None) == "cpu" else EVERY
+        module._set_ddp_runtime_logging_sample_rate(self.every)
+
+    def is_due(self, step: int) -> bool:
+        """Whether DDP's measurements are read after this step."""
+        return step <= FIRST or step % self.every == 0
 
     def stepped(self, beat: Beat, step: int) -> None:
-        """Read DDP's measurements. Call this at each step of this process up to FIRST, and at multiples of EVERY."""
+        """Read DDP's measurements. Call this after each step of this process that is due."""
         modules = [module for reference in self._modules if (module := reference()) is not None]
         if len(modules) != 1 or modules[0].logger is None:  # the exchanges of several modules cannot be told apart
             return

@@ -33,7 +33,7 @@ from flatout.inside.failure.stderr_tail import StderrTail
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.liveness.asked_trace import AskedTrace
 from flatout.inside.liveness.beat import CHECKPOINT, DATA, Beat
-from flatout.inside.liveness.exchange import EVERY, FIRST, DdpExchanges, hook_ddp
+from flatout.inside.liveness.exchange import DdpExchanges, hook_ddp
 from flatout.inside.liveness.stacks import give_stacks, is_ours, write_crashes
 from flatout.inside.log import LOG, guarded
 from flatout.inside.protocol import File, Variable, partial_name
@@ -102,7 +102,7 @@ class _Heart:
         self.num_others = 0
         now = beat.stepped()
         step = beat.get("num_steps")
-        if step <= FIRST or step % EVERY == 0:
+        if self.exchanges.is_due(step):
             self.exchanges.stepped(beat, step)
         if self.asked_trace.is_active:
             self.asked_trace.stepped(step)

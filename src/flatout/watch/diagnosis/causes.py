@@ -8,6 +8,7 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -23,7 +24,7 @@ THROTTLED = {"hardware_slowdown", "software_thermal", "hardware_thermal", "power
 class RankParts(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank did per step, as a median over the steps of a time. None: unknown."""
 
-    data_s: float
+    data_s: float | None = None  # wait for batches
     exposed_s: float | None = None  # exposed communication, in which it waits for late ranks
     throttle: tuple[str, ...] = ()
     is_stopped: bool = False
@@ -67,12 +68,10 @@ def _stopped(before: JobParts, since: JobParts) -> NamedCause | None:
 
 
 def _data_loading(before: JobParts, since: JobParts) -> NamedCause | None:
-    growth = {
-        rank: parts.data_s - before.ranks[rank].data_s for rank, parts in since.ranks.items() if rank in before.ranks
-    }
+    growth = _growth_of_ranks("data_s", before, since)
     enough_s = EXPLAINS * _growth_s(before, since)
-    slow = tuple(rank for rank, grown_s in growth.items() if grown_s >= enough_s)
-    if not slow:
+    slow = tuple(rank for rank, grown_s in (growth or {}).items() if grown_s >= enough_s)
+    if not slow or growth is None:
         return None
     is_everybody = len(slow) == len(since.ranks)
     evidence = {"data_wait_growth_s": max(growth.values())}
@@ -89,19 +88,22 @@ def _throttling(before: JobParts, since: JobParts) -> NamedCause | None:
     return NamedCause(cause="throttling", ranks=tuple(throttled)) if throttled else None
 
 
-def _exposed_growth(before: JobParts, since: JobParts) -> dict[int, float] | None:
-    """Return by how much the exposed communication of each rank grew; None if it is unknown for one of them."""
+def _growth_of_ranks(
+    part: Literal["data_s", "exposed_s"], before: JobParts, since: JobParts
+) -> dict[int, float] | None:
+    """Return by how much this time of each rank grew; None if it is unknown for one of them."""
     growth = {}
     for rank, parts in since.ranks.items():
-        earlier = before.ranks.get(rank)
-        if earlier is None or earlier.exposed_s is None or parts.exposed_s is None:
+        earlier_s = getattr(before.ranks.get(rank), part, None)
+        now_s = getattr(parts, part)
+        if earlier_s is None or now_s is None:
             return None
-        growth[rank] = parts.exposed_s - earlier.exposed_s
+        growth[rank] = now_s - earlier_s
     return growth
 
 
 def _late_rank(before: JobParts, since: JobParts) -> NamedCause | None:
-    growth = _exposed_growth(before, since)
+    growth = _growth_of_ranks("exposed_s", before, since)
     if growth is None or len(growth) < 2:
         return None
     slower_s = _growth_s(before, since)
@@ -114,7 +116,7 @@ def _late_rank(before: JobParts, since: JobParts) -> NamedCause | None:
 
 
 def _communication(before: JobParts, since: JobParts) -> NamedCause | None:
-    growth = _exposed_growth(before, since)
+    growth = _growth_of_ranks("exposed_s", before, since)
     if not growth or min(growth.values()) < EXPLAINS * _growth_s(before, since):
         return None
     return NamedCause(cause="communication", evidence={"exposed_growth_s": min(growth.values())})

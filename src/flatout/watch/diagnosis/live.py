@@ -1,7 +1,7 @@
 """Diagnose a job while it runs. In: the heartbeats of its ranks, again and again. Out: findings as they begin and end.
 
-A finding is confirmed by the change point, named once, and named again only while its cause is unknown: the exchange of
-gradients that shows who is late is timed once in 97 steps.
+A finding is confirmed by the change point, named once, and named again only while its cause is unknown: only some of
+the exchanges of gradients, which show who is late, are timed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from flatout.launch.process_identity import resident_bytes
 from flatout.records.watch import LiveFinding
 from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause
 from flatout.watch.diagnosis.change_points import BLOCK_STEPS, ChangePoints, Shift
+from flatout.watch.diagnosis.exchanges import Exchanges
 from flatout.watch.diagnosis.job_steps import JobStep, JobSteps
 from flatout.watch.diagnosis.memory_growth import MemoryGrowth
+from flatout.watch.diagnosis.rank_times import UNKNOWN, OfRanks, RankTimes
 
 _HOUR_S = 3600.0
 _MOST_ENDED = 20  # ended findings that are kept
@@ -37,6 +39,8 @@ class LiveDiagnosis:
         self._other_cores = other_cores
         self._steps = JobSteps()
         self._changes = ChangePoints()
+        self._exchanges = Exchanges()
+        self._data = RankTimes()
         self._memory = MemoryGrowth()
         self._window: deque[JobStep] = deque(maxlen=_WINDOW_STEPS)
         self._before: JobParts | None = None
@@ -54,6 +58,7 @@ class LiveDiagnosis:
         """Look at the ranks. Return the findings that begin or end now."""
         before = self.findings
         self._look_for_stops(samples, now_s)
+        self._exchanges.add(samples)
         for step in self._steps.new_steps(samples):
             self._add(step, samples)
         states = {(finding.cause, finding.first_step, finding.last_step) for finding in before}
@@ -93,7 +98,7 @@ class LiveDiagnosis:
         if finding is None:
             num_steps = self._window[-1].step - shift.first_step + 1
             lost_s = (shift.after_s - shift.before_s) * num_steps * len(samples)
-            cause = self._cause(parts)
+            cause = self._cause(shift, parts)
             self._open["steps"] = LiveFinding(
                 cause=cause.cause,
                 ranks=cause.ranks,
@@ -107,28 +112,33 @@ class LiveDiagnosis:
             return
         finding = msgspec.structs.replace(finding, after_s=shift.after_s)
         if finding.cause == "unknown":
-            cause = self._cause(parts)
+            cause = self._cause(shift, parts)
             finding = msgspec.structs.replace(finding, cause=cause.cause, ranks=cause.ranks, evidence=cause.evidence)
         self._open["steps"] = finding
 
-    def _cause(self, parts: JobParts) -> NamedCause:
-        return NamedCause(cause="unknown") if self._before is None else name_cause(self._before, parts)
+    def _cause(self, shift: Shift, parts: JobParts) -> NamedCause:
+        if self._before is None:
+            return NamedCause(cause="unknown")
+        slower_s = shift.after_s - shift.before_s
+        waits = self._data.compared(shift.first_step, slower_s)
+        # Without the waits for batches, a rank that comes late because it waits for one would be called slow.
+        exposed = UNKNOWN if waits is UNKNOWN else self._exchanges.compared(shift.first_step, slower_s)
+        before = _with_times(self._before, shift.before_s, exposed.before_s, waits.before_s)
+        since = _with_times(parts, shift.after_s, exposed.since_s, waits.since_s)
+        return name_cause(before, since)
 
     def _parts(self, samples: Sequence[HeartbeatSample]) -> JobParts:
+        """Return the parts of the last block, and note its waits for batches."""
         block = list(self._window)[-BLOCK_STEPS:]
+        ranks = [sample.rank or 0 for sample in samples]
+        self._data.add(block[0].step, {rank: median(step.data_s.get(rank, 0.0) for step in block) for rank in ranks})
         throttle = self._throttle()
-        ranks = {}
-        for sample in samples:
-            rank = sample.rank or 0
-            exchange = sample.exchange
-            ranks[rank] = RankParts(
-                data_s=median(step.data_s.get(rank, 0.0) for step in block),
-                exposed_s=None if exchange is None else exchange.exposed_ns * exchange.per_step / 1e9,
-                throttle=throttle.get(sample.gpu or "", ()),
-                is_stopped=sample.is_stopped,
-            )
+        parts = {
+            sample.rank or 0: RankParts(throttle=throttle.get(sample.gpu or "", ()), is_stopped=sample.is_stopped)
+            for sample in samples
+        }
         step_s = median(step.duration_s for step in block)
-        return JobParts(step_s=step_s, ranks=ranks, other_cores=self._other_cores())
+        return JobParts(step_s=step_s, ranks=parts, other_cores=self._other_cores())
 
     def _look_for_stops(self, samples: Sequence[HeartbeatSample], now_s: float) -> None:
         """Find ranks that a signal has stopped: they make no step, so no change point shows it."""
@@ -178,3 +188,12 @@ class LiveDiagnosis:
             )
         elif not growing and "memory" in self._open:
             self._ended.append(msgspec.structs.replace(self._open.pop("memory"), last_step=step))
+
+
+def _with_times(parts: JobParts, step_s: float, exposed_s: OfRanks, data_s: OfRanks) -> JobParts:
+    """Return the parts with the job's step time, and what is known of each rank's waits."""
+    ranks = {
+        rank: msgspec.structs.replace(of_rank, exposed_s=exposed_s.get(rank), data_s=data_s.get(rank))
+        for rank, of_rank in parts.ranks.items()
+    }
+    return msgspec.structs.replace(parts, step_s=step_s, ranks=ranks)

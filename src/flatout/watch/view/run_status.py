@@ -9,6 +9,7 @@ from statistics import median
 
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.launch.process_identity import resident_bytes
+from flatout.probe.foreign_load import ForeignLoad
 from flatout.records.watch import GpuStatus, RankState, RankStatus, WatchStatus
 from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.exporter.collector import LatestHeartbeats
@@ -32,7 +33,8 @@ class RunStatus:
         own_ledger = job.ledger if job.ledger is not None else job.folder / "ledger.jsonl"
         self._ledger = LedgerTail(own_ledger)
         self._throttle: dict[str, tuple[str, ...]] = {}
-        self._diagnosis = LiveDiagnosis(throttle=lambda: self._throttle)
+        foreign_load = ForeignLoad((job.pid,), str(job.folder))
+        self._diagnosis = LiveDiagnosis(throttle=lambda: self._throttle, other_cores=foreign_load.read)
 
     def read(self) -> WatchStatus:
         job = self._job

@@ -1,0 +1,48 @@
+"""Follow the timed exchanges of gradients. In: heartbeats, again and again. Out: each rank's exposed time, by step.
+
+A rank keeps only its last timed exchange, and ranks note it a moment apart, so an exchange is complete when all ranks
+have shown it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.watch.diagnosis.rank_times import Compared, RankTimes
+
+FIRST_STEP = 20  # earlier exchanges belong to the warm-up
+_MOST_PARTIAL = 8
+
+
+class Exchanges:
+    """The exchanges of one job; another attempt begins again."""
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._partial: OrderedDict[int, dict[int, float]] = OrderedDict()
+        self._complete = RankTimes()
+
+    def add(self, samples: Sequence[HeartbeatSample]) -> None:
+        """Add the last timed exchange of each rank."""
+        names = tuple(sample.name for sample in samples)
+        if names != self._names:
+            self._names = names
+            self._partial.clear()
+            self._complete.clear()
+        for sample in samples:
+            exchange = sample.exchange
+            if exchange is None or exchange.num_ranks != len(samples):
+                continue
+            step = exchange.iteration // exchange.per_step
+            of_ranks = self._partial.setdefault(step, {})
+            of_ranks[sample.rank or 0] = exchange.exposed_ns * exchange.per_step / 1e9
+            if len(of_ranks) == len(samples) and step >= FIRST_STEP:
+                self._complete.add(step, of_ranks)
+        while len(self._partial) > _MOST_PARTIAL:
+            self._partial.popitem(last=False)
+
+    def compared(self, first_step: int, slower_s: float) -> Compared:
+        """Return each rank's exposed seconds per step before a slowdown and since; `UNKNOWN` if it is too early."""
+        return self._complete.compared(first_step + 1, slower_s)
