@@ -47,7 +47,7 @@ class RankTimes:
         self._of_step.clear()
 
     def compared(self, first_step: int, slower_s: float) -> Compared:
-        """Return the medians before `first_step` and since; `UNKNOWN` if they are not known well enough."""
+        """Return the medians before `first_step` and since; `UNKNOWN` if there are too few values."""
         before = [each for step, each in self._of_step.items() if step < first_step][-MOST_BEFORE:]
         since = [each for step, each in self._of_step.items() if step >= first_step]
         if len(before) < LEAST_BEFORE or len(since) < num_needed(before, since, slower_s):
