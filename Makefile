@@ -12,8 +12,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$python -c '$(USABLE)' 2>/dev/null && { echo $$python; break; }; done)
 
 KEEP_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
@@ -74,7 +74,7 @@ clean:
 
 $(VENV)/made.stamp:
 	@test -n "$(PYTHON)" || { \
-		echo "error: Flatout needs Python 3.11, 3.12 or 3.13 with the venv module, and none was found"; \
+		echo "error: Flatout needs Python 3.11 to 3.14 with the venv module, and none was found"; \
 		echo "hint: name one: make PYTHON=/path/to/python3.12"; exit 2; } >&2
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@

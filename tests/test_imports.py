@@ -50,6 +50,7 @@ STAGES = {
     *SHARED,
 }
 COMPOSERS = {
+    "api",
     "bench_pipeline",
     "compare",
     "conditions",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ from flatout.cli.output import text_style, typed_command
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
-    from flatout.records.comparison import Comparison
+    from flatout.api.results import ComparisonResult
 
 _MOST_S = 30 * 86_400.0
 
@@ -73,11 +72,10 @@ def compare(
 
     Example: flatout compare --a-ref main --b-ref HEAD --gate 3% -- torchrun --nproc-per-node 2 train.py
     """
-    from flatout.compare.command import CompareCommand
-    from flatout.compare.options import CompareOptions
-    from flatout.compare.request import compare_arms, recordings_of
+    from flatout.api import compare as compare_commands
+    from flatout.api.jobs import InterruptedComparison
+    from flatout.compare.request import recordings_of
     from flatout.errors import UsageError
-    from flatout.tune.options import named_objective
 
     recordings = recordings_of(words or (), (a, b, a_ref, b_ref, a_python, b_python))
     if recordings is not None:
@@ -87,40 +85,44 @@ def compare(
             raise UsageError("`--gate` needs commands: one run each gives no verdict", hint="flatout diff --help")
         print_diff(*recordings, json=json)
         return
-    arms = compare_arms(words or (), commands=(a, b), refs=(a_ref, b_ref), pythons=(a_python, b_python))
-    comparison = CompareCommand(
-        a=arms[0],
-        b=arms[1],
-        folder=out or Path("flatout-out") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}",
-        options=CompareOptions(
-            budget_s=budget.seconds,
-            max_trials=trials,
-            num_steps=steps,
+    exit_code: int | None = None
+    try:
+        result = compare_commands(
+            words or (),
+            a=a,
+            b=b,
+            a_ref=a_ref,
+            b_ref=b_ref,
+            a_python=a_python,
+            b_python=b_python,
             gate=gate / 100 if gate is not None else None,
-            objective=named_objective(objective),
-            num_profiles=profiles,
-        ),
-        warmup=warmup,
-        force=force,
-    )
-    result, exit_code = comparison.run(_say)
-    _print(result, comparison.folder, json=json)
-    _say(comparison.write(result, typed_command()))
+            budget_s=budget.seconds,
+            trials=trials,
+            steps=steps,
+            warmup=warmup,
+            objective=objective,
+            profiles=profiles,
+            out=out,
+            force=force,
+            typed=typed_command(),
+            say=_say,
+        )
+    except InterruptedComparison as interrupted:
+        result, exit_code = interrupted.result, interrupted.exit_code
+    _print(result, json=json)
     if exit_code is None:
         exit_code = gate_code(result.gate.outcome if result.gate is not None else None, undecided)
     raise typer.Exit(exit_code)
 
 
-def _print(result: Comparison, folder: Path, *, json: bool) -> None:
+def _print(result: ComparisonResult, *, json: bool) -> None:
     if json:
-        from flatout.report.comparison_json import comparison_json
-
-        sys.stdout.write(comparison_json(result, typed_command()).decode())
+        sys.stdout.write(result.to_json(typed_command()).decode())
         return
     from flatout.report.comparison_text import comparison_text
     from flatout.secrets import masked_command
 
-    print(comparison_text(result, folder, masked_command(typed_command()), style=text_style()))
+    print(comparison_text(result, result.folder, masked_command(typed_command()), style=text_style()))
 
 
 def _say(line: str) -> None:

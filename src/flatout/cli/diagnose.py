@@ -16,7 +16,8 @@ from flatout.cli.output import text_style, typed_command
 from flatout.cli.paths import path_argument, path_option
 
 if TYPE_CHECKING:
-    from flatout.diagnosis_pipeline import Diagnosed
+    from flatout.api.results import DiagnosisResult
+    from flatout.records.diagnosis import Diagnosis
 
 
 _MAX_RANK = 1 << 20
@@ -67,69 +68,41 @@ def diagnose(
 
     Example: flatout diagnose traces/ --html report.html
     """
+    from flatout.api import diagnose as diagnose_job
     from flatout.conditions.met import met_by_diagnosis
-    from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.progress import ProgressLine
 
     _check_targets(html, perfetto, force=force)
     conditions = finding_conditions("diagnose", fail_on or ())
-    ranks = _parse_ranks(rank or [])
-    num_lost_events: dict[int, int] = {}  # rank -> number of events missing in the Perfetto trace
-
-    def write_trace(result: Diagnosed) -> None:
-        if perfetto is not None:
-            num_lost_events.update(_write_perfetto(perfetto, result, force))
-
+    remarks: list[str] = []
     with ProgressLine("reading traces") as progress:
-        done = diagnose_paths(
+        result = diagnose_job(
             paths,
-            engine=engine,
-            given_ranks=ranks,
+            ranks=_parse_ranks(rank or []),
             untraced_step_s=untraced_step.seconds if untraced_step is not None else None,
             ceilings=ceilings,
+            perfetto=perfetto,
+            engine=engine,
+            force=force,
             progress=progress.show,
-            then=write_trace if perfetto is not None else None,
+            note=remarks.append,
         )
     if html is not None:
-        _write_html(html, done, force)
-    _print(done, html, json=json)
-    for line in _remarks(done, html, perfetto, ceilings, num_lost_events):
+        _write_html(html, result, force)
+        remarks.insert(0, f"wrote the report: {html}")
+    _print(result, html, json=json)
+    for line in remarks:
         print(line, file=sys.stderr)
-    exit_if_met(met_by_diagnosis(done.diagnosis, conditions))
+    exit_if_met(met_by_diagnosis(result, conditions))
 
 
-def _print(done: Diagnosed, html: Path | None, *, json: bool) -> None:
+def _print(result: DiagnosisResult, html: Path | None, *, json: bool) -> None:
     if json:
-        from flatout.report.json import diagnosis_json
-
-        sys.stdout.write(diagnosis_json(done.diagnosis, typed_command()).decode())
+        sys.stdout.write(result.to_json(typed_command()).decode())
         return
     from flatout.report.text import diagnosis_text
 
-    print(diagnosis_text(done.diagnosis, style=text_style(), next_command=_next_command(html, done)))
-
-
-def _remarks(
-    done: Diagnosed,
-    html: Path | None,
-    perfetto: Path | None,
-    ceilings: Path | None,
-    num_lost_events: dict[int, int],
-) -> Sequence[str]:
-    """Return remarks on which files were written, and which parts of the input were not used."""
-    from flatout.diagnosis_pipeline import unused_ceilings_reason
-    from flatout.report.phrases import counted
-
-    lines = []
-    if html is not None:
-        lines.append(f"wrote the report: {html}")
-    if perfetto is not None:
-        lines.append(f"wrote the trace for ui.perfetto.dev: {perfetto}")
-    if ceilings is not None and (reason := unused_ceilings_reason(ceilings, done)):
-        lines.append(f"note: {ceilings} was not used: {reason}")
-    for rank, count in num_lost_events.items():
-        lines.append(f"note: {perfetto} lacks {counted(count, 'event')} of rank {rank}: no usable time")
-    return lines
+    print(diagnosis_text(result, style=text_style(), next_command=_next_command(html, result)))
 
 
 def _parse_ranks(pairs: Sequence[str]) -> dict[str, int]:
@@ -160,26 +133,16 @@ def _check_targets(html: Path | None, perfetto: Path | None, *, force: bool) -> 
             check_new(target, force=force)
 
 
-def _write_html(target: Path, done: Diagnosed, force: bool) -> None:
-    from flatout.diagnose.explain import explanations
+def _write_html(target: Path, result: DiagnosisResult, force: bool) -> None:
     from flatout.report.files import write_new
-    from flatout.report.html import diagnosis_html
 
-    write_new(target, diagnosis_html(done.diagnosis, typed_command(), explain=explanations()), force=force)
-
-
-def _write_perfetto(target: Path, done: Diagnosed, force: bool) -> dict[int, int]:
-    """Write the trace and return rank -> number of events that it lacks."""
-    from flatout.diagnosis_pipeline import origin_ns, perfetto_ranks
-    from flatout.report.perfetto import write_perfetto
-
-    return write_perfetto(target, perfetto_ranks(done), origin_ns=origin_ns(done), force=force)
+    write_new(target, result.to_html(typed_command()), force=force)
 
 
-def _next_command(html: Path | None, done: Diagnosed) -> str:
+def _next_command(html: Path | None, diagnosis: Diagnosis) -> str:
     from flatout.cli.next_command import repeated
 
-    if html is not None and done.diagnosis.findings:
-        return f"flatout explain {done.diagnosis.findings[0].name}"
+    if html is not None and diagnosis.findings:
+        return f"flatout explain {diagnosis.findings[0].name}"
     more = ["--html", "report.html"] if html is None else ["--perfetto", "trace.json.gz"]
     return shlex.join([*repeated(sys.argv[1:], without=("--html", "--perfetto")), *more])

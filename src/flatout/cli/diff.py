@@ -68,11 +68,11 @@ def _next_command(after: Path, diagnosis: Diagnosis) -> str:
 
 def _diagnosis(path: Path) -> Diagnosis:
     """Read a saved diagnosis; diagnose anything else."""
-    from flatout.diagnosis_pipeline import diagnose_paths
+    from flatout.api import diagnose
     from flatout.report.json import is_diagnosis, read_diagnosis
     from flatout.report.progress import ProgressLine
 
     if is_diagnosis(path):
         return read_diagnosis(path)
     with ProgressLine(f"reading {path}") as progress:
-        return diagnose_paths([path], progress=progress.show).diagnosis
+        return diagnose(path, progress=progress.show)

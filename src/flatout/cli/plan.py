@@ -167,46 +167,51 @@ def plan(
         raise UsageError(
             "a plan needs --model and --cluster", hint="flatout plan --model llama3-70b --cluster h100x512 --seq 8192"
         )
-    from flatout import plan_pipeline as pipeline
+    from flatout.api import plan as plan_training
+    from flatout.plan_pipeline import planned_files
 
-    files = pipeline.planned_files(html, emit or (), out, force=force)
-    goal_request = pipeline.requested_goal(
-        pipeline.GoalRequest(text=goal, usd_per_gpu_hour=gpu_price, prices=prices, terms=terms, region=region),
-        global_batch=global_batch,
-        seq=seq,
-    )
-    request = pipeline.PlanRequest(
-        model=model,
-        cluster=cluster,
+    files = planned_files(html, emit or (), out, force=force)
+    result = plan_training(
+        model,
+        cluster,
         global_batch=global_batch,
         seq=seq,
         document=document,
         precision=precision,
-        fixed=tuple(fix or ()),
+        optimizer=optimizer,
+        gradients=gradients,
+        pure_bf16=pure_bf16,
+        lora_rank=lora_rank,
+        lora_targets=lora_targets,
+        base_bits=base_bits,
+        freeze=freeze or (),
+        fix=fix or (),
+        target=target,
         calibrate=calibrate,
         risk=risk / 100,
-        target=target,
-        training=pipeline.requested_training(
-            optimizer=optimizer,
-            lora_rank=lora_rank,
-            lora_targets=lora_targets,
-            base_bits=base_bits,
-            freeze=freeze or (),
-            gradients=gradients,
-            is_pure_bf16=pure_bf16,
-        ),
-        fabric=pipeline.requested_fabric(fabric, oversubscription, leaf_nodes, torus),
+        top=top,
+        goal=goal,
+        gpu_price=gpu_price,
+        prices=prices,
+        terms=terms,
+        region=region,
+        fabric=fabric,
+        oversubscription=oversubscription,
+        leaf_nodes=leaf_nodes,
+        torus=torus,
+        note=_note,
     )
-    result, context = pipeline.planned(
-        pipeline.search_context(request, _note), goal_request, num_layouts=top, fixed=request.fixed, note=_note
-    )
-    result = pipeline.with_goal(result, context, goal_request, request.fixed)
-    result = pipeline.with_network(result, context, request.fabric, request.fixed)
-    result = pipeline.with_placement(result, context)
     next_command = _next_command(result, has_emitted=bool(emit))
-    files.write(result, context, command=typed_command(), next_command=next_command, fixed=request.fixed, note=_note)
+    files.write(
+        result,
+        result.context,
+        command=typed_command(),
+        next_command=next_command,
+        fixed=tuple(fix or ()),
+        note=_note,
+    )
     if json:
-        print_json("flatout/plan", result)
+        sys.stdout.write(result.to_json(typed_command()).decode())
         return
     from flatout.report.plan_text import plan_text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -17,10 +16,9 @@ from flatout.cli.values import whole_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flatout.api.results import ProfileResult
     from flatout.conditions.words import Condition
-    from flatout.launch import ExitStatus
     from flatout.records.diagnosis import Diagnosis
-    from flatout.records.recording import Recording
 
 
 def profile(
@@ -50,44 +48,22 @@ def profile(
 
     Example: flatout profile -- torchrun --standalone --nproc-per-node 2 train.py --epochs 1
     """
-    from flatout.inside.protocol import Variable
+    from flatout.api import profile as profile_job
     from flatout.launch import end_like
-    from flatout.launch.abandoned import abandoned_jobs
-    from flatout.profile import Options, record
-    from flatout.profile.folder import default_path
-    from flatout.run.several_nodes import key_of_nodes
-    from flatout.secrets import masked_command
+    from flatout.report.progress import ProgressLine
 
     conditions = finding_conditions("profile", fail_on or ())
-    diagnosis: Diagnosis | None = None
-    for abandoned in abandoned_jobs():
-        print(f"flatout: {abandoned.describe()}", file=sys.stderr)
-    recorded = record(
-        command,
-        out or default_path(),
-        Options(
-            num_steps=steps,
-            warmup=warmup,
-            is_light=light,
-            force=force,
-            job_key=key_of_nodes(command, os.environ),
-            variables={Variable.LOADER_STAGES: "1"},
-        ),
-        shown_command=masked_command(command),
-        sampler=[sys.executable, "-m", "flatout.probe.sampler"],
-    )
-    try:
-        if recorded.is_first:
-            diagnosis = _report(recorded.path, recorded.ended, light=light, json=json)
-    except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own exit code counts
-        problem = f"reading it failed: {error}"
-        if isinstance(error, OSError) and error.filename is None:
-            problem = f"standard output failed: {error.strerror or error}"
-        print(f"flatout: the recording is in {recorded.path}, but {problem}", file=sys.stderr)
+    with ProgressLine("reading traces") as progress:
+        result = profile_job(
+            command, out=out, steps=steps, warmup=warmup, light=light, force=force, progress=progress.show, say=_say
+        )
+    problem = _report(result, light=light, json=json)
+    if problem is not None:
+        _say(f"the recording is in {result.path}, but {problem}")
     sys.stdout.flush()
-    if conditions and recorded.ended.code == 0 and recorded.is_first:
-        exit_if_met(_met(diagnosis, conditions))
-    raise typer.Exit(end_like(recorded.ended))
+    if conditions and result.ended.code == 0 and result.is_first:
+        exit_if_met(_met(result.diagnosis, conditions))
+    raise typer.Exit(end_like(result.ended))
 
 
 def _met(diagnosis: Diagnosis | None, conditions: Sequence[Condition]) -> list[str]:
@@ -99,73 +75,56 @@ def _met(diagnosis: Diagnosis | None, conditions: Sequence[Condition]) -> list[s
     return met_by_diagnosis(diagnosis, conditions)
 
 
-def _report(path: Path, ended: ExitStatus, *, light: bool, json: bool) -> Diagnosis | None:
-    """Print what was recorded, and return its diagnosis; None without one."""
-    from flatout.diagnosis_pipeline import recorded_time_of, with_known_ceilings
-    from flatout.profile import read_recording
-    from flatout.report.recorded_text import recorded_lines
-    from flatout.report.recording_text import recording_lines
-    from flatout.report.terminal import TextStyle
-
-    recording = with_known_ceilings(read_recording(path))
-    folder = _relative(path)
-    for line in recording_lines(recording, folder):
-        print(f"flatout: {line}", file=sys.stderr)
-    has_trace = bool(recording.traced_ranks)
-    was_killed = ended.signal is not None
-    diagnosis = None
-    if has_trace and not was_killed:
-        diagnosis = _diagnose(path, recording, json=json)
-    elif json:
-        _print_recording(recording)
-    elif (recorded := recorded_time_of(recording)) is not None:
-        print("\n".join(recorded_lines(recorded, TextStyle())), file=sys.stderr)
-    if has_trace:
-        page = "" if was_killed else " --html report.html"
-        print(f"next: flatout diagnose {shlex.quote(folder)}{page}", file=sys.stderr)
-    elif light and recording.ranks:
-        print("next: run the same command without --light to get a trace and its diagnosis", file=sys.stderr)
-    return diagnosis
-
-
-def _diagnose(path: Path, recording: Recording, *, json: bool) -> Diagnosis:
-    """Print the diagnosis: JSON to standard output, text to standard error, separate from the job's output."""
-    from flatout.diagnosis_pipeline import diagnose_paths
-    from flatout.report.progress import ProgressLine
-
+def _report(result: ProfileResult, *, light: bool, json: bool) -> str | None:
+    """Print what was recorded, and return what could not be read or printed; None if nothing failed."""
     try:
-        with ProgressLine("reading traces") as progress:
-            done = diagnose_paths([path], progress=progress.show)
-    except Exception as error:
-        if json:
-            _print_recording(recording, problem=f"its traces could not be diagnosed: {error}")
-        raise
+        if result.recording is not None:
+            _print(result, light=light, json=json)
+    except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own exit code counts
+        if isinstance(error, OSError) and error.filename is None:
+            return f"standard output failed: {error.strerror or error}"
+        return f"reading it failed: {error}"
+    return None if result.error is None else f"reading it failed: {result.error}"
+
+
+def _print(result: ProfileResult, *, light: bool, json: bool) -> None:
+    """Print JSON to standard output, and text to standard error, separate from the job's output."""
+    from flatout.report.paths import relative_path
+
+    folder = relative_path(result.path)
+    for line in result.recorded_lines():
+        _say(line)
     if json:
-        from flatout.report.json import diagnosis_json
+        print(result.to_json(typed_command(), pretty=False).decode())
+    elif (text := _text(result)) is not None:
+        print(text, file=sys.stderr)
+    has_trace = result.recording is not None and bool(result.recording.traced_ranks)
+    has_ranks = result.recording is not None and bool(result.recording.ranks)
+    if has_trace and result.error is None:
+        page = "" if result.ended.signal is not None else " --html report.html"
+        _say_next(f"flatout diagnose {shlex.quote(folder)}{page}")
+    elif light and has_ranks:
+        _say_next("run the same command without --light to get a trace and its diagnosis")
 
-        print(diagnosis_json(done.diagnosis, typed_command(), pretty=False).decode())
-    else:
-        from flatout.report.text import diagnosis_text
 
-        print(diagnosis_text(done.diagnosis), file=sys.stderr)
-    return done.diagnosis
-
-
-def _print_recording(recording: Recording, *, problem: str | None = None) -> None:
-    """Print the recording without a diagnosis, as one line of JSON."""
-    import msgspec
-
+def _text(result: ProfileResult) -> str | None:
+    """Return the diagnosis, or without a trace where the recorded time went; None if neither is known."""
     from flatout.diagnosis_pipeline import recorded_time_of
-    from flatout.records.events import Quality
-    from flatout.report.recording_json import recording_json
+    from flatout.report.recorded_text import recorded_lines
+    from flatout.report.terminal import TextStyle
+    from flatout.report.text import diagnosis_text
 
-    if problem is not None:
-        quality = Quality(problem=problem, effect="there is no diagnosis")
-        recording = msgspec.structs.replace(recording, problems=(*recording.problems, quality))
-    recorded = recorded_time_of(recording)
-    print(recording_json(recording, typed_command(), recorded=recorded, pretty=False).decode())
+    if result.diagnosis is not None:
+        return diagnosis_text(result.diagnosis)
+    if result.recording is None or result.recording.traced_ranks:
+        return None
+    recorded = recorded_time_of(result.recording)
+    return None if recorded is None else "\n".join(recorded_lines(recorded, TextStyle()))
 
 
-def _relative(path: Path) -> str:
-    """Return the path relative to the working folder if it is inside that folder, else unchanged."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+def _say(line: str) -> None:
+    print(f"flatout: {line}", file=sys.stderr)
+
+
+def _say_next(text: str) -> None:
+    print(f"next: {text}", file=sys.stderr)

@@ -12,12 +12,11 @@ import typer
 from flatout.cli.durations import Duration, duration
 from flatout.cli.help import Command
 from flatout.cli.next_command import has_option, repeated
-from flatout.cli.output import print_json, text_style, typed_command
+from flatout.cli.output import text_style, typed_command
 from flatout.cli.values import amount, whole_number
 
 if TYPE_CHECKING:
-    from flatout.records.replay import ReplayReport
-    from flatout.schedule.cluster import Cluster
+    from flatout.api.results import ReplayResult
 
 _EXAMPLE = "flatout schedule replay jobs.csv --nodes 64 --gpus-per-node 8"
 
@@ -76,39 +75,35 @@ def replay(
     if policies:
         _list_policies()
         return
+    from flatout.api import replay as replay_jobs
     from flatout.errors import UsageError
     from flatout.report.files import check_new
     from flatout.report.progress import ProgressLine
-    from flatout.schedule.engine import FailureModel
-    from flatout.schedule.jobs import Assumptions
-    from flatout.schedule.load.detect import load
-    from flatout.schedule.policies.names import check
-    from flatout.schedule.replay import replay as run
 
     if jobs is None:
         raise UsageError("a replay needs a job history", hint=_EXAMPLE)
     if html is not None:
         check_new(html, force=force)
-    machine = _cluster(nodes, gpus_per_node, cluster)
     names = policy or ["fifo"]
-    check(names)
-    failure_model = FailureModel(per_1000_node_days=failures, repair_s=repair.seconds) if failures else None
-    history = load(jobs)
     with ProgressLine("replaying") as progress:
-        result = run(
-            history,
-            machine,
-            names,
-            assumptions=Assumptions(checkpoint_s=checkpoint.seconds, restart_s=restart.seconds),
-            failures=failure_model,
-            num_seeds=seeds,
+        result = replay_jobs(
+            jobs,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            cluster=cluster,
+            policies=names,
+            checkpoint_s=checkpoint.seconds,
+            restart_s=restart.seconds,
+            failures=failures,
+            repair_s=repair.seconds,
+            seeds=seeds,
             starved_after_s=starved_after.seconds,
             progress=lambda done, total: progress.show(max(1, done), total),
         )
     _report(result, names, html, force=force, json=json)
 
 
-def _report(result: ReplayReport, names: list[str], html: Path | None, *, force: bool, json: bool) -> None:
+def _report(result: ReplayResult, names: list[str], html: Path | None, *, force: bool, json: bool) -> None:
     next_command = _next_command(names)
     if html is not None:
         from flatout.report.files import write_new
@@ -117,29 +112,11 @@ def _report(result: ReplayReport, names: list[str], html: Path | None, *, force:
         write_new(html, replay_html(result, typed_command(), next_command=next_command), force=force)
         print(f"wrote {html}", file=sys.stderr)
     if json:
-        print_json("flatout/replay", result)
+        sys.stdout.write(result.to_json(typed_command()).decode())
         return
     from flatout.report.replay_text import replay_text
 
     print(replay_text(result, style=text_style(), next_command=next_command))
-
-
-def _cluster(nodes: int | None, gpus_per_node: int | None, path: Path | None) -> Cluster:
-    from flatout.errors import UsageError
-    from flatout.schedule.cluster import read_cluster, uniform
-    from flatout.schedule.load.openb import nodes as read_nodes
-
-    if path is not None:
-        if nodes is not None or gpus_per_node is not None:
-            raise UsageError("a cluster is either --cluster FILE or --nodes with --gpus-per-node, but got both")
-        is_csv = path.name.removesuffix(".gz").endswith(".csv")
-        return read_nodes(path) if is_csv else read_cluster(path)
-    if nodes is None or gpus_per_node is None:
-        raise UsageError(
-            "a replay needs a cluster: --nodes with --gpus-per-node, or --cluster FILE",
-            hint=f"{_EXAMPLE} --policy flatout",
-        )
-    return uniform(nodes, gpus_per_node)
 
 
 def _next_command(names: list[str]) -> str:

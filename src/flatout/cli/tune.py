@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +15,8 @@ from flatout.cli.output import typed_command
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
+    from flatout.api.results import TuningResult
     from flatout.records.change import Safety
-    from flatout.records.tuning import TuneResult
 
 _MOST_S = 30 * 86_400.0
 
@@ -86,64 +85,47 @@ def tune(
 
     Example: flatout tune --budget 20m -- torchrun --standalone --nproc-per-node 2 train.py --out {trial_dir}
     """
+    from flatout.api import tune as tune_job
+    from flatout.api.jobs import NotWrittenError
     from flatout.conditions.met import met_by_tuning
     from flatout.conditions.words import parse_conditions
-    from flatout.errors import OutputError
-    from flatout.tune.command import TuneCommand, check_knobs
-    from flatout.tune.options import TuneOptions, named_objective
-    from flatout.tune.result import is_better
     from flatout.tune.signals import EndedBySignal
 
     conditions = parse_conditions("tune", fail_on or ())
-    safety = _safety(allow)
-    check_knobs(knob or (), command, safety)
-    options = TuneOptions(
-        allowed_safety=safety,
-        objective=named_objective(objective),
-        budget_s=budget.seconds,
-        max_trials=trials,
-        num_steps=steps,
-        knobs=tuple(knob or ()),
-        uses_history=not no_history,
-        blocks=blocks,
-        sbatch_options=_sbatch_options(launcher, sbatch_options),
-    )
-    tuning = TuneCommand(
-        command=tuple(command),
-        folder=out or Path("flatout-out") / f"tune-{time.strftime('%Y%m%d-%H%M%S')}",
-        options=options,
-        warmup=warmup,
-        applies=apply,
-        force=force,
-    )
     try:
-        result = tuning.tune(_say)
+        result = tune_job(
+            command,
+            out=out,
+            budget_s=budget.seconds,
+            trials=trials,
+            allow=_safety(allow),
+            objective=objective,
+            knobs=knob or (),
+            steps=steps,
+            warmup=warmup,
+            sbatch_options=_sbatch_options(launcher, sbatch_options),
+            blocks=blocks,
+            history=not no_history,
+            apply=apply,
+            force=force,
+            typed=typed_command(),
+            say=_say,
+        )
     except EndedBySignal as signal:
         raise typer.Exit(128 + signal.number) from signal
-    try:
-        written = tuning.write(result, typed_command())
-    except OutputError as error:
-        _report(result, tuning.folder, json=json)
-        hint = (
-            "the result is shown and the trials are kept: free some space, then run the command again with this --out"
-        )
-        raise OutputError(str(error), hint=hint) from error
-    _report(result, tuning.folder, json=json)
-    for line in written:
-        _say(line)
+    except NotWrittenError as error:
+        _report(error.result, json=json)
+        raise
+    _report(result, json=json)
     exit_if_met(met_by_tuning(result, conditions))
-    raise typer.Exit(0 if conditions or is_better(result) else 1)
+    raise typer.Exit(0 if conditions or result.is_better else 1)
 
 
-def _report(result: TuneResult, folder: Path, *, json: bool) -> None:
+def _report(result: TuningResult, *, json: bool) -> None:
     if json:
-        from flatout.report.tuning_json import tuning_json
-
-        sys.stdout.write(tuning_json(result, typed_command()).decode())
+        sys.stdout.write(result.to_json(typed_command()).decode())
         return
-    from flatout.report.tuning_text import tuning_text
-
-    print(tuning_text(result, folder))
+    print(result.to_text())
 
 
 def _say(line: str) -> None:

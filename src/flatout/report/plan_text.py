@@ -112,7 +112,8 @@ def plan_text(plan: Plan, *, style: TextStyle, next_command: str) -> str:
         lines += ["", *network_lines(plan.network, style)]
     if plan.placement is not None:
         lines += ["", *placement_lines(plan.placement, style)]
-    lines += ["", f"next: {next_command}"]
+    if next_command:
+        lines += ["", f"next: {next_command}"]
     return "\n".join(lines)
 
 

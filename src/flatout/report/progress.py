@@ -28,7 +28,10 @@ class ProgressLine:
         return self
 
     def show(self, done: int, total: int) -> None:
-        """Show that `done` parts of `total` are done; nothing in the first two seconds."""
+        """Show that `done` parts of `total` are done; nothing in the first two seconds. 0: the work begins now."""
+        if not done:
+            self._began_s = time.monotonic()
+            return
         elapsed_s = time.monotonic() - self._began_s
         if sys.stderr.isatty() and elapsed_s >= QUIET_S:
             left_s = elapsed_s / done * (total - done)

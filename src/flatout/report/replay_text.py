@@ -81,7 +81,8 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
     left_out = [f"{count:,} {'job' if count == 1 else 'jobs'} skipped: {why}" for why, count in replay.left_out.items()]
     for text in (*left_out, *replay.assumptions, *notes):
         lines += style.wrapped(text, indent="  ", label="- ")
-    lines += ["", f"next: {style.clean(next_command)}"]
+    if next_command:
+        lines += ["", f"next: {style.clean(next_command)}"]
     return "\n".join(lines)
 
 
