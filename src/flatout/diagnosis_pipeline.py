@@ -362,12 +362,17 @@ def _split(
             split_sources.append(source)
             split_results.append(result)
             continue
-        for part in source.split(result.parts):
+        for part in source.split(_numbered(result.parts) if len(sources) == 1 else result.parts):
             of_part = attribute(part)
             assert not isinstance(of_part, _SeveralRanks)
             split_sources.append(part)
             split_results.append(of_part)
     return split_sources, split_results
+
+
+def _numbered(parts: Sequence[RankPart]) -> list[RankPart]:
+    """Return the parts of the only file of a job: the devices of its process are the ranks, by their numbers."""
+    return [msgspec.structs.replace(part, rank=part.device) if part.rank is None else part for part in parts]
 
 
 def _with_counted_starts(

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 from tests.fuzz import trials
 from tests.fuzz.samples import Sample
+from tests.read.profiles import cpu_plane, gpu_planes, xspace
 from typer.main import get_command
 
 from flatout.checkpoint.files import write_json
@@ -203,6 +204,16 @@ def _trace_samples() -> list[Sample]:
         Sample(files=ranks),
         Sample(files={"traces.tar": _packed(ranks)}, given="traces.tar"),
         Sample(files={"traces.tar.gz": gzip.compress(_packed(ranks), 1, mtime=0)}, given="traces.tar.gz"),
+    ]
+
+
+def _xplane_samples() -> list[Sample]:
+    """Return a profile of one GPU, and a folder of two processes on CPUs as JAX lays it out."""
+    return [
+        Sample(files={"host.xplane.pb": xspace(*gpu_planes())}, given="host.xplane.pb"),
+        Sample(
+            files={f"rank{rank}/plugins/profile/now/host.xplane.pb": xspace(cpu_plane(2048 * rank)) for rank in (0, 1)}
+        ),
     ]
 
 
@@ -501,6 +512,7 @@ _REPLAY = ("schedule", "replay", "--nodes", "4", "--gpus-per-node", "8")
 
 READERS: tuple[Reader, ...] = (
     Reader("diagnose", _trace_samples, _command("diagnose", "{}"), ("flatout diagnose paths",)),
+    Reader("diagnose an XPlane", _xplane_samples, _command("diagnose", "{}")),
     Reader("diagnose --perfetto", _one_trace, _command("diagnose", "{}", "--perfetto", "{}.out", "--force")),
     Reader("diagnose a recording", _recording_samples, _command("diagnose", "{}")),
     Reader(

@@ -15,7 +15,10 @@ from flatout.records.timeline import Segments
 
 
 def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: tuple[int, int]) -> Segments:
-    """Assign each moment to the first part that applies: checkpoint, data loading, operators, collectives, others."""
+    """Assign each moment to the first part that applies: checkpoint, data loading, operators, collectives, others.
+
+    Operators that run while the host does something else, as XLA's do, come first: the host has the time without them.
+    """
     low, high = bounds
     training = states.launching_threads[table.thread]
     on_host = table.is_kind(Kind.CPU_OP, Kind.USER_ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
@@ -24,15 +27,21 @@ def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: t
     # Traces of 2021 record the step marks as operators.
     is_mark = table.name_matches(names.matching(table.names, names.STEP))
     operators = (table.kind == Kind.CPU_OP) & training & ~is_collective & ~loading & ~is_mark
-    # Later entries overwrite earlier ones.
-    claims = [
-        (_cut(table, on_host & training, low, high), Part.HOST_LAUNCH),
+    by_host = [
+        (_cut(table, on_host & training & ~is_collective, low, high), Part.HOST_LAUNCH),
         (union(*clip(marks.start_ns, marks.end_ns, low, high)), Part.HOST_LAUNCH),
+    ]
+    by_operators = [
         (_cut(table, on_host & is_collective, low, high), Part.COMMUNICATION_UNSPLIT),
         (_cut(table, operators, low, high), Part.COMPUTE),
+    ]
+    by_calls = [
         (union(*clip(*states.data_loading, low, high)), Part.DATA_LOADING),
         (union(*clip(*states.checkpoint, low, high)), Part.CHECKPOINT),
     ]
+    # Later entries overwrite earlier ones.
+    is_beside = table.meta.runs_beside_host
+    claims = [*by_host, *by_calls, *by_operators] if is_beside else [*by_host, *by_operators, *by_calls]
     window = np.asarray([low, high], dtype=np.int64)
     points = distinct(np.concatenate([window, *(times for intervals, _ in claims for times in intervals)]))
     part = np.full(max(len(points) - 1, 0), Part.UNATTRIBUTED, dtype=np.uint8)

@@ -18,7 +18,7 @@ from flatout.records.timeline import CommunicationKernels, Segments
 
 _DEVICE_BACKENDS = frozenset({"nccl", "rccl", "xccl", "hccl"})
 _DEVICE_COLLECTIVE = re.compile(r"^(?:nccl|rccl|xccl|hccl):")
-_HOST_COLLECTIVE = re.compile(r"^(?:gloo|mpi):")
+_HOST_COLLECTIVE = re.compile(r"^(?:gloo|mpi|xla):")
 _DEVICE_OPERATOR = re.compile(r"^aten::_?(?:cudnn|miopen)_")
 # The host's parts that are certain for a rank without GPU events, whatever its device did meanwhile.
 _HOST_PARTS = (Part.DATA_LOADING, Part.CHECKPOINT)

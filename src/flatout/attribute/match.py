@@ -263,9 +263,9 @@ def _calls(by_rank: _Queues) -> Iterator[CommunicationCall]:
 
 
 def _side_by_side(by_rank: _Queues) -> list[_CallOfRank]:
-    """Group calls by sequence number if every call launched in the recordings has one, or else by position."""
+    """Group calls by sequence number, if the ranks number all calls that the recordings launch; else by position."""
     collectives: dict[object, _CallOfRank] = defaultdict(dict)
-    has_numbers = all(_is_numbered(queue) for queue in by_rank.values())
+    has_numbers = all(_is_numbered(queue) for queue in by_rank.values()) and _share_numbers(by_rank)
     for rank, queue in by_rank.items():
         for position, call in queue:
             # Calls launched before the recording have no number, and their position is right only if all recordings
@@ -273,6 +273,13 @@ def _side_by_side(by_rank: _Queues) -> list[_CallOfRank]:
             key = ("sequence", call.sequence) if has_numbers and position >= 0 else ("position", position)
             collectives[key][rank] = call
     return list(collectives.values())
+
+
+def _share_numbers(by_rank: _Queues) -> bool:
+    """Whether some collective has the same number on all ranks: numbers that a rank chose itself say nothing."""
+    numbers = [{call.sequence for position, call in queue if position >= 0} for queue in by_rank.values()]
+    launched = [each for each in numbers if each]
+    return not launched or bool(set.intersection(*launched))
 
 
 def _is_numbered(queue: Sequence[_Queued]) -> bool:

@@ -19,7 +19,7 @@ COMMUNICATION_KERNEL = re.compile(
     re.IGNORECASE,
 )
 GENERATED_KERNEL = re.compile(r"^triton_|^void at::native")  # inductor names kernels after the fused operations
-DATA_LOADING = re.compile(r"DataLoader.*__next__")
+DATA_LOADING = re.compile(r"DataLoader.*__next__|^flatout:data_loading")
 PYTHON_DATA_LOADING = re.compile(r"torch/utils/data/dataloader\.py.*__next__")
 CHECKPOINT = re.compile(
     r"torch\.save\b|flatout:checkpoint|checkpoint_save|save_checkpoint|dcp\.save|torch/serialization\.py.*\bsave\b"
@@ -33,11 +33,11 @@ ALLOCATOR = re.compile(
 )
 SYNCHRONISING = re.compile(
     r"^(?:cuda|hip)(?:Stream|Device|Event)Synchronize(?:_ptsz)?$|^cu(?:Stream|Ctx|Event)Synchronize$"
-    r"|^(?:cuda|hip)Memcpy(?:WithStream|2D)?$|^(?:urQueueFinish|zeEventHostSynchronize|zeCommandQueueSynchronize)$"
+    r"|^flatout:synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D)?$|^(?:urQueueFinish|zeEventHostSynchronize|zeCommandQueueSynchronize)$"
 )
-COLLECTIVE_ANNOTATION = re.compile(r"^(?:nccl|rccl|gloo|ucc|mpi|xccl|hccl):")
+COLLECTIVE_ANNOTATION = re.compile(r"^(?:nccl|rccl|gloo|ucc|mpi|xccl|hccl|xla):")
 COLLECTIVE_OPERATION = re.compile(
-    r"^(?:nccl|rccl|gloo|ucc|mpi|xccl|hccl):|^c10d::|^_?c10d_functional::|^record_param_comms$"
+    r"^(?:nccl|rccl|gloo|ucc|mpi|xccl|hccl|xla):|^c10d::|^_?c10d_functional::|^record_param_comms$"
 )
 OPTIMIZER = re.compile(r"^Optimizer\.step#")
 ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")

@@ -18,7 +18,7 @@ from flatout.records.stall_trace import StalledRank, TracedActivity
 
 NUM_ACTIVITIES = 3
 MIN_SHARE = 0.05  # of the excess of the stalled step; shorter activities are not named
-_OF_COLLECTIVES = ("gloo:", "nccl:", "c10d::", "mpi:", "ucc:", "xccl:")
+_OF_COLLECTIVES = ("gloo:", "nccl:", "c10d::", "mpi:", "ucc:", "xccl:", "xla:")
 
 
 def stalled_rank(table: EventTable, rank: int) -> StalledRank | None:

@@ -14,6 +14,7 @@ from flatout.diagnose.context import MIN_TRACED_SHARE, DiagnosisContext
 from flatout.diagnose.finding import rank_words
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import LOG_RULES, TRACE_RULES
+from flatout.diagnose.xla_advice import with_xla_advice
 from flatout.records.ceilings import Ceilings
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import (
@@ -65,7 +66,7 @@ def diagnose(
         for rule in TRACE_RULES:
             findings += rule.find(context)
     stall_share = sum(finding.share_of_step for finding in logged if "traced_stall_step" in finding.evidence)
-    findings = [*limited(findings, job, quality), *logged]
+    findings = [*limited(with_xla_advice(findings, job.timelines), job, quality), *logged]
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
     origin = min((t.window_start_ns for t in job.timelines), default=0)
     return Diagnosis(

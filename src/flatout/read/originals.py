@@ -18,9 +18,11 @@ from typing import Any
 import msgspec
 
 from flatout.read.event_text import EventText
+from flatout.read.formats import other_reader
 from flatout.read.schema import MTIA_DEVICE, OPERATOR, SKIPPED, UNREADABLE, KindOfCategory
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
+from flatout.read.table_events import events_of
 from flatout.read.trace import input_errors
 from flatout.records.events import Kind, OriginalEvent
 
@@ -52,6 +54,11 @@ class Originals:
 
     def __iter__(self) -> Iterator[OriginalEvent]:
         source = self._source
+        with input_errors(source.name):
+            read_other = other_reader(source)
+        if read_other is not None:
+            yield from events_of(read_other(source))
+            return
         with input_errors(source.name), ByteStream(Path(source.path), source.name) as stream:
             text = EventText(stream, source.name)
             for block in text.blocks():

@@ -30,13 +30,16 @@ _Threads = Sequence[tuple[int | str, int | str]]
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one rank in a file of several: those of processes that name the rank, or of one process."""
+    """The events of one rank in a file of several: of the processes that name it, of one process or of one device."""
 
     rank: int | None  # None: the file does not say it
     process: str | None = None  # None: all processes and devices whose name contains the rank
+    device: int | None = None  # of a process with several; None: the file has no such processes
 
     @property
     def name(self) -> str:
+        if self.device is not None:
+            return f"device {self.device}" if self.process is None else f"process {self.process}, device {self.device}"
         return f"rank {self.rank}" if self.process is None else f"process {self.process}"
 
     def has(self, process: int | str) -> bool:

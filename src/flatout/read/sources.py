@@ -7,6 +7,7 @@ next to traces (settings, reports of Flatout) are skipped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,12 +19,19 @@ from flatout.inside.protocol import File
 from flatout.read.event_text import TRACE_OF_OURS
 from flatout.read.processes import RankPart
 from flatout.read.ranks import rank_in_name
+from flatout.read.recognise import format_of_head
 from flatout.read.stream import LIMITS, ByteStream, Limits
-from flatout.records.events import Quality
+from flatout.records.events import Quality, TraceFormat
 
-_TRACE_SUFFIXES = (".json", ".json.gz")
+_TRACE_SUFFIXES = (".json", ".json.gz", ".pb", ".sqlite", ".db")
+_BINARY_SUFFIXES = (".pb", ".sqlite", ".db")  # recognised by their first bytes
+_XPLANE = ".xplane.pb"
+_JAX_TRACE = ".trace.json.gz"  # the same recording as the .xplane.pb in its folder, with less in it
+# Where JAX and TensorFlow put a profile within the folder that the user names, or within one folder per rank.
+_PROFILES = ("plugins/profile/*/*.xplane.pb", "*/plugins/profile/*/*.xplane.pb")
+_PROFILE_FOLDERS = re.compile(r"/plugins/profile/[^/]+(?=/[^/]+$)")
 _SNIFFED_BYTES = 1 << 16
-_HINT = "pass a trace (.json, .json.gz), a folder of them, or an archive (.tar, .tar.gz, .tar.xz)"
+_HINT = "pass a trace (.json, .json.gz, .xplane.pb, .sqlite), a folder of them, or an archive (.tar, .tar.gz, .tar.xz)"
 
 
 class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +48,8 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
     def split(self, parts: Sequence[RankPart]) -> list[TraceSource]:
         """Return one source per rank of a file with several."""
         named = "the names of the processes" if parts[0].process is None else "the processes"
+        if parts[0].device is not None:
+            named = "the devices"
         note = Quality(
             problem=f"{self.name} has the traces of {len(parts)} ranks",
             effect=f"they were separated by {named}",
@@ -94,7 +104,7 @@ def _in_archive(path: Path, stack: ExitStack, limits: Limits) -> list[TraceSourc
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))
     unpacked = unpack(path, folder, _TRACE_SUFFIXES, limits)
-    files = sorted(folder.rglob("*.json*"))
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
     notes = [_repeated(path, name) for name in unpacked.repeated_names]
     if unpacked.problem is not None:
         if not any(file.stat().st_size for file in files):
@@ -122,6 +132,7 @@ def _files(folder: Path, notes: list[Quality]) -> Iterator[Path]:
     """Yield files that may be traces, first in the folder, then in its subfolders; unreadable ones go to `notes`."""
     children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     yield from (child for child in children if child.is_file())
+    yield from (path for pattern in _PROFILES for path in sorted(folder.glob(pattern)) if path.is_file())
     for child in children:
         try:
             if child.is_dir():
@@ -137,10 +148,12 @@ def _in_folder(
     folder: Path, files: Iterable[Path], shown: str, limits: Limits, notes: Sequence[Quality]
 ) -> list[TraceSource]:
     """Return the traces among the files; the last one carries the notes."""
+    files = [file for file in files if file.name.endswith(_TRACE_SUFFIXES) and not _is_of_a_stall(file)]
+    profiles = {str(file).removesuffix(_XPLANE) for file in files if file.name.endswith(_XPLANE)}
     sources = [
         _source(file, f"{shown}/{file.relative_to(folder)}")
         for file in files
-        if file.name.endswith(_TRACE_SUFFIXES) and not _is_of_a_stall(file) and _may_be_trace(file, limits)
+        if str(file).removesuffix(_JAX_TRACE) not in profiles and _may_be_trace(file, limits)
     ]
     if not sources:
         raise InputError(f"{shown} holds no trace", hint=_HINT)
@@ -155,7 +168,8 @@ def _is_of_a_stall(path: Path) -> bool:
 
 def _source(path: Path, name: str) -> TraceSource:
     name = name.encode("utf-8", "backslashreplace").decode()  # a name that is not UTF-8 cannot be written to JSON
-    return TraceSource(path=str(path), name=name, size_bytes=path.stat().st_size, rank_hint=rank_in_name(name))
+    rank_hint = rank_in_name(_PROFILE_FOLDERS.sub("", name))
+    return TraceSource(path=str(path), name=name, size_bytes=path.stat().st_size, rank_hint=rank_hint)
 
 
 def _may_be_trace(path: Path, limits: Limits) -> bool:
@@ -168,6 +182,8 @@ def _may_be_trace(path: Path, limits: Limits) -> bool:
             text = stream.read(_SNIFFED_BYTES)
     except OSError:
         return True
+    if path.name.endswith(_BINARY_SUFFIXES):
+        return path.name.endswith(_XPLANE) or format_of_head(text) != TraceFormat.KINETO
     if TRACE_OF_OURS.search(text[:256]):
         return False
     if not text.strip() or path.name.endswith((".trace.json", ".trace.json.gz")):

@@ -18,6 +18,7 @@ from flatout.errors import InputError
 from flatout.input_files import open_file
 
 _INPUT_BYTES = 1 << 18
+_WHOLE_FILE_BYTES = 1 << 25  # read at once of a file that is held in memory
 _MAX_XZ_MEMORY_BYTES = 256 << 20  # xz -9 needs 65 MiB; a header can request 4 GiB
 
 
@@ -140,6 +141,18 @@ class ByteStream:
         while missing and (part := self._decompress(missing)):
             parts.append(part)
             missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_all(self, max_bytes: int, hint: str) -> bytes:
+        """Return everything; InputError, with the hint, if it is more than `max_bytes`."""
+        parts = []
+        num_read = 0
+        while part := self.read(_WHOLE_FILE_BYTES):
+            num_read += len(part)
+            if num_read > max_bytes:
+                limit = units.num_bytes(max_bytes)
+                raise InputError(f"{self._name} must have at most {limit}, but has more", hint=hint)
+            parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _decompress(self, num_bytes: int) -> bytes:

@@ -17,6 +17,7 @@ from flatout.read import metadata
 from flatout.read.columns import BlockDecoder
 from flatout.read.decoded import Decoded
 from flatout.read.event_text import EXPORT_HINT, EventText
+from flatout.read.formats import other_reader
 from flatout.read.ranks import rank_in_name
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
@@ -29,7 +30,12 @@ _TYPICAL_RATIO = 12  # size of a trace over that of its gzip file
 
 
 def read_trace(source: TraceSource, *, num_workers: int = 1) -> EventTable:
-    """Read a trace; with `num_workers` above 1, that number of processes decode a large file."""
+    """Read a trace of any format; with `num_workers` above 1, that number of processes decode a large file."""
+    with input_errors(source.name):
+        read_other = other_reader(source)
+        if read_other is not None:
+            with _no_garbage_collection():
+                return read_other(source)
     if num_workers > 1 and _is_large(source):
         from flatout.read import workers  # the imports cost more than a small file
 

@@ -7,7 +7,7 @@ column is `NULL` (-1).
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import msgspec
 import numpy as np
@@ -32,6 +32,18 @@ class Kind(IntEnum):
 
 
 GPU_WORK = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+
+
+class TraceFormat(StrEnum):
+    """The format of the file that a table was read from."""
+
+    KINETO = "kineto"  # torch.profiler
+    XPLANE = "xplane"  # JAX, TensorFlow, PyTorch/XLA
+    JAX_TRACE = "jax-trace"  # the trace.json.gz that JAX writes with an XPlane
+    NSYS = "nsys"  # SQLite of Nsight Systems
+    HOROVOD = "horovod"  # HOROVOD_TIMELINE
+    ROCPROF = "rocprof"  # JSON of rocprofv3
+    ROCPD = "rocpd"  # SQLite of rocprofv3
 
 
 class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +87,10 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: int | None = None  # of the first event
     end_ns: int | None = None  # of the last event
     fingerprint: str | None = None  # of the times of all events: equal for copies of a trace
+    format: TraceFormat = TraceFormat.KINETO
+    runs_beside_host: bool = (
+        False  # without a GPU: operators run while the thread that marks the steps does other things
+    )
 
 
 class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):

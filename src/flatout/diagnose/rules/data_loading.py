@@ -70,7 +70,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         "idle_in_loader_s": idle_s if len(idle_s) <= MOST_RANKS_LISTED else mean_idle_s,
         "loader": facts.loader_name,
         "num_batches_per_step": context.per_step(facts.loader.count),
-        "has_workers": None if facts.loader_name is None else not has_no_workers,
+        "has_workers": not has_no_workers if "DataLoader" in (facts.loader_name or "") else None,
         "loader_cpu_share": loader.loader_cpu_share,
         "is_iterable_dataset": loader.loader_is_iterable,
     }

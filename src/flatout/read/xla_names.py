@@ -1,0 +1,100 @@
+"""Names of events in profiles of XLA: which are collectives, which wait for data, which wait for the device.
+
+In: names as JAX, TensorFlow and XLA write them. Out: what they stand for, in the names that `attribute` knows. A name
+is looked at once, never once per event.
+"""
+
+from __future__ import annotations
+
+import re
+
+DATA_LOADING = "flatout:data_loading"
+CHECKPOINT = "flatout:checkpoint"
+SYNCHRONIZE = "flatout:synchronize"
+COLLECTIVE = "xla:"
+
+_COLLECTIVE = re.compile(
+    r"^%?(all-reduce|all-gather|reduce-scatter|ragged-all-to-all|all-to-all|collective-permute|collective-broadcast"
+    r"|send|recv)(?:-start|-done)?(?:[._]|\d|$)"
+)
+_OPERATION = {"ragged-all-to-all": "all_to_all", "collective-permute": "send_recv", "collective-broadcast": "broadcast"}
+# Operators that run others, whose events are within theirs.
+_CONTAINER = re.compile(r"^%?(?:while|call|conditional|async-(?:start|update|done)|command_buffer)(?:[._]|\d|$)")
+# Python calls, as JAX's tracer names them: `$train.py:12 batches`, `$builtins next`, `$<unknown> __next__`.
+_PYTHON = re.compile(r"^\$(?P<file>\S+) (?P<function>.+)$")
+_NEXT = re.compile(r"^(?:__next__|next)$")
+_BATCH_FUNCTION = re.compile(
+    r"^_*(?:get|next|load|make|fetch|read|create|wait_for)?_*(?:next_)?(?:host_|train_|local_|input_)?"
+    r"(?:batch(?:es)?|data|dataset|input|loader|data_?loader)(?:_(?:iter(?:ator)?|generator|gen|pipeline|fn))?$",
+    re.IGNORECASE,
+)
+# Annotations of users, of tf.data and of grain.
+_DATA_ANNOTATION = re.compile(
+    r"^Iterator(?:::|GetNext)|^(?:data|input|batch)[ _-]?(?:load|loading|loader|fetch|wait|next|iterator|pipeline)\b"
+    r"|^(?:load|fetch|get|next|wait for)[ _-]?(?:data|batch|input)\b|PyGrain|grain.*__next__",
+    re.IGNORECASE,
+)
+_SAVES = re.compile(r"^_*(?:save|write|dump)_?(?:model|training|train)?_?(?:checkpoint|ckpt|state|args|pytree)?s?$")
+_CHECKPOINT_FILE = re.compile(r"checkpoint|orbax|ckpt|pytree_handler", re.IGNORECASE)
+_CHECKPOINT_ANNOTATION = re.compile(r"^(?:save|write)[ _-]?(?:checkpoint|ckpt)|^checkpoint(?:ing)?$", re.IGNORECASE)
+_WAITS = re.compile(r"^(?:block_until_ready|_single_device_array_to_np_array_did_copy|_value|__float__|__int__|item)$")
+_RUNTIME = re.compile(r"^(?:cu|cuda|hip)[A-Z]\w+$")
+# What XLA and TensorFlow record of themselves on their threads.
+_INTERNAL = re.compile(r"^(?:ThreadpoolListener|ThunkExecutor|end: |Wait for|BufferSequencing|Semaphore|TraceContext)")
+
+
+def collective(name: str) -> str | None:
+    """Return the collective that an operator of XLA performs: `all_reduce`, ...; None for any other."""
+    match = _COLLECTIVE.match(name)
+    if match is None:
+        return None
+    return _OPERATION.get(match[1], match[1].replace("-", "_"))
+
+
+def is_end_of_collective(name: str) -> bool:
+    """Whether an operator waits for a collective that another one started."""
+    return "-done" in name and collective(name) is not None
+
+
+def is_container(name: str) -> bool:
+    """Whether an operator runs others, such as a loop."""
+    return _CONTAINER.match(name) is not None
+
+
+def is_runtime_call(name: str) -> bool:
+    """Whether an event is a call of the runtime of CUDA or HIP."""
+    return _RUNTIME.match(name) is not None
+
+
+def is_python(name: str) -> bool:
+    return name.startswith("$")
+
+
+def is_internal(name: str) -> bool:
+    return _INTERNAL.match(name) is not None
+
+
+def is_next(name: str) -> bool:
+    """Whether a Python call asks an iterator for its next value."""
+    match = _PYTHON.match(name)
+    return match is not None and _NEXT.match(match["function"]) is not None
+
+
+def is_of_context_manager(name: str) -> bool:
+    """Whether a Python call enters or leaves a context manager, which asks a generator for its next value too."""
+    return name.startswith("$contextlib.py")
+
+
+def meaning(name: str) -> str | None:
+    """Return the name under which `attribute` knows a host event: one of the constants above; None for any other."""
+    match = _PYTHON.match(name)
+    if match is None:
+        if _DATA_ANNOTATION.search(name):
+            return DATA_LOADING
+        return CHECKPOINT if _CHECKPOINT_ANNOTATION.search(name) else None
+    function = match["function"]
+    if _NEXT.match(function) or _BATCH_FUNCTION.match(function):
+        return DATA_LOADING
+    if _SAVES.match(function) and (_CHECKPOINT_FILE.search(match["file"]) or "_" in function):
+        return CHECKPOINT
+    return SYNCHRONIZE if _WAITS.match(function) else None

@@ -1,0 +1,423 @@
+"""Turn the lines of an XLA profile into the event table of one device.
+
+In: an `XlaProfile`, and the device if it has several. Out: an `EventTable`: kernels and copies of a GPU or TPU, or the
+operators of XLA on a CPU; launches; calls in Python that wait for data, for the device or for a checkpoint; step marks.
+The host's main thread counts as the one that launches. What no analysis needs is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.read import xla_names
+from flatout.read.assembled import Source, assemble
+from flatout.read.decoded import Codes, Columns
+from flatout.read.metadata import FileMetadata
+from flatout.read.processes import RankPart
+from flatout.read.xla_lines import XlaLine, XlaProfile
+from flatout.read.xla_steps import Marks, find_marks, outermost
+from flatout.records.events import NULL, CollectiveArgs, EventTable, Kind, Quality, TraceFormat
+
+_DEVICE = re.compile(r"^/device:(?:GPU|TPU):(\d{1,9})$")
+_MAIN_HOST = "/host:CPU"
+# The number of a device of a CPU is its process's number times this, plus its number within the process: XLA's
+# kMaxCpuDevicesPerProcess.
+DEVICES_PER_CPU_PROCESS = 2048
+_MOST_PROCESSES = 1 << 20
+_SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})(?!\d)")
+_DIRECTION = re.compile(r"^(Memcpy)?\s*([HDP])(?:to|2)([HDP])$")
+_MAX_PARENTS = 64
+Rows = dict[str, NDArray[Any]]
+
+
+class _Names:
+    """The names of the table, and what each name of the profile means, found out once per name."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.of_profile = names
+        self.codes: Codes[str] = Codes()
+
+    def matching(self, test: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return whether each name of the profile passes the test; one more entry, False, is for NULL."""
+        matches: NDArray[np.bool_] = np.array([*(bool(test(name)) for name in self.of_profile), False], np.bool_)
+        return matches
+
+    def table_codes(self, rename: Callable[[str], str]) -> NDArray[np.int32]:
+        """Return the code in the table of each name of the profile after renaming it."""
+        return np.array([*(self.codes[rename(name)] for name in self.of_profile), NULL], np.int32)
+
+
+def device_number(plane: str) -> int | None:
+    """Return the number of the device that a plane describes; None for a host."""
+    match = _DEVICE.match(plane)
+    return int(match[1]) if match is not None else None
+
+
+def parts_of(profile: XlaProfile) -> tuple[RankPart, ...]:
+    """Return the devices of a profile that worked, if they are several: each is a rank."""
+    numbers = {number for line in profile.lines if (number := device_number(line.plane)) is not None}
+    if numbers:
+        worked = sorted(numbers)
+    else:
+        worked = sorted(_cpu_devices(profile))
+    if len(worked) < 2:
+        return ()
+    num_local = len(worked)
+    ranks = [None if numbers else _cpu_rank(number, num_local) for number in worked]
+    return tuple(RankPart(rank=rank, device=number) for rank, number in zip(ranks, worked, strict=True))
+
+
+def _cpu_devices(profile: XlaProfile) -> set[int]:
+    """Return the numbers of the CPU's devices that ran operators."""
+    found: set[int] = set()
+    for line in profile.lines:
+        ordinal, operator = line.number("device_ordinal"), line.text("hlo_op")
+        found |= set(np.unique(ordinal[(operator != NULL) & (ordinal >= 0)]).tolist())
+    return found
+
+
+def _cpu_rank(number: int, num_local: int) -> int | None:
+    process, local = divmod(number, DEVICES_PER_CPU_PROCESS)
+    return process * num_local + local if process < _MOST_PROCESSES and local < num_local else None
+
+
+def xla_table(
+    profile: XlaProfile, name: str, file_format: TraceFormat, part: RankPart | None, rank_hint: int | None
+) -> EventTable:
+    """Return the table of a profile, or of one of its devices."""
+    return _Builder(profile, part).build(name, file_format, rank_hint)
+
+
+class _Builder:
+    def __init__(self, profile: XlaProfile, part: RankPart | None) -> None:
+        self.profile = profile
+        self.part = part
+        self.names = _Names(profile.names)
+        self.threads: Codes[tuple[str, str]] = Codes()
+        self.collectives: Codes[CollectiveArgs] = Codes()
+        self.dropped: Counter[str] = Counter()
+        self.pid = profile.process or "host"
+        self.operation = [xla_names.collective(each) for each in profile.names]
+        self.is_collective = self.names.matching(xla_names.collective)
+        self.is_container = self.names.matching(xla_names.is_container)
+        self.is_end = self.names.matching(xla_names.is_end_of_collective)
+        self.meanings = [xla_names.meaning(each) for each in profile.names]
+        self.meaning_code = np.array(
+            [
+                *(
+                    NULL if meaning is None else self.names.codes[f"{meaning} ({name.lstrip('$')})"]
+                    for name, meaning in zip(profile.names, self.meanings, strict=True)
+                ),
+                NULL,
+            ],
+            np.int32,
+        )
+        self.plain_code = self.names.table_codes(lambda each: each)
+
+    def build(self, name: str, file_format: TraceFormat, rank_hint: int | None) -> EventTable:
+        device_lines = [line for line in self.profile.lines if device_number(line.plane) is not None]
+        if self.part is not None and self.part.device is not None and device_lines:
+            device_lines = [line for line in device_lines if device_number(line.plane) == self.part.device]
+        host_lines = [line for line in self.profile.lines if line.plane.startswith("/host:")]
+        marks = find_marks(self.profile, host_lines, device_lines)
+        self.main = self.threads[self.pid, marks.thread or "host"]
+        pieces = [rows for line in device_lines if (rows := self._device_rows(line)) is not None]
+        is_on_cpu = not pieces
+        launched = _all_of(pieces, "correlation")
+        pieces += [
+            rows for line in host_lines if (rows := self._host_rows(line, launched, marks, is_on_cpu)) is not None
+        ]
+        if len(marks.number):
+            pieces.append(self._mark_rows(marks))
+        source = Source(
+            path=name,
+            format=file_format,
+            metadata=self._metadata(rank_hint, is_on_cpu),
+            names=list(self.names.codes),
+            threads=list(self.threads),
+            collectives=list(self.collectives),
+            quality=(*self.profile.quality, *marks.quality, *self._lacks(is_on_cpu)),
+            dropped={what: count for what, count in self.dropped.items() if count},
+            runs_beside_host=is_on_cpu,
+        )
+        columns = _concatenated(pieces)
+        if "sequence" in columns:
+            _number_repetitions(columns["sequence"], columns["start_ns"])
+        return assemble(columns, source)
+
+    def _metadata(self, rank_hint: int | None, is_on_cpu: bool) -> FileMetadata:
+        rank = rank_hint
+        if self.part is not None:
+            rank = self.part.rank
+        elif is_on_cpu and rank is None:
+            rank = next((_cpu_rank(number, 1) for number in _cpu_devices(self.profile)), None)
+        device_names = {
+            number: text
+            for plane, text in self.profile.device_names.items()
+            if (number := device_number(plane)) is not None
+        }
+        return FileMetadata(rank=rank, hostname=self.profile.hostname, device_names={} if is_on_cpu else device_names)
+
+    def _lacks(self, is_on_cpu: bool) -> list[Quality]:
+        notes = []
+        if self.collectives:
+            notes.append(
+                Quality(
+                    problem="profiles of XLA have neither the sizes of collectives nor the groups that take part",
+                    effect="their bandwidth is unknown",
+                )
+            )
+        if self.profile.start_ns is None:
+            notes.append(
+                Quality(
+                    problem="the file does not say when its times begin",
+                    effect="the clocks of several ranks can only be aligned where they share collectives",
+                    max_confidence="medium" if is_on_cpu else None,
+                )
+            )
+        return notes
+
+    def _device_rows(self, line: XlaLine) -> Rows | None:
+        """Return the kernels and copies of a stream of a GPU, or the operators of a TPU; None of any other line."""
+        is_stream = line.name.startswith("Stream #")
+        is_tpu = line.plane.startswith("/device:TPU") and line.name in ("XLA Ops", "Async XLA Ops")
+        if not (is_stream or is_tpu):
+            self.dropped[f"events of the line {line.name!r}"] += len(line.start_ns)
+            return None
+        operator = self._operator(line, is_tpu)
+        is_kept = ~self.is_container[operator]
+        if is_tpu:
+            is_asynchronous = line.name.startswith("Async")
+            is_kept &= self.is_collective[operator] if is_asynchronous else ~self.is_end[operator]
+        kind = np.full(len(line.start_ns), Kind.KERNEL, np.uint8)
+        kind[self._is_copy(line, "Memcpy", "memcpy_details")] = Kind.MEMCPY
+        kind[self._is_copy(line, "Memset", "memset_details")] = Kind.MEMSET
+        number = device_number(line.plane)
+        stream = zlib.crc32(line.name.encode()) if not is_stream else _number_in(line.name)
+        rows: Rows = {
+            "kind": kind,
+            "name": self._device_names(line),
+            "device": np.full(len(kind), NULL if number is None else number, np.int32),
+            "stream": np.full(len(kind), stream, np.int64),
+            "thread": np.full(len(kind), self.threads[self.pid, f"{line.plane} {line.name}"], np.int32),
+            "correlation": line.number("correlation_id"),
+            "num_bytes": self._num_bytes(line),
+            "collective": self._collective_codes(operator),
+            **_times(line),
+        }
+        return _kept(rows, is_kept)
+
+    def _operator(self, line: XlaLine, is_tpu: bool) -> NDArray[np.int32]:
+        operator = line.text("hlo_op")
+        return np.where(operator == NULL, line.event_name, operator).astype(np.int32) if is_tpu else operator
+
+    def _is_copy(self, line: XlaLine, prefix: str, details: str) -> NDArray[np.bool_]:
+        named: NDArray[np.bool_] = self.names.matching(lambda each: each.startswith(prefix))[line.event_name]
+        return np.asarray(named | (line.text(details) != NULL))
+
+    def _device_names(self, line: XlaLine) -> NDArray[np.int32]:
+        codes: NDArray[np.int32] = self.names.table_codes(_copy_name)[line.event_name]
+        return codes
+
+    def _num_bytes(self, line: XlaLine) -> NDArray[np.int64]:
+        num_bytes = line.number("num_bytes").copy()
+        for details in ("memcpy_details", "memset_details"):
+            sizes = np.array([*(_size_in(each) for each in self.profile.names), NULL], np.int64)
+            text = line.text(details)
+            num_bytes = np.where(num_bytes == NULL, sizes[text], num_bytes)
+        return num_bytes
+
+    def _collective_codes(self, operator: NDArray[np.int32]) -> NDArray[np.int32]:
+        codes = np.full(len(operator), NULL, np.int32)
+        for name in np.unique(operator[self.is_collective[operator]]).tolist():
+            operation = self.operation[name]
+            assert operation is not None
+            codes[operator == name] = self.collectives[CollectiveArgs(operation=operation)]
+        return codes
+
+    def _host_rows(self, line: XlaLine, launched: NDArray[np.int64], marks: Marks, is_on_cpu: bool) -> Rows | None:
+        """Return the host events that an analysis needs, of one thread."""
+        kind = np.full(len(line.start_ns), 255, np.uint8)
+        name = self.plain_code[line.event_name].copy()
+        thread = np.full(len(kind), self.threads[self.pid, line.name], np.int32)
+        collective = np.full(len(kind), NULL, np.int32)
+        is_main = line.name == marks.thread
+        self._classify_host(line, kind, name, is_main)
+        if is_on_cpu:
+            kind[kind == Kind.RUNTIME] = Kind.PYTHON  # the device that it waits for is the CPU itself
+        calls = self.names.matching(xla_names.is_runtime_call)[line.event_name]
+        correlation = np.where(calls, line.number("correlation_id"), NULL)
+        is_launch = calls & np.isin(correlation, launched)
+        kind[calls & (is_launch | (self.part is None) | (correlation == NULL))] = Kind.RUNTIME
+        thread[is_launch] = self.main
+        if is_on_cpu:
+            self._add_operators(line, kind, name, thread, collective)
+        if is_main:
+            thread[:] = self.main
+        self._count_dropped(line, kind == 255)
+        rows: Rows = {
+            "kind": kind,
+            "name": name,
+            "thread": thread,
+            "correlation": correlation,
+            "collective": collective,
+            "sequence": self._sequence(line, collective),
+            **_times(line),
+        }
+        return _kept(rows, kind != 255)
+
+    def _classify_host(self, line: XlaLine, kind: NDArray[np.uint8], name: NDArray[np.int32], is_main: bool) -> None:
+        """Set kind and name of annotations, and of calls in Python that wait for something."""
+        meaning = self.meaning_code[line.event_name]
+        waits = self._means(xla_names.SYNCHRONIZE)[line.event_name]
+        has_meaning = (meaning != NULL) & ~self._is_entering(line)
+        for each in (xla_names.DATA_LOADING, xla_names.CHECKPOINT):
+            has_meaning &= ~_is_within_another(line, has_meaning & self._means(each)[line.event_name])
+        kind[has_meaning] = Kind.USER_ANNOTATION
+        kind[has_meaning & waits] = Kind.RUNTIME
+        name[has_meaning] = meaning[has_meaning]
+        if not is_main:
+            return
+        is_step = line.number("step_num") != NULL
+        is_annotation = ~(
+            self.names.matching(xla_names.is_python)[line.event_name]
+            | self.names.matching(xla_names.is_internal)[line.event_name]
+            | self.names.matching(xla_names.is_runtime_call)[line.event_name]
+        )
+        kind[is_annotation & ~has_meaning & ~is_step & (line.text("hlo_op") == NULL)] = Kind.USER_ANNOTATION
+
+    def _means(self, meaning: str) -> NDArray[np.bool_]:
+        return np.array([*(each == meaning for each in self.meanings), False], np.bool_)
+
+    def _is_entering(self, line: XlaLine) -> NDArray[np.bool_]:
+        """Return which calls for a next value come from entering a context manager: they load no data."""
+        result = np.zeros(len(line.start_ns), np.bool_)
+        is_next = self.names.matching(xla_names.is_next)[line.event_name]
+        is_context = self.names.matching(xla_names.is_of_context_manager)[line.event_name]
+        if not is_next.any() or not is_context.any():
+            return result
+        order = np.lexsort((-line.duration_ns, line.start_ns))
+        end_ns = line.start_ns + line.duration_ns
+        for place in np.flatnonzero(is_next[order]).tolist():
+            row = order[place]
+            before = order[max(0, place - _MAX_PARENTS) : place][::-1]
+            around = before[end_ns[before] >= end_ns[row]]
+            result[row] = bool(len(around)) and bool(is_context[around[0]])
+        return result
+
+    def _add_operators(
+        self,
+        line: XlaLine,
+        kind: NDArray[np.uint8],
+        name: NDArray[np.int32],
+        thread: NDArray[np.int32],
+        collective: NDArray[np.int32],
+    ) -> None:
+        """Set the operators of a CPU, which XLA runs on its own threads for the main one."""
+        operator = line.text("hlo_op")
+        is_operator = (operator != NULL) & ~self.is_container[operator]
+        if self.part is not None:
+            is_operator &= line.number("device_ordinal") == self.part.device
+        is_collective = is_operator & self.is_collective[operator]
+        kind[is_operator] = Kind.CPU_OP
+        kind[is_collective] = Kind.USER_ANNOTATION
+        thread[is_operator] = self.main
+        renamed = self.names.table_codes(_operator_name)
+        name[is_operator] = renamed[operator[is_operator]]
+        collective[is_collective] = self._collective_codes(operator)[is_collective]
+
+    def _sequence(self, line: XlaLine, collective: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return a number for each collective that is equal on all ranks: of its run of a program and its operator."""
+        sequence = np.full(len(collective), NULL, np.int64)
+        run, operator = line.number("run_id"), line.text("hlo_op")
+        rows = np.flatnonzero((collective != NULL) & (run != NULL))
+        for row in rows.tolist():
+            text = self.profile.names[operator[row]].encode()
+            sequence[row] = (int(run[row]) & 0x7FFFFFFF) << 32 | zlib.crc32(text)
+        return sequence
+
+    def _count_dropped(self, line: XlaLine, is_dropped: NDArray[np.bool_]) -> None:
+        is_python = self.names.matching(xla_names.is_python)[line.event_name]
+        self.dropped["Python calls"] += int((is_dropped & is_python).sum())
+        self.dropped["events of XLA's own threads"] += int((is_dropped & ~is_python).sum())
+
+    def _mark_rows(self, marks: Marks) -> Rows:
+        names = [self.names.codes[f"ProfilerStep#{number}"] for number in marks.number.tolist()]
+        return {
+            "kind": np.full(len(names), Kind.USER_ANNOTATION, np.uint8),
+            "name": np.array(names, np.int32),
+            "thread": np.full(len(names), self.main, np.int32),
+            "start_ns": marks.start_ns,
+            "duration_ns": marks.end_ns - marks.start_ns,
+        }
+
+
+def _is_within_another(line: XlaLine, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which of the rows are within another of them."""
+    result = np.zeros(len(rows), np.bool_)
+    inner = np.setdiff1d(np.flatnonzero(rows), outermost(line, np.flatnonzero(rows)))
+    result[inner] = True
+    return result
+
+
+def _times(line: XlaLine) -> Rows:
+    return {"start_ns": line.start_ns, "duration_ns": line.duration_ns}
+
+
+def _kept(rows: Rows, is_kept: NDArray[np.bool_]) -> Rows | None:
+    if not is_kept.any():
+        return None
+    return {column: values[is_kept] for column, values in rows.items()}
+
+
+def _all_of(pieces: Sequence[Rows], column: str) -> NDArray[np.int64]:
+    values = np.concatenate([piece[column] for piece in pieces]) if pieces else np.zeros(0, np.int64)
+    return np.asarray(values[values != NULL])
+
+
+def _concatenated(pieces: Sequence[Rows]) -> Columns:
+    """Join pieces; a column that a piece lacks is NULL there."""
+    columns: Columns = {"start_ns": np.zeros(0, np.int64), "duration_ns": np.zeros(0, np.int64)}
+    for column in dict.fromkeys(column for piece in pieces for column in piece):
+        columns[column] = np.concatenate([piece.get(column, np.full(len(piece["start_ns"]), NULL)) for piece in pieces])
+    return columns
+
+
+def _number_repetitions(sequence: NDArray[np.int64], start_ns: NDArray[np.int64]) -> None:
+    """Change the numbers of collectives that run several times within one run, in the order in which they begin."""
+    rows = np.flatnonzero(sequence != NULL)
+    rows = rows[np.lexsort((start_ns[rows], sequence[rows]))]
+    num_before: Counter[int] = Counter()
+    for row, number in zip(rows.tolist(), sequence[rows].tolist(), strict=True):
+        repetition = num_before[number]
+        num_before[number] += 1
+        if repetition:
+            sequence[row] = number & ~0xFFFFFFFF | zlib.crc32(b"%d %d" % (number, repetition))
+
+
+def _number_in(text: str) -> int:
+    match = re.search(r"\d{1,9}", text)
+    return int(match[0]) if match is not None else 0
+
+
+def _copy_name(name: str) -> str:
+    """Return the name of a copy with its direction as Kineto writes it: `Memcpy HtoD` for `MemcpyH2D`."""
+    match = _DIRECTION.match(name)
+    return f"Memcpy {match[2]}to{match[3]}" if match is not None else name
+
+
+def _operator_name(name: str) -> str:
+    operation = xla_names.collective(name)
+    return name if operation is None else xla_names.COLLECTIVE + operation
+
+
+def _size_in(text: str) -> int:
+    match = _SIZE.search(text)
+    return int(match[1]) if match is not None else NULL
