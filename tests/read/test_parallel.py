@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,3 +180,30 @@ def test_small_files_start_no_process(write: Callable[..., Path], monkeypatch: p
 
 def test_strict_and_exact_events_have_the_same_fields() -> None:
     assert CompleteEvent.__struct_fields__ == ExactEvent.__struct_fields__
+
+
+def test_a_worker_ends_silently_whatever_its_parent_does_on_a_signal() -> None:
+    """`flatout tune` raises an exception on SIGTERM, with which the parent ends its workers."""
+    handled = (signal.SIGTERM, signal.SIGHUP)
+    num_handling: list[int] = []
+
+    def catches(pid: int) -> bool:
+        status = Path(f"/proc/{pid}/status").read_text()
+        mask = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
+        return any(mask & 1 << (number - 1) for number in handled)
+
+    def blocks() -> Iterator[bytes]:
+        pids = [child.pid for child in multiprocessing.active_children()]
+        end = time.monotonic() + 5
+        while any(map(catches, pids)) and time.monotonic() < end:
+            time.sleep(0.01)
+        num_handling.append(sum(map(catches, pids)))
+        yield from ()
+
+    before = {number: signal.signal(number, lambda *_: None) for number in handled}
+    try:
+        workers.decode_in_processes(blocks(), 2)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert num_handling == [0]

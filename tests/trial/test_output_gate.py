@@ -110,6 +110,12 @@ def test_a_job_that_trains_is_judged_by_its_losses_and_gradients() -> None:
     assert any("loss" in note for note in reference_notes([trained(())]))
 
 
+@pytest.mark.parametrize(("sets_own_seed", "is_said"), [(False, True), (True, False), (None, False)])
+def test_a_seed_that_only_the_trials_have_is_said(sets_own_seed: bool | None, is_said: bool) -> None:
+    baseline = msgspec.structs.replace(trained((2.0, 1.0)), sets_own_seed=sets_own_seed)
+    assert any("does not seed torch" in note for note in reference_notes([baseline])) is is_said
+
+
 def test_outputs_in_dictionaries_and_tuples_are_found_in_a_fixed_order(tmp_path: Path) -> None:
     tensor, other = torch.arange(6.0).reshape(2, 3), torch.ones(1)
     first = trial(tmp_path, [{"logits": tensor, "cache": (other, [other])}])

@@ -139,6 +139,7 @@ def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> 
     assert float(options.variables["FLATOUT_STOP_AFTER_S"]) < job.limits[0]  # it ends itself before it is ended
     assert "FLATOUT_DATA_CHECK" not in options.variables
     assert options.variables["FLATOUT_GRADIENTS"] == "1"
+    assert options.variables[Variable.SEED] == module._SEED
     assert job.environments == [{"HOME": "/home/user", Variable.TUNING: made.mark}]
 
 

@@ -40,6 +40,7 @@ from flatout.inside.overlay.redirect import redirect
 from flatout.inside.packed_reads.reads import hook_packed_reads
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
+from flatout.inside.random_seed import seed_random_numbers
 from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.batches import Count
 from flatout.inside.recording.forward_calls import FORWARD_CALLS, Listener
@@ -139,6 +140,7 @@ def install() -> list[Callable[[], None]]:
     settings = read_settings()
     if settings is not None:
         LOG.folder = settings.recording
+    guarded(seed_random_numbers)()
     guarded(redirect)(LOG.folder)
     guarded(save_safely)()
     undos: list[Callable[[], None] | None] = [guarded(hook_reads)(), guarded(hook_packed_reads)()]

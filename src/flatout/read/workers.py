@@ -147,6 +147,11 @@ def _start(num_workers: int, memory: mmap.mmap) -> list[_Worker]:
 def _work(memory: mmap.mmap, tasks: Connection, results: Connection, others: list[Connection]) -> None:
     """Run a worker. `others` are pipe ends that it must close, or else the other ends would never see them close."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # the parent may handle them in its own way, which ends in a traceback
+        signal.signal(number, signal.SIG_DFL)
     for end in others:
         end.close()
     decoder = BlockDecoder()

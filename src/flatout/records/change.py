@@ -178,6 +178,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_autocast: bool | None = None
     is_compiled: bool | None = None
     is_deterministic: bool | None = None  # the script requests deterministic algorithms
+    sets_own_seed: bool | None = None  # the script seeds torch, so a trial's seed has no effect on it
     reshards_after_forward: bool | None = None
     measured_collectives: dict[str, str] = {}  # variables that apply what was measured for its collectives
     environment: dict[str, str] = {}  # environment of the job at its start

@@ -69,7 +69,18 @@ def reference_notes(baselines: Sequence[TrialResult]) -> tuple[str, ...]:
     """Say why the job's own losses and gradients, or outputs if it only infers, are a poor reference for changes."""
     only_infers = any(trial.model_outputs for trial in baselines)
     notes = [output_note(baselines)] if only_infers else [loss_note(baselines), gradient_note(baselines)]
+    notes.append(_seed_note(baselines))
     return tuple(note for note in notes if note is not None)
+
+
+def _seed_note(baselines: Sequence[TrialResult]) -> str | None:
+    """Say that the trials have a seed that the script lacks; None if it has its own, or this is unknown."""
+    if not any(trial.sets_own_seed is False for trial in baselines):
+        return None
+    return (
+        "the script does not seed torch: all trials, and only they, start torch's and numpy's random numbers from one"
+        " seed, so that their results can be compared"
+    )
 
 
 def output_note(baselines: Sequence[TrialResult]) -> str | None:

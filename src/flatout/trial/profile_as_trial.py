@@ -69,6 +69,7 @@ def profile_as_trial(
         tokens_per_step=recording.measured.tokens_per_step,
         losses=mean_losses(recording.ranks),  # also of disturbed steps: the trace slows a step, and alters no number
         loader_workers=facts.loader_workers,
+        sets_own_seed=facts.sets_own_seed,
         start_s=max(counted_s) - run.start_unix_s,
         start_costs=costs,
         covariates=covariates(recording.hosts),

@@ -43,6 +43,9 @@ from flatout.verdict.cost import trial_costs
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from outside
 MAX_TRIAL_S = 1800.0
+_SEED = (
+    "86753090"  # of all trials, so that losses of a script without a seed can be compared; unlikely to be a script's
+)
 EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
 MAX_ENDED_BY_CLUSTER = 3  # runs in a row
 
@@ -302,6 +305,7 @@ class Runner:
             limit_s=limit_s,
             session=self.journal.session,
             loader_workers=facts.loader_workers,
+            sets_own_seed=facts.sets_own_seed,
             steps_per_epoch=facts.steps_per_epoch,
             read_earlier=str(invalid_trial(f"trial {index}", reads)) if reads else None,
         )
@@ -350,7 +354,14 @@ class Runner:
         options = msgspec.structs.replace(
             options,
             force=True,
-            variables={**self._bytecode.variables, **command.variables, **apart, Variable.FACTS: "1", **variables},
+            variables={
+                **self._bytecode.variables,
+                **command.variables,
+                **apart,
+                Variable.FACTS: "1",
+                Variable.SEED: _SEED,
+                **variables,
+            },
         )
         try:
             recorded = record(

@@ -26,6 +26,7 @@ from flatout.inside.collector import COLLECTOR
 from flatout.inside.identity import Identity
 from flatout.inside.live_objects import live_objects, parameters_of, root_modules
 from flatout.inside.protocol import File, partial_name
+from flatout.inside.random_seed import sets_own_seed
 from flatout.inside.recording.loader_watch import WATCHES
 from flatout.secrets import masked_environment, write_private
 
@@ -135,6 +136,7 @@ def _process_facts(identity: Identity) -> dict[str, Any]:
         "is_deterministic": bool(torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic),
         "num_numa_nodes": num_numa_nodes or None,
         "collects_automatically": COLLECTOR.is_automatic(),
+        "sets_own_seed": sets_own_seed(),
     }
 
 
