@@ -18,7 +18,7 @@ from flatout.report.terminal import TextStyle
 from flatout.report.tuning_html import tuning_html
 from flatout.report.tuning_json import tuning_json
 from flatout.report.tuning_next import next_words
-from flatout.report.tuning_phrases import OBJECTIVE_WORDS, duration, headline, is_better
+from flatout.report.tuning_phrases import OBJECTIVE_WORDS, duration, headline, is_better, why_ended
 from flatout.report.tuning_ratios import gain, ratio, ratio_estimate
 from flatout.report.tuning_rows import OUTCOME_MEANINGS
 from flatout.report.tuning_text import MOST_TRIED, tuning_text
@@ -488,3 +488,16 @@ def test_the_parts_of_a_step_are_in_text_html_and_json() -> None:
     told = json.loads(tuning_json(result, ["flatout"]))
     assert told["baseline_step"]["step_s"] == pytest.approx(told["baseline_step_s"])
     assert told["tuned_step"]["work"][0]["extra_s"] == 2.2
+
+
+@pytest.mark.parametrize(
+    ("left_s", "sentence"),
+    [
+        (137.2, "137 s of the budget of 270 s were left, and the next trials take 154 s"),
+        (27.1, "27 s of the budget of 270 s were left, and the next trials take 154 s"),
+        (26.9, "the budget of 270 s is used up"),
+        (0.0, "the budget of 270 s is used up"),
+    ],
+)
+def test_time_that_was_left_is_not_called_used_up(left_s: float, sentence: str) -> None:
+    assert why_ended(TuningEnd(ended_by="time_budget", limit=270, left_s=left_s, needed_s=154.2)) == sentence

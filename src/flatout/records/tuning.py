@@ -43,6 +43,8 @@ class TuningEnd(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None  # the limit that was reached: seconds, trials or rounds
     num_reserved: int = 0  # trials of the limit that are reserved for the final verdict
     interrupts: TuningStage | None = None  # the stage that the budget interrupted
+    left_s: float | None = None  # seconds of the budget that were left, too few for the next trials
+    needed_s: float | None = None  # seconds that the next trials would have taken
 
 
 class TunedChange(msgspec.Struct, frozen=True, kw_only=True):

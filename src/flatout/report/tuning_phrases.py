@@ -48,6 +48,7 @@ OBJECTIVE_WORDS: Mapping[Objective, str] = {
     "j_per_step": "energy per step",
 }
 
+MIN_LEFT = 0.1  # share of the time budget that is worth mentioning if no trial was made in it
 _INTERRUPTED: Mapping[TuningStage, str] = {
     "noise_floor": ", before the job had made enough steps",
     "confirmation": ", while a change was being confirmed",
@@ -326,12 +327,21 @@ def why_ended(end: TuningEnd) -> str:
         "no_candidates": "no remaining change has an estimated gain of 1 % or more",
         "max_rounds": f"the maximum of {limit} rounds was reached",
         "not_profiled": "the job with the applied changes could not be profiled again",
-        "time_budget": f"the budget of {limit} s is used up",
+        "time_budget": _end_of_time(end, limit),
         "trial_budget": f"all {limit} trials{reserved} were made",
         "interrupted": "you interrupted it",
     }
     sentence = sentences[end.ended_by]
     return sentence + _INTERRUPTED[end.interrupts] if end.interrupts is not None else sentence
+
+
+def _end_of_time(end: TuningEnd, limit: str) -> str:
+    """Say that the time is used up, or that what is left of it is too little for the next trials."""
+    left_s = end.left_s or 0.0
+    is_little = end.limit is None or left_s < MIN_LEFT * end.limit
+    if is_little or end.needed_s is None:
+        return f"the budget of {limit} s is used up"
+    return f"{left_s:.0f} s of the budget of {limit} s were left, and the next trials take {end.needed_s:.0f} s"
 
 
 def duration(value_s: float) -> str:

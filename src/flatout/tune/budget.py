@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from flatout.records.tuning import TuningEnd, TuningStage
 from flatout.tune.progress import Progress, Setup
 
@@ -20,7 +22,10 @@ def used_up(setup: Setup, progress: Progress, *, num_reserved: int = 0) -> Tunin
     if max_trials is not None and setup.runner.num_trials + num_reserved >= max_trials:
         return TuningEnd(ended_by="trial_budget", limit=max_trials, num_reserved=num_reserved)
     needed_s = (1 + num_reserved) * (setup.runner.usual_s or 0.0)
-    return time_is_up(setup) if setup.runner.spent_s() + needed_s > setup.options.budget_s else None
+    left_s = setup.options.budget_s - setup.runner.spent_s()
+    if needed_s <= left_s:
+        return None
+    return msgspec.structs.replace(time_is_up(setup), left_s=max(left_s, 0.0), needed_s=needed_s)
 
 
 def num_reserved(progress: Progress) -> int:
