@@ -14,10 +14,10 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def test_an_evaluation_on_one_rank_is_traced_on_both(tmp_path: Path) -> None:
-    command = torchrun("--steps", 240, "--mode", "evaluating")
+    command = torchrun("--steps", 132, "--mode", "evaluating")
     plain = run(command)
     # Ranks need 1.5 s of notice before a stall's trace; with a pause in each step, fewer steps take that long.
-    recording, done = recorded(tmp_path / "r", [*command, "--pause", "0.02"], "--warmup", "12")
+    recording, done = recorded(tmp_path / "r", [*command, "--pause", "0.05"], "--warmup", "12")
     assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     windows = {rank.stall_window for rank in recording.ranks}
     (window,) = windows
