@@ -170,6 +170,14 @@ kubectl config set-credentials me --token=«abc123»
 conda install -c https://conda.anaconda.org/t/«tk-abc123-0f2e-11»/private torch
 python train.py --modal-token-secret «as-abc123DEF456»
 rclone sync a: b: --webdav-pass «hunter2x»
+rclone copy :sftp,host=h,user=me,pass=«X»:y /d
+rclone copy :sftp,host=h,pass=«hunter2x»,user=me:data/a.tar /d
+rclone copy /d remote,user=me,pass=«hunter2x»:data:new/a.tar
+rclone lsd ':s3,provider=AWS,secret_access_key=«wJalr/EXAMPLE»:bucket'
+rclone ls ':webdav,url="https://h:8080/a",pass="«hun:ter2x»":data'
+/usr/bin/rclone cat --webdav-pass=«hun,ter2x» a:b
+python train.py --note :sftp,host=h,pass=«hunter2x»:data
+python train.py --dsn host=h,user=me,password=«hun:ter2x»
 mount -t cifs -o username=me,password=«hunter2x»,vers=3.0 //h/s /m
 python train.py --dsn 'Driver=x;Server=y;Uid=me;Pwd=«hunter2x»;'
 influx -username me -password «hunter2x»
@@ -675,6 +683,8 @@ git config --global user.name me
 the fields are api_key name and value
 HF_TOKEN is not set; WANDB_API_KEY is missing
 rclone config create s3 s3 provider AWS2 region eu-central-1
+rclone copy :sftp,host=h,user=me,key_file=/home/me/k:data:new /d
+rclone ls remote,pass=$SFTP:data
 poetry publish -r internal
 max_new_tokens 512 num_key_value_heads 8
 python train.py data.secret_santa_2024 on

@@ -84,6 +84,8 @@ def test_harmless_words_stay(line: str) -> None:
             "<name>a</name>",
             "a.a ",
             "machine a login ",
+            ":a1,pass=",
+            "rclone a,pass=",
         ),
     ],
 )

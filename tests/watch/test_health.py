@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def judged(tmp_path: Path, *lines: str) -> tuple[str, bool]:
 
 
 NVLINK_TEXT = "pid='<unknown>', name=<unknown>, NETIR_BER_EVENT {} XC0 i0 Link 08 (0x000ad565 0x00000000)"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["x" * 150_000 + " Link down\n", line(7).replace(": 7,", f": {'9' * 5000},"), "AER: " * 30_000 + "\n"],
+    ids=["a name without end", "a number that Python refuses", "a beginning that is repeated"],
+)
+def test_a_line_without_end_takes_no_time_and_hides_no_other_line(tmp_path: Path, hostile: str) -> None:
+    began_s = time.process_time()
+    assert judged(tmp_path, hostile, line(48)) == ("reset_gpu", True)
+    assert time.process_time() - began_s < 1
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
     words = [word.encode("utf-8", "backslashreplace").decode() for word in command]  # a file name need not be UTF-8
     masked: list[str] = []
     before: tuple[SecretKind, str] | None = None
-    runs_shell = _SHELLS.intersection(word.rpartition("/")[2] for word in words)
+    programs = {word.rpartition("/")[2] for word in words}
+    runs_shell = _SHELLS.intersection(programs)
     for word in _without_arguments_of_programs(words):
         if before is not None and not word.startswith("--") and word != MASK:
             kind, name = before
@@ -36,8 +37,17 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
             continue
         following = words[len(masked) + 1] if len(masked) + 1 < len(words) else ""
         before = _named_by(word, masked) or _named_in_pair(word, following)
-        masked.append(masked_text(word) if runs_shell and _is_line(word) else masked_word(word))
+        if "rclone" in programs and "," in word and not word.startswith("-"):
+            masked.append(_masked_remote(word))
+        else:
+            masked.append(masked_text(word) if runs_shell and _is_line(word) else masked_word(word))
     return tuple(masked)
+
+
+def _masked_remote(word: str) -> str:
+    """Mask the secrets in an argument of rclone, which may be a remote with options: `remote,user=me,pass=X:path`."""
+    program = "rclone "
+    return masked_text(program + word)[len(program) :]
 
 
 def masked_word(word: str) -> str:

@@ -61,6 +61,13 @@ _END_OF_VALUE = re.compile(
     r"&&|\|\||[;&|](?=$|[\w.-]{1,80}=|[A-Za-z ])"
     r"|,(?=$|\\{0,8}[\"']?[A-Za-z_][\w.-]{0,80}\\{0,8}[\"']?[=:])|&quot;|<|\\[nrt\"']"
 )
+# What stands before an option of a remote of rclone: `:sftp,host=h,`, and `remote,` after the word rclone.
+_OPTIONS = r"(?:,[\w-]{1,80}(?:=(?:\\?\"[^\"\n]{0,400}\"|\\?'[^'\n]{0,400}'|[^\s,:\"']{0,400}))?){0,40},\Z"
+_REMOTE = re.compile(
+    rf"(?<![^\s\"'=]):[a-z\d]{{2,40}}{_OPTIONS}"
+    rf"|(?<![\w-])rclone[ \t](?:[^\n|;&]{{0,400}}[ \t\"'])?[\w.+@-]{{1,80}}{_OPTIONS}"
+)
+_REMOTE_CHARACTERS = 600
 _CLOSERS = ")]}>.,;:!?"
 _WORD = re.compile(r"[A-Za-z]?[a-z]{1,14}")
 _BEFORE_PROSE = re.compile(r"(?i)(?:unexpected|invalid|illegal|bad|unknown|next|special|missing|extra) $")
@@ -84,7 +91,7 @@ def _masked(text: str, pattern: re.Pattern[str]) -> str:
         if kind is None or head.start() < done or _is_prose(text, head, kind):
             continue
         most_characters = _RANDOM_CHARACTERS if kind is SecretKind.PERHAPS else _VALUE_CHARACTERS
-        value = _VALUE.match(text, head.end(), head.end() + most_characters)
+        value = _VALUE.match(text, head.end(), min(head.end() + most_characters, _end_of_remote(text, head)))
         if value is None:
             continue
         words = _WORDS.match(text, head.end()) if _is_setting(text, head, kind) else None
@@ -97,6 +104,18 @@ def _masked(text: str, pattern: re.Pattern[str]) -> str:
             parts += [text[done : head.end()], shown]
             done = value.end()
     return "".join([*parts, text[done:]])
+
+
+def _end_of_remote(text: str, head: re.Match[str]) -> int:
+    """Return where a remote of rclone ends whose option this is, and the end of the text if it is none.
+
+    A colon ends the remote, and the path follows it; a value that has a colon itself has quotes.
+    """
+    is_quoted = text.startswith(("'", '"', "\\"), head.end())
+    if is_quoted or not _REMOTE.search(text, max(head.start() - _REMOTE_CHARACTERS, 0), head.start()):
+        return len(text)
+    colon = text.find(":", head.end())
+    return colon if colon >= 0 else len(text)
 
 
 def _is_setting(text: str, head: re.Match[str], kind: SecretKind) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 
 from flatout.doctor.parse.kernel_log import parse_kernel_log
 from flatout.errors import InputError
-from flatout.input_files import read_text
+from flatout.input_files import bounded_log, read_text
 from flatout.probe.snapshot import read_kernel_log
 from flatout.records.watch import DrainCost, GpuAdvice, NodeAction, NodeHealth
 from flatout.watch.health.expected_loss import DRAIN_PROBABILITY, RESET_PROBABILITY, StopCosts, drain_cost
@@ -29,7 +29,7 @@ class NodeQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_node(log: Path | None, question: NodeQuestion) -> NodeHealth:
     """Return the actions for the node. Raise InputError if its log cannot be read."""
-    parsed = parse_kernel_log(_text_of(log))
+    parsed = parse_kernel_log(bounded_log(_text_of(log)))
     gpus = advise(parsed.xids)
     seen = {gpu.address for gpu in gpus}
     lost = [address for address in parsed.off_bus if address not in seen]
