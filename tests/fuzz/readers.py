@@ -102,6 +102,12 @@ def _collective_table(path: Path) -> object:
     return read_table(path)
 
 
+def _settings(path: Path) -> object:
+    from flatout.cli.settings import default_map
+
+    return default_map(path, _flatout())
+
+
 def _pack(path: Path) -> object:
     with tempfile.TemporaryDirectory() as folder:
         options = ("--ranks", "1", "--workers", "1", "--jobs", "1", "--json")
@@ -532,6 +538,13 @@ READERS: tuple[Reader, ...] = (
         lambda: [_folder(OWN / "data_cache")],
         lambda path: [run("data", "cache", str(path), *options) for options in ((), ("--json",))],
         ("flatout data cache folder",),
+    ),
+    Reader(
+        "flatout.toml",
+        lambda: [
+            Sample({"flatout.toml": b'[tune]\nbudget = "20m"\nblocks = true\n[tune.nccl]\nranks = 2\n'}, "flatout.toml")
+        ],
+        _settings,
     ),
     Reader("data pack", _tables, _pack, ("flatout data pack source",)),
     Reader(

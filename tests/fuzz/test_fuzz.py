@@ -65,7 +65,7 @@ WRITTEN = {
         "flatout plan place --out",
         "flatout schedule replay --html",
     ),
-    *("flatout schedule kubernetes --out", "flatout compare --out"),
+    *("flatout schedule kubernetes --out", "flatout compare --out", "flatout init --out"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
     "flatout tune nccl --out",
     *("flatout watch emit --out", "flatout watch --out"),

@@ -24,6 +24,7 @@ import typer
 
 from flatout import __version__
 from flatout.cli.help import Command, Group
+from flatout.cli.settings import FILE, WITHOUT_FILE, default_map
 from flatout.cli.values import InvalidValue
 from flatout.errors import FlatoutError, OutputError
 from flatout.inside.protocol import Variable
@@ -33,6 +34,7 @@ from flatout.secrets import masked_text
 # The commands by heading, in the order of `flatout --help`. The command `x` is the function `x` of `x.py`, or the `app`
 # of `x.py` if that has several commands.
 HEADINGS: dict[str, tuple[str, ...]] = {
+    "Set up": ("init",),
     "Measure": ("diagnose", "diff", "compare", "explain", "profile", "data", "doctor", "bench"),
     "Fix": ("tune", "plan"),
     "Keep running": ("run", "ledger", "watch", "top"),
@@ -117,13 +119,20 @@ def main() -> int:
     with clean_streams():
         try:
             try:
-                code = parser()(prog_name="flatout", standalone_mode=False)
+                code = parser()(prog_name="flatout", standalone_mode=False, default_map=_from_file())
             except SystemExit as stop:
                 sys.stdout.flush()
                 return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that ends the process
             return _report(error)
         return code if isinstance(code, int) else 0
+
+
+def _from_file() -> dict[str, Any]:
+    """Return the options that `flatout.toml` in the working folder sets, unless the command needs none."""
+    is_about_flatout = not sys.argv[1:] or sys.argv[1] in (WITHOUT_FILE, "--version", "--help", "-h")
+    is_of_another_host = sys.argv[1:3] == ["doctor", "--capture"]  # as `doctor --hosts` asks for it
+    return {} if is_about_flatout or is_of_another_host else default_map(Path(FILE), parser())
 
 
 def _open_closed_streams() -> None:
@@ -161,9 +170,19 @@ def _refuse(error: Any) -> int:
         return 2
     if isinstance(error, InvalidValue) and error.param is not None:
         message = f"`{error.param.opts[0]}` {error.message}"
+    if _is_from_file(error):
+        message = f"`{FILE}`: {message}"
     print(f"error: {one_line(masked_text(message[:1].lower() + message[1:].rstrip('.')))}", file=sys.stderr)
     print(f"hint: {_command_of(error)} --help", file=sys.stderr)
     return 2
+
+
+def _is_from_file(error: Any) -> bool:
+    """Return whether the value that was refused stands in `flatout.toml`."""
+    if error.ctx is None or getattr(error, "param", None) is None:
+        return False
+    source = error.ctx.get_parameter_source(error.param.name)
+    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def _command_of(error: Any) -> str:

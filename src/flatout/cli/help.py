@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from flatout.cli import durations
+from flatout.cli import durations, settings
 
 NO_WRAP = "\b"  # as the first line of a paragraph
 
@@ -28,6 +28,10 @@ class Command(TyperCommand):
         pieces = super().collect_usage_pieces(ctx)  # type: ignore[arg-type, unused-ignore]
         return [piece.removeprefix("{").removesuffix("}") for piece in pieces]
 
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        settings.note_used(ctx)
+        return super().invoke(ctx)  # type: ignore[arg-type, unused-ignore]
+
 
 class Group(TyperGroup):
     """A group that lists each command with its complete summary, under the headings in `headings` if there are any."""
@@ -37,6 +41,12 @@ class Group(TyperGroup):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.help = _arranged(self)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        is_command_named = bool(ctx._protected_args or ctx.args)
+        if self.invoke_without_command and not is_command_named:
+            settings.note_used(ctx)
+        return super().invoke(ctx)  # type: ignore[arg-type, unused-ignore]
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         sections = self.headings or {"Commands": list(self.commands)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from flatout.cli.settings import with_used_words
+
 if TYPE_CHECKING:
     import msgspec
 
@@ -12,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def typed_command() -> list[str]:
-    """Return the command that is running, as it was typed."""
-    return ["flatout", *sys.argv[1:]]
+    """Return the command that is running, as it was typed, with the options that stand in `flatout.toml`."""
+    return ["flatout", *with_used_words(sys.argv[1:])]
 
 
 def print_json(schema: str, record: msgspec.Struct, *, version: int = 1, pretty: bool = True) -> None:
