@@ -98,7 +98,7 @@ def reached(status: WatchStatus) -> int:
 @contextmanager
 def started(planted: dict[str, Any], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the job, in a network namespace of its own if its link is to be throttled."""
-    own_network = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    own_network = ["unshare", "--net", "sh", "-c", 'ip link set lo mtu 1500 up && exec "$@"', "sh"]
     launcher = ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={NUM_RANKS}", "--master-addr=127.0.0.1"]
     launcher += [f"--master-port={29500 + os.getpid() % 1000}", str(JOB), json.dumps(planted)]
     run = [sys.executable, "-m", "flatout", "run", "--ledger", str(folder / "ledger.jsonl"), "--", sys.executable]

@@ -81,6 +81,7 @@ from flatout.records.doctor import (
     TopologyPair,
 )
 from flatout.records.events import Quality
+from flatout.records.expectation import StepExpectation
 from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
 from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
@@ -462,7 +463,7 @@ def tracked_result_json() -> str:
 
 def watch_json() -> str:
     """The contracts `flatout/watch` and `flatout/top`."""
-    records = (WatchStatus, RankStatus, GpuStatus, LiveFinding)
+    records = (WatchStatus, RankStatus, GpuStatus, LiveFinding, StepExpectation)
     return _contract("flatout/watch", records)
 
 

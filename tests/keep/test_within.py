@@ -12,7 +12,7 @@ from flatout.keep.account import Account
 from flatout.keep.clocks import ClockWatch
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.keep.step_breakdown import StepBreakdown, StepShares
-from flatout.run.recorded_steps import recorded_shares
+from flatout.run.recorded_steps import recorded_steps
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -119,7 +119,7 @@ def test_a_recording_of_as_many_ranks_gives_its_shares_of_the_step(
 
 def test_a_recordings_shares_are_those_of_its_diagnosis() -> None:
     """As `flatout diagnose` prints them in README.md: of 92.2 ms, transfer and wait."""
-    found = recorded_shares(TRACES / "straggler.tar.xz")
+    found = recorded_steps(TRACES / "straggler.tar.xz").shares
     assert found.num_ranks == 4
     assert found.communication == pytest.approx(0.045, abs=0.001) and found.wait == pytest.approx(0.389, abs=0.001)
 

@@ -99,6 +99,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS{{{OLD}}}": counts(0, 0.125)},
         OF_GPU,
     ),
+    "FlatoutCorrectedErrors": (
+        {
+            f"DCGM_FI_DEV_ECC_SBE_VOL_TOTAL{{{OLD}}}": counts(8, 9),
+            f"DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS{{{OLD}}}": steady(2),
+        },
+        OF_GPU,
+    ),
     "FlatoutGpuHot": ({f"DCGM_FI_DEV_THERMAL_VIOLATION{{{NEW}}}": counts(0.049 * 6e10, 0.051 * 6e10)}, OF_GPU),
     "FlatoutPcieReplays": ({f"DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{OLD}}}": counts(0.9, 1.2)}, OF_GPU),
     "FlatoutLinkErrors": (
@@ -107,7 +114,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
 }
 # Those that look back over an hour or a day are tested in intervals of 5 minutes, and the others in intervals of one.
-SLOW = {"FlatoutLowGoodput", "FlatoutHostMemoryGrows", "FlatoutRowsRemapped"}
+SLOW = {"FlatoutCorrectedErrors", "FlatoutLowGoodput", "FlatoutHostMemoryGrows", "FlatoutRowsRemapped"}
 LOOKS_BACK = {"FlatoutRowsRemapped": 24 * 60 // 5, "FlatoutUncorrectableEcc": 60}  # intervals that it takes to resolve
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatout.cli.durations import Duration, duration
 from flatout.cli.output import print_json, text_style
-from flatout.cli.values import whole_number
+from flatout.cli.values import amount, whole_number
+from flatout.errors import UsageError
+from flatout.units import MOST_USD_PER_GPU_HOUR
+
+if TYPE_CHECKING:
+    from flatout.watch.view.run_status import RunStatus
 
 
 def watch(
@@ -41,8 +46,27 @@ def watch(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the traces of --record. [default: flatout-out/watch-TIME]"),
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Print a line when a slowdown begins and when it ends, until the job ends. With --record, also trace "
+            "steps when one begins, at most three times and at least 10 min apart.",
+        ),
+    ] = False,
+    gpu_price: Annotated[
+        float | None,
+        amount(
+            "--gpu-price",
+            metavar="USD",
+            most=MOST_USD_PER_GPU_HOUR,
+            help="Price per GPU-hour, for the cost of slowdowns. [default: the catalogue's on-demand price]",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the status once, and exit.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the status once, as JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the status once, as JSON; with --follow, a line for each finding.")
+    ] = False,
 ) -> None:
     """Show a running job: the steps, waits and GPU of each rank, and lost ranks.
 
@@ -53,12 +77,17 @@ def watch(
     import sys
 
     from flatout.report.watch_text import watch_lines
-    from flatout.watch.view.live import JobView, open_source
+    from flatout.watch.view.live import JobView, open_run, open_source
 
-    if record is not None:
-        _record(job, record, out, as_json=json)
+    if follow:
+        if attach is not None:
+            raise UsageError("`--follow` needs a job of `flatout run`, but --attach shows another process")
+        _follow(open_run(job, gpu_price), every.seconds, record, _folder(out), as_json=json)
         return
-    source = open_source(job, attach)
+    if record is not None:
+        _record(job, record, _folder(out), as_json=json)
+        return
+    source = open_source(job, attach, gpu_price)
     if json:
         print_json("flatout/watch", source.read())
     elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -67,10 +96,34 @@ def watch(
         JobView(source).show(every.seconds)
 
 
-def _record(job: str | None, num_steps: int, out: Path | None, *, as_json: bool) -> None:
+def _folder(out: Path | None) -> Path:
+    """Return the folder for traces."""
+    import time
+
+    return out or Path("flatout-out") / f"watch-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _follow(source: RunStatus, interval_s: float, record: int | None, folder: Path, *, as_json: bool) -> None:
+    """Print findings as they begin and end, and trace steps where asked."""
+    import sys
+
+    import msgspec
+
+    from flatout.report.watch_text import finding_sentence, recording_sentence
+    from flatout.watch.auto_record import AutoRecorder
+    from flatout.watch.view.follow import follow
+
+    recorder = AutoRecorder(source.job, record, folder) if record is not None else None
+    for finding in follow(source, interval_s):
+        print(msgspec.json.encode(finding).decode() if as_json else finding_sentence(finding), flush=True)
+        recorded = recorder.on_news(finding) if recorder is not None else None
+        if recorded is not None:
+            print(recording_sentence(recorded), file=sys.stderr, flush=True)
+
+
+def _record(job: str | None, num_steps: int, folder: Path, *, as_json: bool) -> None:
     """Trace steps of a running job, and print their diagnosis."""
     import sys
-    import time
 
     from flatout.cli.output import typed_command
     from flatout.diagnosis_pipeline import diagnose_paths
@@ -80,7 +133,6 @@ def _record(job: str | None, num_steps: int, out: Path | None, *, as_json: bool)
     from flatout.watch.jobs import choose_job
     from flatout.watch.record import record_steps
 
-    folder = out or Path("flatout-out") / f"watch-{time.strftime('%Y%m%d-%H%M%S')}"
     recorded = record_steps(choose_job(job), num_steps, folder)
     for line in record_problems(recorded.ranks, recorded.problems):
         print(line, file=sys.stderr)

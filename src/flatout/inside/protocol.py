@@ -373,6 +373,7 @@ HEARTBEAT_FIELDS = (
     ("recent", HEARTBEAT_RECENT),  # ns of each of the last steps; 0 for the first step, which has no beginning
     ("recent_data", HEARTBEAT_RECENT),  # the part of it that was spent waiting for batches
     ("recent_away", HEARTBEAT_RECENT),  # the part of it that was spent in checkpoints and evaluations
+    ("loaded", 2),  # samples and tokens of the training batches so far; 0: their shapes do not show it
 )
 
 # The signal that asks a process for its stacks is SIGRTMIN plus this offset. Real-time signals have no fixed meaning;

@@ -89,6 +89,8 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     step_buckets: tuple[int, ...]  # [b]: number of steps that took 2**(b-1) to 2**b ns
     fine_buckets: tuple[int, ...] = ()  # the same by finer buckets, see `protocol`
     recent: tuple[StepTimes, ...] = ()  # the last steps, the oldest first
+    num_samples: int | None = None  # of the training batches so far; None: their shapes do not show it
+    num_tokens: int | None = None
     ended_s: float | None = None  # when it ended on its own
     is_stopped: bool = False  # by a signal such as SIGSTOP (state T)
 
@@ -97,6 +99,16 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
         """Return the median of the last steps without checkpoints and evaluations; None before the second step."""
         times = [step.duration_s - step.away_s for step in self.recent[-BLOCK_STEPS:]]
         return median(times) if times else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Return the mean number of tokens of a step; None if batches do not show it."""
+        return None if self.num_tokens is None or not self.num_steps else self.num_tokens / self.num_steps
+
+    @property
+    def samples_per_step(self) -> float | None:
+        """Return the mean number of samples of a step; None if batches do not show it."""
+        return None if self.num_samples is None or not self.num_steps else self.num_samples / self.num_steps
 
     @property
     def data_share(self) -> float | None:
@@ -195,6 +207,8 @@ def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
         step_buckets=values["buckets"],
         fine_buckets=values.get("fine_buckets", ()),
         recent=_recent(one["num_steps"], values),
+        num_samples=values.get("loaded", (0, 0))[0] or None,
+        num_tokens=values.get("loaded", (0, 0))[1] or None,
     )
 
 

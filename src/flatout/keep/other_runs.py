@@ -24,6 +24,8 @@ from flatout.input_files import decode_written_json, read_bytes
 from flatout.inside.protocol import Variable
 from flatout.launch import end_marked, with_environment
 from flatout.launch.process_identity import is_alive, own_namespace, start_ticks
+from flatout.records.expectation import StepExpectation
+from flatout.records.watch import PeakTime
 from flatout.secrets import write_private
 
 _NAME = "run.json"
@@ -44,6 +46,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_part: bool = False  # other nodes run parts of the same job
     job: str | None = None  # the job's name, from its scheduler or from torchrun's rendezvous
     script: str | None = None  # the name of the script or module that the command runs; None: of an older Flatout
+    expectation: StepExpectation | None = None  # what the tuning of --config measured
+    peak_time: PeakTime | None = None
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from flatout.records.expectation import StepExpectation
 
 
 class JobLabels(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +16,13 @@ class JobLabels(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     job_id: str  # from Slurm, Kubernetes or Ray; empty: the scheduler gave none
     host: str
+
+
+class PeakTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a step would take if its operations ran at the peak rate of the GPUs; MFU is this over the step time."""
+
+    step_s: float
+    num_ranks: int  # on which it holds
 
 
 class ExporterRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +34,7 @@ class ExporterRequest(msgspec.Struct, frozen=True, kw_only=True):
     port: int  # 0: any free port
     labels: JobLabels
     promised_step_s: float | None = None  # from the tuning, see `records.expectation`
+    peak_time: PeakTime | None = None
     num_starts: int = 0  # times that this exporter was started before
 
 
@@ -76,6 +87,7 @@ class LiveFinding(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float  # step time before
     after_s: float  # step time since
     cost_gpu_h: float
+    cost_usd: tuple[float, float] | None = None  # by the lowest and the highest price; null: no price is known
     evidence: dict[str, float] = {}
 
 
@@ -92,6 +104,10 @@ class WatchStatus(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None  # median over ranks
     goodput: float | None
     devices: int | None
+    tokens_per_s: float | None = None  # of all ranks here; null: batches do not show their tokens
+    samples_per_s: float | None = None
+    mfu: float | None = None  # with `flatout run --recording` of a job whose operations were counted
+    promised: StepExpectation | None = None  # what the tuning of `flatout run --config` measured
     findings: tuple[LiveFinding, ...] = ()
     notes: tuple[str, ...] = ()  # what is unknown, and why
 
@@ -100,6 +116,14 @@ class TopStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs of this host at one moment, as `flatout top --json` prints them."""
 
     jobs: tuple[WatchStatus, ...]
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Traces of a running job."""
+
+    folder: Path
+    ranks: tuple[int, ...]
+    problems: dict[int, str]  # by rank: why it has no trace, or only part of one
 
 
 NodeAction = Literal["none", "restart_job", "reset_gpu", "drain"]

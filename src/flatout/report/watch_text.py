@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from flatout.records.watch import LiveFinding, RankStatus, WatchStatus
+from flatout.errors import FlatoutError
+from flatout.records.expectation import StepExpectation
+from flatout.records.watch import LiveFinding, RankStatus, Recorded, WatchStatus
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle, visible
-from flatout.units import num_bytes, percent, rank_ranges, seconds
+from flatout.units import num_bytes, number, percent, rank_ranges, seconds
 
 UNKNOWN = "-"
 KEYS = "q quit   s sort   p pause   up/down scroll"
@@ -92,11 +94,20 @@ def _heading(status: WatchStatus, style: TextStyle) -> list[str]:
         facts.append(f"{seconds(status.step_s)} per step")
     if status.goodput is not None:
         facts.append(f"goodput {percent(status.goodput)}")
+    if status.tokens_per_s is not None:
+        facts.append(f"{number(status.tokens_per_s)} tokens/s")
+    elif status.samples_per_s is not None:
+        facts.append(f"{number(status.samples_per_s)} samples/s")
+    if status.mfu is not None:
+        facts.append(f"MFU {percent(status.mfu)}")
     if status.devices is not None:
         facts.append(counted(status.devices, "device"))
     lines = [style.bold(_cut(style.clean(first), style)), _cut("   ".join(facts), style)]
     if status.missing_ranks and status.ranks:
         lines.append(_cut(f"not seen here: ranks {rank_ranges(status.missing_ranks)}", style))
+    promised = promised_sentence(status)
+    if promised is not None:
+        lines.append(_cut(promised, style))
     lost = [rank.rank for rank in status.ranks if rank.state == "lost" and rank.rank is not None]
     if lost:
         lines.append(style.bold(_cut(f"LOST: {_ranks(lost)}", style)))
@@ -142,8 +153,44 @@ def finding_sentence(finding: LiveFinding) -> str:
         parts.append(f"{seconds(finding.before_s)} to {seconds(finding.after_s)} per step")
     if finding.cost_gpu_h:
         so_far = " so far" if finding.last_step is None else ""
-        parts.append(f"{finding.cost_gpu_h:.3g} GPU-hours{so_far}")
+        parts.append(f"{finding.cost_gpu_h:.3g} GPU-hours{_money(finding.cost_usd)}{so_far}")
     return ": ".join(parts[:2]) + "".join(f", {part}" for part in parts[2:])
+
+
+def _money(usd: tuple[float, float] | None) -> str:
+    if usd is None:
+        return ""
+    low, high = (f"{value:.2f}" for value in usd)
+    return f" ({low} USD)" if low == high else f" ({low} to {high} USD)"
+
+
+def promised_sentence(status: WatchStatus) -> str | None:
+    """Return what the tuning measured, and how the job's step time compares with it; None without a tuning."""
+    promised = status.promised
+    if promised is None:
+        return None
+    tuned = f"tuned.toml measured {seconds(promised.low_s)} to {seconds(promised.high_s)} per step"
+    if status.step_s is None:
+        return tuned
+    if promised.num_ranks is not None and promised.num_ranks != status.world_size:
+        return f"{tuned}, on {promised.num_ranks} ranks: not comparable"
+    return f"{tuned}, {seconds(promised.without_s)} without its changes: {_against(promised, status.step_s)}"
+
+
+def _against(promised: StepExpectation, step_s: float) -> str:
+    if step_s <= promised.high_s:
+        return "as tuned"
+    if step_s <= promised.without_s:
+        return f"slower than tuned by {percent(step_s / promised.high_s - 1)}"
+    return "slower than without its changes"
+
+
+def recording_sentence(recorded: Recorded | FlatoutError) -> str:
+    """Return what was traced when a slowdown began, and the next command; or why nothing was."""
+    if isinstance(recorded, FlatoutError):
+        return f"nothing was traced: {recorded}"
+    missing = f", {_ranks(sorted(recorded.problems))} incomplete or missing" if recorded.problems else ""
+    return f"traced {counted(len(recorded.ranks), 'rank')}{missing}; next: flatout diagnose {recorded.folder}"
 
 
 def _notes(status: WatchStatus, style: TextStyle, *, is_short: bool) -> list[str]:

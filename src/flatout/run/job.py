@@ -74,7 +74,8 @@ def _heartbeats(request: RunRequest, prepared: PreparedCommand, state: Path) -> 
         return {}
     checkpoints = tuple(path for path in (request.checkpoint, request.checkpoint_folder) if path is not None)
     script = Masker(prepared.environment, prepared.command).text(script_of(launched_program(prepared.command)))
-    write_about(state, about_this(command_line(prepared.command), checkpoints, None, is_part=False, script=script))
+    about = about_this(command_line(prepared.command), checkpoints, None, is_part=False, script=script)
+    write_about(state, msgspec.structs.replace(about, expectation=prepared.expectation))
     folder = state / "attempt-0"
     folder.mkdir()
     return {Variable.HEARTBEAT: str(folder)}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,7 +34,7 @@ from flatout.keep.step_breakdown import StepBreakdown, StepShares
 from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
 from flatout.launch import ExitStatus
 from flatout.probe.nvml import Gpus
-from flatout.records.watch import ExporterRequest
+from flatout.records.watch import ExporterRequest, PeakTime
 from flatout.report.command import command_line
 from flatout.run.command import PreparedCommand, prepare
 from flatout.run.messages import say
@@ -45,6 +46,9 @@ from flatout.run.tuning_check import TuningCheck
 from flatout.secrets import Masker
 from flatout.watch.exporter.labels import job_labels
 from flatout.watch.exporter.process import serving
+
+if TYPE_CHECKING:
+    from flatout.run.recorded_steps import RecordedSteps
 
 
 class KeptRun:
@@ -69,7 +73,7 @@ class KeptRun:
         self._start = start_of(os.environ, launch_value(self._command, "torchrun", "--rdzv-id", environment))
         self._spans_nodes = spans_nodes(self._command, environment)
         self._identity = identify(self._command, environment, self._start, spans=self._spans_nodes)
-        recorded = self._recorded_shares()
+        self._recorded = self._recorded_steps()
         node = self._clean(os.uname().nodename)
         is_taken_over = self._settle_with_others(node)
         ledger = request.ledger if request.ledger is not None else state / "ledger.jsonl"
@@ -86,7 +90,7 @@ class KeptRun:
             others_go_on=self._others_continue,
             clean=self._clean,
         )
-        self._book = self._ledger_book(node, recorded)
+        self._book = self._ledger_book(node, self._recorded.shares if self._recorded is not None else None)
         self._tuning_check = self._new_tuning_check()
 
     def run(self) -> ExitStatus:
@@ -103,12 +107,15 @@ class KeptRun:
         """Mask secrets, and host names if requested."""
         return self._mask_hosts(self._masker.text(text))
 
-    def _recorded_shares(self) -> StepShares | None:
+    def _recorded_steps(self) -> RecordedSteps | None:
         if self._request.recording is None:
             return None
-        from flatout.run.recorded_steps import recorded_shares  # imports everything that a diagnosis needs
+        from flatout.run.recorded_steps import recorded_steps  # imports everything that a diagnosis needs
 
-        return recorded_shares(self._request.recording)
+        return recorded_steps(self._request.recording)
+
+    def _peak_time(self) -> PeakTime | None:
+        return self._recorded.peak_time if self._recorded is not None else None
 
     def _num_nodes(self) -> int:
         return count_nodes(self._command, self._environment)
@@ -124,6 +131,7 @@ class KeptRun:
             job=self._start.job if self._start is not None else None,
             script=self._clean(script_of(launched_program(self._command))),
         )
+        mine = msgspec.structs.replace(mine, expectation=self._prepared.expectation, peak_time=self._peak_time())
         return settle_with_others(mine, self._state, takes_over=request.takes_over, clean=self._clean)
 
     def _ledger_book(self, node: str, recorded: StepShares | None) -> LedgerWriter:
@@ -221,6 +229,7 @@ class KeptRun:
             labels=msgspec.structs.replace(
                 labels, job=self._clean(labels.job), job_id=self._clean(labels.job_id), host=self._clean(labels.host)
             ),
+            peak_time=self._peak_time(),
             promised_step_s=None if expectation is None else (expectation.low_s + expectation.high_s) / 2,
         )
 

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from flatout.errors import InputError, OutputError
 from flatout.input_files import read_text
 from flatout.inside.protocol import File
 from flatout.keep.heartbeats import HeartbeatSample
+from flatout.records.watch import Recorded
 from flatout.secrets import write_private
 from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.jobs import RunningJob
@@ -28,12 +27,6 @@ _MOST_NOTICED_STEPS = 100_000
 _PATIENCE_S = 60.0  # to prepare and write the traces, besides the steps themselves
 _DILATION = 5.0  # traced steps take longer
 _POLL_S = 0.2
-
-
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    folder: Path
-    ranks: tuple[int, ...]
-    problems: dict[int, str]  # by rank: why it has no trace, or only part of one
 
 
 def record_steps(

@@ -55,6 +55,7 @@ _EXCHANGE = SLOTS["exchange"]
 _FINE, _RECENT, _RECENT_DATA, _RECENT_AWAY = (
     SLOTS[name] for name in ("fine_buckets", "recent", "recent_data", "recent_away")
 )
+_LOADED_BATCHES = SLOTS["loaded"]
 _FINE_SCALE = 1 / math.log(HEARTBEAT_FINE_FACTOR)
 
 _now = time.monotonic_ns
@@ -182,6 +183,11 @@ class Beat:
         for place in range(2):
             half = int.from_bytes(uuid[8 * place : 8 * place + 8], "big", signed=True)
             self.slots[SLOTS["gpu"] + place] = half
+
+    def loaded(self, num_samples: int | None, num_tokens: int | None) -> None:
+        """Note what a training batch holds; None: unknown."""
+        self.slots[_LOADED_BATCHES] += num_samples or 0
+        self.slots[_LOADED_BATCHES + 1] += num_tokens or 0
 
     def exchanged(self, iteration: int, exposed_ns: int, *, per_step: int, num_ranks: int) -> None:
         """Note how long a gradient exchange of `num_ranks` ranks continued after backward; a step has `per_step`."""

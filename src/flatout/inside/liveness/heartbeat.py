@@ -32,11 +32,12 @@ from flatout.inside.failure.exit_text import EXIT_TEXT
 from flatout.inside.failure.stderr_tail import StderrTail
 from flatout.inside.identity import find_identity, is_loader_worker
 from flatout.inside.liveness.asked_trace import AskedTrace
-from flatout.inside.liveness.beat import CHECKPOINT, DATA, Beat
+from flatout.inside.liveness.beat import CHECKPOINT, COMPUTE, DATA, Beat
 from flatout.inside.liveness.exchange import DdpExchanges, hook_ddp
 from flatout.inside.liveness.stacks import give_stacks, is_ours, write_crashes
 from flatout.inside.log import LOG, guarded
 from flatout.inside.protocol import File, Variable, partial_name
+from flatout.inside.recording.batches import count_batch
 
 _COUNT_EVERY_S = 0.5
 _LOOK_EVERY_NS = 1_000_000_000
@@ -271,12 +272,20 @@ def _hook_loaders() -> Callable[[], None]:
             return original(self)
         before = beat.enter(DATA)
         try:
-            return original(self)
+            batch = original(self)
         finally:
             beat.leave(before)
+        if before == COMPUTE:
+            _count_batch(beat, batch)
+        return batch
 
     iterator.__next__ = next_batch
     return lambda: setattr(iterator, "__next__", original)
+
+
+@guarded
+def _count_batch(beat: Beat, batch: object) -> None:
+    beat.loaded(*count_batch(batch))
 
 
 @guarded

@@ -133,6 +133,15 @@ ALERTS = (
         next_step="plan a reset of the GPU, and run the vendor's diagnostics",
     ),
     Alert(
+        name="FlatoutCorrectedErrors",
+        # Assumed: no rate of corrected errors is published from which on a GPU fails; remapped rows are NVIDIA's sign.
+        expression="gpu:corrected_ecc:increase1h > 100 or gpu:correctable_remaps:increase1d > 2",
+        holds_for="5m",
+        severity="ticket",
+        summary=f"{_OF_GPU} corrects memory errors again and again",
+        next_step="flatout watch node weighs draining against waiting; run the vendor's diagnostics",
+    ),
+    Alert(
         name="FlatoutGpuHot",
         expression="gpu:thermal_throttling:ratio5m > 0.05",
         holds_for="10m",

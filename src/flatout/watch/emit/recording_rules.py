@@ -69,6 +69,14 @@ RULES = (
         expression=_per_gpu("increase(DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS[1d])"),
     ),
     RecordingRule(
+        name="gpu:corrected_ecc:increase1h",
+        expression=_per_gpu("increase(DCGM_FI_DEV_ECC_SBE_VOL_TOTAL[1h])"),
+    ),
+    RecordingRule(
+        name="gpu:correctable_remaps:increase1d",
+        expression=_per_gpu("increase(DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS[1d])"),
+    ),
+    RecordingRule(
         name="gpu:pcie_replays:increase10m",
         expression=_per_gpu("increase(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[10m])"),
     ),

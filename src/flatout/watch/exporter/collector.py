@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.probe.gpu_counters import GpuCounters
 from flatout.probe.port_counters import PortCounters
 from flatout.records.watch import ExporterRequest
+from flatout.storage.counts import Counts
 from flatout.watch.exporter.host_metrics import XidCounts, add_gpus, add_ports
 from flatout.watch.exporter.ledger_tail import LedgerTail, add_ledger
 from flatout.watch.exporter.page import MetricPage
-from flatout.watch.exporter.rank_metrics import add_ranks
+from flatout.watch.exporter.rank_metrics import add_mfu, add_ranks
+from flatout.watch.exporter.storage_metrics import add_storage
 
 
 class HostSources(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,7 @@ class HostSources(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Callable[[], Sequence[GpuCounters]]
     ports: Callable[[], Sequence[PortCounters]]
     xids: XidCounts
+    storage: Callable[[], Mapping[str, Counts]] = dict
 
 
 class Collector:
@@ -47,11 +50,14 @@ class Collector:
         ranks = self._heartbeats.read()
         add_ledger(page, self._ledger.totals())
         add_ranks(page, ranks, time.monotonic())
+        add_mfu(page, ranks, request.peak_time)
         self._sources.xids.look()
         gpus = self._sources.gpus()
         add_gpus(page, gpus, self._sources.xids, ranks)
         ports = self._sources.ports()
         add_ports(page, ports)
+        storage = self._sources.storage()
+        add_storage(page, storage)
         if request.promised_step_s is not None:
             text = "Step time that the tuning of this job measured."
             page.gauge("flatout_step_seconds_promised", text, request.promised_step_s)
@@ -60,6 +66,7 @@ class Collector:
             "gpus": bool(gpus),
             "xids": self._sources.xids.is_readable,
             "ports": bool(ports),
+            "storage": bool(storage),
         }
         for source, is_up in is_readable.items():
             page.gauge("flatout_source_up", "Whether this source gave anything.", int(is_up), source=source)

@@ -23,6 +23,7 @@ from flatout.probe.port_counters import read_port_counters
 from flatout.records.watch import ExporterRequest
 from flatout.watch.exporter.collector import Collector, HostSources
 from flatout.watch.exporter.host_metrics import XidCounts
+from flatout.watch.exporter.storage_metrics import read_storage
 
 _PATIENCE_S = 10.0
 _RESTART_PAUSES_S = (0.5, 2.0, 10.0, 60.0)  # before each restart; the last one repeats
@@ -126,7 +127,9 @@ def serve(request: ExporterRequest, sources: HostSources) -> tuple[Any, int]:
 def host_sources() -> HostSources:
     """Return the sources of this host."""
     gpus = Gpus()
-    return HostSources(gpus=gpus.counters, ports=read_port_counters, xids=XidCounts(gpus.xids().read))
+    return HostSources(
+        gpus=gpus.counters, ports=read_port_counters, xids=XidCounts(gpus.xids().read), storage=read_storage
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

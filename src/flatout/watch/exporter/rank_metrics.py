@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from statistics import median
 
 from flatout.inside.protocol import HEARTBEAT_FINE_FACTOR, HEARTBEAT_FINE_FIRST_NS, HEARTBEAT_PHASES
 from flatout.keep.heartbeats import BLOCK_STEPS, HeartbeatSample
 from flatout.launch.process_identity import resident_bytes
+from flatout.records.watch import PeakTime
 from flatout.watch.exporter.page import MetricPage
 
 # A rank exports this many of its fine buckets, around its median. They begin at a multiple of `_BUCKETS_APART`, so that
@@ -71,9 +73,36 @@ def _add_step_times(page: MetricPage, pulse: HeartbeatSample) -> None:
         return
     text = f"Median of the last {BLOCK_STEPS} steps, without checkpoints and evaluations."
     page.gauge("flatout_step_block_median_seconds", text, block_s, rank=rank)
+    _add_rates(page, pulse, block_s)
     if pulse.data_share is not None:
         text = f"Share of the last {BLOCK_STEPS} steps spent waiting for batches."
         page.gauge("flatout_data_wait_ratio", text, pulse.data_share, rank=rank)
+
+
+def _add_rates(page: MetricPage, pulse: HeartbeatSample, block_s: float) -> None:
+    rank = str(pulse.rank)
+    if pulse.tokens_per_step is not None:
+        text = "Tokens of the rank's batches per second, at its last steps."
+        page.gauge("flatout_tokens_per_second", text, pulse.tokens_per_step / block_s, rank=rank)
+    if pulse.samples_per_step is not None:
+        text = "Samples of the rank's batches per second, at its last steps."
+        page.gauge("flatout_samples_per_second", text, pulse.samples_per_step / block_s, rank=rank)
+
+
+def add_mfu(page: MetricPage, ranks: Sequence[HeartbeatSample], peak_time: PeakTime | None) -> None:
+    """Add the job's MFU, if a recording has its operations."""
+    mfu = mfu_of([pulse.block_median_s for pulse in ranks], ranks[0].world_size if ranks else 0, peak_time)
+    if mfu is not None:
+        text = "Time of the step's operations at the GPUs' peak rate, relative to the step time."
+        page.gauge("flatout_mfu_ratio", text, mfu)
+
+
+def mfu_of(step_times_s: Sequence[float | None], world_size: int | None, peak_time: PeakTime | None) -> float | None:
+    """Return the MFU of these ranks; None if it is unknown, also on another number of ranks than was recorded."""
+    known = [value for value in step_times_s if value is not None]
+    if peak_time is None or not known or world_size != peak_time.num_ranks:
+        return None
+    return peak_time.step_s / median(known)
 
 
 def _add_exchange(page: MetricPage, pulse: HeartbeatSample, exposed_s: float, longest_wait_s: float) -> None:

@@ -13,7 +13,9 @@ class GpuReadings:
 
     def __init__(self, gpus: Gpus | None = None) -> None:
         self._gpus = gpus if gpus is not None else Gpus()
-        self._uuids = [fact.get("uuid") for fact in self._gpus.facts()]
+        facts = self._gpus.facts()
+        self._uuids = [fact.get("uuid") for fact in facts]
+        self.model: str | None = next((str(fact["name"]) for fact in facts if "name" in fact), None)
 
     def by_uuid(self) -> dict[str, GpuStatus]:
         if not self._uuids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from flatout.errors import InputError
 from flatout.records.watch import RankStatus, WatchStatus
 from flatout.report.terminal import TextStyle
 from flatout.report.watch_text import top_lines, watch_lines
@@ -21,12 +22,20 @@ _STATE_ORDER = ("lost", "stopped", "starting", "running", "ended")
 _SORTS = ("rank", "slowest first", "state")
 
 
-def open_source(job: str | None, attach: int | None) -> Source:
+def open_source(job: str | None, attach: int | None, gpu_price: float | None = None) -> Source:
     """Return the source of a job's status. Raise InputError if there is no such job or process."""
     gpus = GpuReadings()
     if attach is not None:
         return ProcessStatus(attach, gpus)
-    return _source_of(choose_job(job), gpus)
+    return _source_of(choose_job(job), gpus, gpu_price)
+
+
+def open_run(job: str | None, gpu_price: float | None) -> RunStatus:
+    """Return the source of a job of `flatout run`. Raise InputError if it is another one: only those have findings."""
+    chosen = choose_job(job)
+    if chosen.program != "flatout run":
+        raise InputError(f"{chosen.name} is a job of `{chosen.program}`, which has no findings while it runs")
+    return RunStatus(chosen, GpuReadings(), gpu_price)
 
 
 def all_statuses() -> list[WatchStatus]:
@@ -35,8 +44,8 @@ def all_statuses() -> list[WatchStatus]:
     return [_source_of(job, gpus).read() for job in running_jobs()]
 
 
-def _source_of(job: RunningJob, gpus: GpuReadings) -> Source:
-    return RunStatus(job, gpus) if job.program == "flatout run" else ProfileStatus(job)
+def _source_of(job: RunningJob, gpus: GpuReadings, gpu_price: float | None = None) -> Source:
+    return RunStatus(job, gpus, gpu_price) if job.program == "flatout run" else ProfileStatus(job)
 
 
 class JobView:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
+import msgspec
+
 from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.other_runs import read_about
 from flatout.launch.process_identity import resident_bytes
 from flatout.probe.foreign_load import ForeignLoad
-from flatout.records.watch import GpuStatus, RankState, RankStatus, WatchStatus
+from flatout.records.watch import GpuStatus, LiveFinding, RankState, RankStatus, WatchStatus
 from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.exporter.ledger_tail import LedgerTail
-from flatout.watch.exporter.rank_metrics import exposed_of_one_exchange
+from flatout.watch.exporter.rank_metrics import exposed_of_one_exchange, mfu_of
 from flatout.watch.jobs import RunningJob
 from flatout.watch.view.gpu_status import GpuReadings
 from flatout.watch.view.node_status import ranks_of_other_nodes
+from flatout.watch.view.price import usd_per_gpu_hour, with_money
 
-_NO_THROUGHPUT = "tokens/s and MFU are unknown: the heartbeat counts neither; flatout profile does"
 _NO_EXCHANGE = "lateness is unknown: no exchange of gradients that DDP times on all ranks was seen yet"
 
 
 class RunStatus:
     """Reads one job of `flatout run` again and again."""
 
-    def __init__(self, job: RunningJob, gpus: GpuReadings) -> None:
-        self._job = job
+    def __init__(self, job: RunningJob, gpus: GpuReadings, gpu_price: float | None = None) -> None:
+        """`gpu_price` is in USD per GPU-hour. None: the catalogue's."""
+        self.job = job
         self._gpus = gpus
+        self._price = usd_per_gpu_hour(gpu_price, gpus.model)
+        about = read_about(job.folder)
+        self._peak_time = about.peak_time if about is not None else None
+        self._promised = about.expectation if about is not None else None
         self.heartbeats = LatestHeartbeats(job.folder)
         own_ledger = job.ledger if job.ledger is not None else job.folder / "ledger.jsonl"
         self._ledger = LedgerTail(own_ledger)
@@ -37,7 +45,7 @@ class RunStatus:
         self._diagnosis = LiveDiagnosis(throttle=lambda: self._throttle, other_cores=foreign_load.read)
 
     def read(self) -> WatchStatus:
-        job = self._job
+        job = self.job
         samples = self.heartbeats.read()
         gpus = self._gpus.by_uuid()
         self._throttle = {uuid: gpu.throttle for uuid, gpu in gpus.items()}
@@ -48,7 +56,9 @@ class RunStatus:
         world_size = samples[0].world_size if samples else None
         totals = self._ledger.totals()
         step_times = [rank.step_s for rank in ranks if rank.step_s is not None and rank.state == "running"]
-        notes = [_NO_THROUGHPUT]
+        throughput = _throughput(samples)
+        mfu = mfu_of([sample.block_median_s for sample in samples], world_size, self._peak_time)
+        notes = [reason for reason, is_missing in _NOT_SHOWN.items() if is_missing(throughput, mfu)]
         if len(ranks) > 1 and all(rank.late_s is None for rank in ranks):
             notes.append(_NO_EXCHANGE)
         seen = {rank.rank for rank in ranks}
@@ -63,9 +73,46 @@ class RunStatus:
             step_s=median(step_times) if step_times else None,
             goodput=totals.goodput,
             devices=totals.num_devices,
-            findings=self._diagnosis.findings,
+            tokens_per_s=throughput.tokens_per_s,
+            samples_per_s=throughput.samples_per_s,
+            mfu=mfu,
+            promised=self._promised,
+            findings=tuple(self._with_money(finding) for finding in self._diagnosis.findings),
             notes=tuple(notes),
         )
+
+    def _with_money(self, finding: LiveFinding) -> LiveFinding:
+        return msgspec.structs.replace(finding, cost_usd=with_money(finding.cost_gpu_h, self._price))
+
+
+class _Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of the ranks of this host together; None: unknown."""
+
+    tokens_per_s: float | None
+    samples_per_s: float | None
+
+
+def _throughput(samples: list[HeartbeatSample]) -> _Throughput:
+    def rate(per_step: Callable[[HeartbeatSample], float | None]) -> float | None:
+        rates = [
+            count / sample.block_median_s
+            for sample in samples
+            if sample.block_median_s and (count := per_step(sample)) is not None
+        ]
+        return sum(rates) if rates else None
+
+    return _Throughput(
+        tokens_per_s=rate(lambda sample: sample.tokens_per_step),
+        samples_per_s=rate(lambda sample: sample.samples_per_step),
+    )
+
+
+_NOT_SHOWN: dict[str, Callable[[_Throughput, float | None], bool]] = {
+    "tokens/s is unknown: batches of the loader do not show their tokens": lambda known, _: known.tokens_per_s is None,
+    "MFU is unknown: start the job with --recording of a `flatout profile` on GPUs of the catalogue": (
+        lambda _, mfu: mfu is None
+    ),
+}
 
 
 def _own_ranks(samples: list[HeartbeatSample], gpus: Mapping[str, GpuStatus]) -> list[RankStatus]:

@@ -67,6 +67,14 @@ HOST = Dashboard(
                 (_rate("flatout_port_transmit_drops_total"), f"{_PORT} dropped"),
                 (_rate("flatout_port_retransmissions_total"), f"{_PORT} sent again"),
             ),
+            panel(
+                "Storage latency of reads",
+                "s",
+                (
+                    f"{_rate('flatout_storage_read_seconds_total')} / {_rate('flatout_storage_reads_total')}",
+                    "{{mount}}",
+                ),
+            ),
             panel("Sources", "short", (f"flatout_source_up{_HOST}", "{{source}}")),
         ),
     ),

@@ -37,6 +37,20 @@ JOB = Dashboard(
             ),
         ),
         (
+            panel(
+                "Throughput",
+                "short",
+                (f"sum(flatout_tokens_per_second{_JOB})", "tokens/s"),
+                (f"sum(flatout_samples_per_second{_JOB})", "samples/s"),
+            ),
+            panel("MFU", "percentunit", (f"flatout_mfu_ratio{_JOB}", "{{job}}")),
+            panel(
+                "Exposed communication to compute",
+                "percentunit",
+                (f"flatout_communication_compute_ratio{_JOB}", "rank {{rank}}"),
+            ),
+        ),
+        (
             panel("Waiting for batches", "percentunit", (f"flatout_data_wait_ratio{_JOB}", "rank {{rank}}")),
             panel(
                 "Time of the ranks by part",
