@@ -130,6 +130,21 @@ from flatout.records.replay import (
     SizeWait,
     TeamUse,
 )
+from flatout.records.serving import (
+    AnswerGate,
+    Cause,
+    CurvePoint,
+    Limit,
+    LoadCurve,
+    LoadPoint,
+    ServerChange,
+    ServerTrial,
+    ServingTuning,
+    Spread,
+    TriedArm,
+    UnofferedKnob,
+    Window,
+)
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.staging import StageResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
@@ -151,7 +166,7 @@ from flatout.records.tracking import (
     TrackPoint,
     TwoStates,
 )
-from flatout.records.trial import Padding
+from flatout.records.trial import Covariates, Padding
 from flatout.records.tuning import BalancedBatches, Bound, GainSought, MoreTrials, Outlook, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.records.watch import (
@@ -601,6 +616,15 @@ def nccl_tuning_json() -> str:
     return _contract("flatout/nccl-tuning", records)
 
 
+def serving_json() -> str:
+    """The contract `flatout/serving`, from the records that are written."""
+    records = (
+        *(ServingTuning, Limit, Cause, ServerChange, TriedArm, AnswerGate, LoadCurve, CurvePoint, UnofferedKnob),
+        *(ServerTrial, LoadPoint, Spread, Window, Covariates),
+    )
+    return _contract("flatout/serving", records)
+
+
 def nccl_spaces() -> str:
     """The candidates of each transport."""
     rows = []
@@ -1022,6 +1046,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         doctor_hosts_json,
         ceilings_json,
         nccl_tuning_json,
+        serving_json,
         nccl_spaces,
         nccl_settings,
         parts,

@@ -64,6 +64,7 @@ COMPOSERS = {
     "rank_executor",
     "run",
     "schedule",
+    "serving",
     "staging",
     "storage_pipeline",
     "submit",

@@ -71,6 +71,8 @@ def test_every_option_that_takes_a_time_is_known() -> None:
             "flatout submit --time",
             "flatout top --every",
             "flatout tune --budget",
+            "flatout tune --serve --budget",
+            "flatout tune --serve --start-limit",
             "flatout tune nccl --budget",
             "flatout tune nccl --time",
             "flatout watch --every",

@@ -83,6 +83,25 @@ def _simulated_fabric(path: Path) -> object:
     return read_fabric(path)
 
 
+def _served_loads() -> list[Sample]:
+    return [_file(OWN / "serving" / name) for name in ("load.toml", "azure.csv", "mooncake.jsonl")]
+
+
+def _load(path: Path) -> object:
+    from flatout.serving.load import read_load
+    from flatout.serving.requests import make_requests
+
+    load = read_load(path)
+    few = msgspec.structs.replace(load.load, requests=4, prompt_tokens=5, shared_prefix_tokens=0)
+    return make_requests(msgspec.structs.replace(load, load=few), 1.0, words_per_token=1e-4)
+
+
+def _engine(path: Path) -> object:
+    from flatout.serving.engine import read_engine
+
+    return read_engine(path)
+
+
 def _measured_collectives(path: Path) -> object:
     from flatout.nccl_tuner.in_tuning import kept_measurement
 
@@ -836,6 +855,8 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader("table of collectives", _one("collective_table.txt"), _collective_table),
     Reader("tune nccl --fabric", _one("fabric.toml"), _simulated_fabric, ("flatout tune nccl --fabric",)),
+    Reader("tune --serve --load", _served_loads, _load, ("flatout tune --serve --load",)),
+    Reader("tune --serve --engine", lambda: [_file(TESTS / "serving" / "fake.toml")], _engine),
     Reader("tune nccl --recording", _trace_samples, _work_of_recording, ("flatout tune nccl --recording",)),
     Reader("tune nccl, its result", _one("nccl.json"), _measured_collectives),
     Reader("checkpoints", lambda: [_checkpoints()], _resume),

@@ -67,7 +67,7 @@ WRITTEN = {
     ),
     *("flatout schedule kubernetes --out", "flatout compare --out", "flatout init --out"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
-    "flatout tune nccl --out",
+    *("flatout tune nccl --out", "flatout tune --serve --out"),
     *("flatout watch emit --out", "flatout watch --out"),
     *("flatout data pack folder", "flatout data stage folder"),
     *("flatout track show --html", "flatout track check --html"),

@@ -42,7 +42,12 @@ HEADINGS: dict[str, tuple[str, ...]] = {
     "Many jobs": ("submit", "schedule", "cost"),
 }
 # Commands below a verb that takes a command of the user, and so cannot be a group: by name, with their functions.
-BELOW_VERBS = {"tune nccl": "tune_nccl", "watch emit": "watch_emit", "watch node": "watch_node"}
+BELOW_VERBS = {
+    "tune nccl": "tune_nccl",
+    "tune --serve": "tune_serve",
+    "watch emit": "watch_emit",
+    "watch node": "watch_node",
+}
 VERBS: tuple[str, ...] = tuple(name for names in HEADINGS.values() for name in names)
 
 
@@ -56,6 +61,9 @@ class _Commands(Group):
     headings = HEADINGS
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        served = _without_serve(args)
+        if served is not None:
+            return "tune --serve", self.commands["tune --serve"], served
         name = " ".join(args[:2])
         if name in BELOW_VERBS:
             return name, self.commands[name], args[2:]
@@ -66,6 +74,16 @@ class _Commands(Group):
             return super().invoke(ctx)  # type: ignore[arg-type, unused-ignore]
         except (BrokenPipeError, KeyboardInterrupt) as error:
             sys.exit(_report(error))
+
+
+def _without_serve(args: list[str]) -> list[str] | None:
+    """Return what follows `tune` without the word `--serve`, which may stand anywhere before `--`; None without it."""
+    options = args[1 : args.index("--")] if "--" in args else args[1:]
+    for place, word in enumerate(options, 1):
+        if args[0] == "tune" and (word == "--serve" or word.startswith("--serve=")):
+            command = [word.partition("=")[2]] if "=" in word else []
+            return [*args[1:place], *command, *args[place + 1 :]]
+    return None
 
 
 # The exception that the parser raises; it moved from click into typer in 0.26.

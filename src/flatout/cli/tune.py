@@ -79,7 +79,7 @@ def tune(
 ) -> None:
     """Find the changes that make a training command faster, without touching its code.
 
-    `flatout tune nccl` tries only what it measures for NCCL.
+    `flatout tune nccl` tries only what it measures for NCCL, and `flatout tune --serve` tunes a server.
 
     Exits with code 0 if a change was accepted, otherwise with 1; with --fail-on, with 1 only if a condition holds.
 

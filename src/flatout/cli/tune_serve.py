@@ -1,0 +1,121 @@
+"""`flatout tune --serve`: find the settings with which a server answers more requests within latency limits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flatout.cli.durations import Duration, duration
+from flatout.cli.output import text_style, typed_command
+from flatout.cli.paths import path_option
+from flatout.cli.values import whole_number
+
+if TYPE_CHECKING:
+    from flatout.records.change import Safety
+    from flatout.records.serving import ServingObjective
+
+_MOST_S = 30 * 86_400.0
+
+
+def tune_serve(
+    server: Annotated[
+        str, typer.Argument(metavar="CMD", help="Command that starts the server, in quotes.", show_default=False)
+    ],
+    load: Annotated[Path, path_option(metavar="FILE", help="Load to send: a load.toml, or a trace as .csv or .jsonl.")],
+    slo: Annotated[str, typer.Option(metavar="LIMITS", help="Latency limits, e.g. 'p99 ttft<500ms, p99 itl<50ms'.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for logs and results. [default: flatout-out/serve-TIME]"),
+    ] = None,
+    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit for tuning.")] = Duration(
+        "30m", 1800.0
+    ),
+    trials: Annotated[int | None, whole_number(least=4, help="Maximum number of server starts, at least 4.")] = None,
+    allow: Annotated[
+        str, typer.Option(metavar="SAFETY", help="Least strict class of changes to try: exact, rounding or semantic.")
+    ] = "exact",
+    objective: Annotated[
+        str, typer.Option(metavar="OBJECTIVE", help="Quantity to improve: goodput, tokens/s or energy (per token).")
+    ] = "goodput",
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Kind of server: vllm, sglang, transformers or triton, or a .toml table of your own. "
+            "[default: as the command shows]",
+        ),
+    ] = None,
+    start_limit: Annotated[
+        Duration, duration(least_s=1.0, most_s=86_400.0, help="Time limit for the server to become healthy.")
+    ] = Duration("10m", 600.0),
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the results in DIR.")] = False,
+) -> None:
+    """Find the settings with which a server answers more requests within latency limits.
+
+    Each trial starts the server, sends the same requests when they are due, checks its answers, and stops it.
+
+    Exits with code 0 if a change was accepted, otherwise with 1.
+
+    Example: flatout tune --serve 'vllm serve MODEL' --load load.toml --slo 'p99 ttft<500ms, p99 itl<50ms'
+    """
+    from flatout.serving.command import ServeCommand
+    from flatout.serving.loop import Options
+    from flatout.tune.signals import EndedBySignal
+
+    serving = ServeCommand(
+        server=server,
+        load=load,
+        slo=slo,
+        folder=out or Path("flatout-out") / f"serve-{time.strftime('%Y%m%d-%H%M%S')}",
+        options=Options(
+            objective=_objective(objective), allowed=_safety(allow), budget_s=budget.seconds, max_trials=trials
+        ),
+        engine=engine,
+        start_limit_s=start_limit.seconds,
+        force=force,
+    )
+    try:
+        tuning = serving.tune(_say)
+    except EndedBySignal as signal:
+        raise typer.Exit(128 + signal.number) from signal
+    written = serving.write(tuning, typed_command())
+    if json:
+        from flatout.report.serving_json import serving_json
+
+        sys.stdout.write(serving_json(tuning, typed_command()).decode())
+    else:
+        from flatout.report.serving_text import serving_text
+
+        print(serving_text(tuning, serving.folder, style=text_style()))
+    for line in written:
+        _say(line)
+    raise typer.Exit(0 if tuning.adopted else 1)
+
+
+def _say(line: str) -> None:
+    print(f"flatout: {line}", file=sys.stderr, flush=True)
+
+
+def _objective(text: str) -> ServingObjective:
+    from flatout.errors import UsageError
+    from flatout.records.serving import OBJECTIVES
+
+    for objective in OBJECTIVES:
+        if text == objective:
+            return objective
+    raise UsageError(f"`--objective` must be one of {', '.join(OBJECTIVES)}, but got {text}")
+
+
+def _safety(text: str) -> Safety:
+    from flatout.errors import UsageError
+    from flatout.records.change import SAFETIES
+
+    for safety in SAFETIES:
+        if text == safety:
+            return safety
+    raise UsageError(f"`--allow` must be one of {', '.join(SAFETIES)}, but got {text}")

@@ -1,0 +1,139 @@
+"""Run `flatout tune --serve` from its options to its result: read the load, tune the server, write the results.
+
+In: the server's command, a load, limits and options. Out: a `ServingTuning`, and files in a folder. It composes the
+modules of this room and holds no rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from flatout.emit.serving import emit_serving
+from flatout.emit.write import write as write_emitted
+from flatout.errors import OutputError
+from flatout.launch.guard import guarded
+from flatout.probe.limits import allowed_cores
+from flatout.records.serving import ServingTuning, UnofferedKnob
+from flatout.report.serving_html import serving_html
+from flatout.report.serving_json import serving_json
+from flatout.secrets import write_private
+from flatout.serving.candidates import Machine, without_unlisted
+from flatout.serving.engine import Engine, engine_of
+from flatout.serving.first_start import first_start
+from flatout.serving.load import TracedLoad, read_load
+from flatout.serving.loop import Loop, Options, Say
+from flatout.serving.offered import help_text
+from flatout.serving.openai_client import check_httpx
+from flatout.serving.processes import ProcessBackend
+from flatout.serving.result import tuning_result
+from flatout.serving.slo import parse_slo
+from flatout.serving.trial import Backend, Plan
+from flatout.serving.words import ServerCommand, has_option, parse_command
+from flatout.tune.signals import signals_raised
+
+JSON, HTML, LOGS = "serving.json", "report.html", "logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeCommand:
+    """A server to tune, and the folder for its logs and results."""
+
+    server: str
+    load: Path
+    slo: str
+    folder: Path
+    options: Options
+    engine: str | None = None
+    start_limit_s: float = 600.0
+    force: bool = False
+
+    def tune(self, say: Say) -> ServingTuning:
+        """Tune the server. Ctrl-C ends it with what was found so far; the server's processes never outlive it."""
+        command = parse_command(self.server)
+        limits = parse_slo(self.slo)
+        table = engine_of(command.words, self.engine)
+        traced = read_load(self.load)
+        check_httpx()
+        self._claim()
+        say(f"asking the {table.name} server's own help which options it has")
+        engine, unoffered = without_unlisted(table, help_text(table, command))
+        mark = secrets.token_hex(8)
+        backend = ProcessBackend(
+            command, engine, traced.load, self.folder / LOGS, mark=mark, start_limit_s=self.start_limit_s
+        )
+        plan = Plan(engine=engine, traced=traced, limits=limits, rates_per_s=traced.load.rates or ())
+        with signals_raised(), guarded(mark):
+            return asyncio.run(self._tune(backend, plan, command, unoffered, say, num_gpus=backend.num_gpus))
+
+    async def _tune(
+        self,
+        backend: Backend,
+        plan: Plan,
+        command: ServerCommand,
+        unoffered: tuple[UnofferedKnob, ...],
+        say: Say,
+        *,
+        num_gpus: int,
+    ) -> ServingTuning:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        say("starting the untouched server")
+        plan, trial, notes = await first_start(backend, plan, say)
+        machine = Machine(num_gpus=num_gpus, cores=allowed_cores())
+        spent_s = clock() - began_s
+        options = msgspec.structs.replace(self.options, budget_s=self.options.budget_s - spent_s)
+        loop = Loop(backend, plan, options, command, machine, say, before=[trial])
+        found = await loop.run()
+        return tuning_result(
+            found,
+            plan,
+            self.options,
+            command,
+            machine=machine,
+            unoffered=unoffered,
+            notes=(*notes, *_notes(plan.engine, plan.traced, command)),
+            took_s=clock() - began_s,
+        )
+
+    def write(self, tuning: ServingTuning, typed: Sequence[str]) -> list[str]:
+        """Write the results, and the files for other tools if a change was adopted; return the lines to print."""
+        emitted = emit_serving(tuning) if tuning.adopted else []
+        try:
+            write_private(self.folder / JSON, serving_json(tuning, typed))
+            write_private(self.folder / HTML, serving_html(tuning, typed, self.folder).encode())
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise OutputError(f"{self.folder} cannot be written to: {reason}", hint="pass another --out") from error
+        paths = [write_emitted(each, self.folder, force=True) for each in emitted]
+        return [f"wrote {self.folder / HTML}", *(f"wrote {path}" for path in paths)]
+
+    def _claim(self) -> None:
+        """Create the folder. Raise OutputError if it holds anything but a former result that `force` replaces."""
+        folder = self.folder
+        try:
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                is_ours = (folder / LOGS).is_dir()
+                if not (self.force and is_ours):
+                    hint = "pass another --out" if not is_ours else "pass another --out, or --force to replace it"
+                    raise OutputError(f"{folder} already has other files", hint=hint)
+                shutil.rmtree(folder / LOGS)
+            (folder / LOGS).mkdir(parents=True)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise OutputError(f"{folder} cannot be written to: {reason}", hint="pass another --out") from error
+
+
+def _notes(engine: Engine, traced: TracedLoad, command: ServerCommand) -> list[str]:
+    need = engine.metrics_need
+    if engine.metrics_path is None:
+        return [f"{engine.name} has no metrics: queue and batch are estimated from the answers' times"]
+    if need is not None and not has_option(command.words, need):
+        return [f"without {need} the server has no metrics: queue and batch are estimated from the answers' times"]
+    return []

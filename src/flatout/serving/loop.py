@@ -1,0 +1,335 @@
+"""The closed loop on a server: untouched starts -> causes -> changes -> screening -> interleaved trials -> again.
+
+In: a backend, a plan, options. Out: a `Found`, from which the result is made. Each round takes the causes of the server
+as it is now, tries the knobs that answer them once each, and compares the best with the present server in turn until
+the verdict stands. A change whose answers differ, fail, are cut or are shorter is unsafe, whatever its speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from flatout.records.change import SAFETIES, Safety
+from flatout.records.serving import (
+    AnswerGate,
+    Cause,
+    CauseName,
+    ServerChange,
+    ServerTrial,
+    ServingObjective,
+    TriedArm,
+    TuningEndedBy,
+)
+from flatout.records.trial import BASELINE
+from flatout.records.verdict import Verdict
+from flatout.serving.answers import gate
+from flatout.serving.candidates import Candidate, Machine, candidates
+from flatout.serving.causes import find_causes
+from flatout.serving.judge import Judge, mean_cost
+from flatout.serving.trial import Backend, Plan, run_trial
+from flatout.serving.words import ServerCommand, changed
+
+Say = Callable[[str], None]
+FIRST_BASELINES = 2
+MOST_SCREENED = 6  # candidates of one round
+MOST_CONFIRMED = 2  # candidates of one round that are compared in turn
+MOST_ROUNDS = 4
+BETWEEN_BASELINES = 3  # candidates that are screened between two trials of the present server
+MIN_SCREENED = 1.01  # a candidate whose one trial gained less is not compared further
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a tuning may go."""
+
+    objective: ServingObjective = "goodput"
+    allowed: Safety = "exact"
+    budget_s: float = 1800.0
+    max_trials: int | None = None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tuning found."""
+
+    trials: tuple[ServerTrial, ...]
+    tried: tuple[TriedArm, ...]
+    causes: tuple[Cause, ...]
+    causes_left: tuple[Cause, ...]
+    adopted: tuple[ServerChange, ...]
+    adopted_arm: str
+    verdict: Verdict | None
+    ended_by: TuningEndedBy
+
+
+class _StopError(Exception):
+    def __init__(self, ended_by: TuningEndedBy) -> None:
+        super().__init__(ended_by)
+        self.ended_by: TuningEndedBy = ended_by
+
+
+class _Arm(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    changes: tuple[ServerChange, ...] = ()
+    cause: CauseName | None = None
+
+    @property
+    def safety(self) -> Safety:
+        return max((change.safety for change in self.changes), key=SAFETIES.index, default="exact")
+
+
+_UNTOUCHED = _Arm(name=BASELINE)
+
+
+class BaselineError(Exception):
+    """The untouched server does not run: there is nothing to tune."""
+
+
+class Loop:
+    """One tuning of a server."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: Plan,
+        options: Options,
+        command: ServerCommand,
+        machine: Machine,
+        say: Say,
+        before: Sequence[ServerTrial] = (),
+    ) -> None:
+        self._backend, self._plan, self._options = backend, plan, options
+        self._command, self._machine, self._say = command, machine, say
+        self._judge = Judge(options.objective)
+        self._trials: list[ServerTrial] = []
+        self._tried: dict[str, TriedArm] = {}
+        self._chosen_by: dict[str, tuple[int, frozenset[int]]] = {}  # arm -> number screened, trials that chose it
+        self._applied = _UNTOUCHED
+        self._verdict: Verdict | None = None
+        self._ended_by: TuningEndedBy = "all_tried"
+        self._began_s = asyncio.get_running_loop().time()
+        for trial in before:
+            self._keep(trial)
+
+    async def run(self) -> Found:
+        """Tune until no cause or no knob is left, or the budget ends."""
+        try:
+            while len(self._of(_UNTOUCHED)) < FIRST_BASELINES:
+                await self._baseline()
+            for _ in range(MOST_ROUNDS):
+                if not await self._round():
+                    break
+            await self._claim_together()
+        except _StopError as stop:
+            self._ended_by = stop.ended_by
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._trials or task is None:
+                raise
+            task.uncancel()  # Ctrl-C ends the tuning with what was found so far
+            self._ended_by = "interrupted"
+        return self._found()
+
+    async def _round(self) -> bool:
+        """Try the changes that answer the present causes; return whether one was adopted."""
+        if self._options.objective == "goodput" and self._serves_everything():
+            self._ended_by = "within_limits"
+            return False
+        causes = self._causes(self._applied)
+        if not causes:
+            self._ended_by = "no_cause"
+            return False
+        offered = self._offered(causes)
+        if not offered:
+            has_changed = self._applied is not _UNTOUCHED or bool(self._tried)
+            self._ended_by = "all_tried" if has_changed else "no_knob"
+            return False
+        screened = await self._screen(offered)
+        for arm in screened[:MOST_CONFIRMED]:
+            if await self._confirm(arm):
+                self._applied = arm
+                return True
+        return False
+
+    def _serves_everything(self) -> bool:
+        """Whether every trial of the present server was within the limits at every rate."""
+        return all(point.is_within for trial in self._of(self._applied) for point in trial.points)
+
+    def _offered(self, causes: Sequence[Cause]) -> list[_Arm]:
+        now = changed(self._command, self._applied.changes)
+        found = candidates(self._plan.engine, now, causes, machine=self._machine, allowed=self._options.allowed)
+        arms = [self._with(candidate) for candidate in found]
+        return [arm for arm in arms if arm.name not in self._tried][:MOST_SCREENED]
+
+    def _with(self, candidate: Candidate) -> _Arm:
+        """Return the applied changes with one more, which takes the place of another value of its knob."""
+        kept = tuple(change for change in self._applied.changes if change.knob != candidate.change.knob)
+        changes = (*kept, candidate.change)
+        return _Arm(name=" + ".join(change.name for change in changes), changes=changes, cause=candidate.cause)
+
+    async def _screen(self, arms: Sequence[_Arm]) -> list[_Arm]:
+        """Run each arm once; return those that are safe and look better, the best first."""
+        trials: dict[str, ServerTrial] = {}
+        for number, arm in enumerate(arms):
+            if number and number % BETWEEN_BASELINES == 0:
+                await self._trial(self._applied)
+            trials[arm.name] = await self._try(arm)
+        num = len(arms)
+        for arm in arms:
+            self._chosen_by[arm.name] = (num, frozenset({trials[arm.name].index}))
+        good = [(self._screened(arm), arm) for arm in arms if self._tried[arm.name].gate.outcome == "passed"]
+        better = [(ratio, arm) for ratio, arm in good if ratio is not None and ratio >= MIN_SCREENED]
+        return [arm for _, arm in sorted(better, key=lambda pair: -pair[0])]
+
+    async def _try(self, arm: _Arm) -> ServerTrial:
+        trial = await self._trial(arm)
+        known = self._tried.get(arm.name)
+        judged = self._gate(arm, trial)
+        if known is not None and known.gate.outcome == "failed":
+            judged = known.gate
+        self._tried[arm.name] = TriedArm(
+            name=arm.name,
+            changes=arm.changes,
+            cause=arm.cause,
+            gate=judged,
+            screened=self._screened(arm),
+            num_trials=len(self._of(arm)),
+            problem=trial.problem,
+        )
+        return trial
+
+    def _gate(self, arm: _Arm, trial: ServerTrial) -> AnswerGate:
+        if not trial.is_complete:
+            return AnswerGate(outcome="failed", reason=trial.problem)
+        return gate(trial, self._of(_UNTOUCHED), arm.safety)
+
+    def _screened(self, arm: _Arm) -> float | None:
+        own = mean_cost(self._trials, arm.name, self._options.objective)
+        present = mean_cost(self._trials, self._applied.name, self._options.objective)
+        return present / own if own is not None and present is not None else None
+
+    async def _confirm(self, arm: _Arm) -> bool:
+        """Compare the arm with the present server in turn; return whether it is better, and safe."""
+        is_better = False
+        try:
+            is_better = await self._compare(arm, self._applied)
+        except _StopError:
+            verdict = self._verdict_on(arm, self._applied, is_last=True)
+            self._note(arm, verdict)
+            if verdict.verdict == "better" and self._tried[arm.name].gate.outcome == "passed":
+                self._applied = arm
+                self._verdict = verdict
+            raise
+        return is_better
+
+    async def _compare(self, arm: _Arm, other: _Arm) -> bool:
+        """Run the two arms in turn until the verdict stands."""
+        while True:
+            verdict = self._verdict_on(arm, other)
+            self._note(arm, verdict)
+            if self._tried[arm.name].gate.outcome != "passed":
+                return False
+            if verdict.next_analysis is None and verdict.num_candidates:
+                break
+            if not self._is_worth_more(arm, other):
+                break
+            if self._trials[-1].arm == arm.name:
+                await self._trial(other)
+            await self._try(arm)
+        if other is self._applied and verdict.verdict == "better":
+            self._verdict = verdict
+        return verdict.verdict == "better"
+
+    async def _claim_together(self) -> None:
+        """Compare all adopted changes with the untouched server, where they were adopted in several rounds."""
+        if len(self._applied.changes) < 2:
+            return
+        arm, self._verdict = self._applied, None
+        try:
+            await self._compare(arm, _UNTOUCHED)
+        finally:
+            self._verdict = self._verdict_on(arm, _UNTOUCHED, is_last=True)
+
+    def _verdict_on(self, arm: _Arm, other: _Arm, *, is_last: bool = False) -> Verdict:
+        num_screened, chosen_by = self._chosen_by.get(arm.name, (1, frozenset()))
+        return self._judge.verdict(
+            arm.name, other.name, num_screened=num_screened, chosen_by=chosen_by, is_last=is_last
+        )
+
+    def _is_worth_more(self, arm: _Arm, other: _Arm) -> bool:
+        num_screened, chosen_by = self._chosen_by.get(arm.name, (1, frozenset()))
+        return self._judge.is_worth_more(
+            arm.name, other.name, num_screened=num_screened, chosen_by=chosen_by, max_trials=self._affordable()
+        )
+
+    def _note(self, arm: _Arm, verdict: Verdict) -> None:
+        self._tried[arm.name] = msgspec.structs.replace(self._tried[arm.name], verdict=verdict)
+
+    async def _baseline(self) -> None:
+        trial = await run_trial(self._backend, self._plan, BASELINE, (), len(self._trials))
+        if not trial.is_complete:
+            raise BaselineError(trial.problem)
+        self._keep(trial)
+
+    async def _trial(self, arm: _Arm) -> ServerTrial:
+        self._check_budget()
+        trial = await run_trial(self._backend, self._plan, arm.name, arm.changes, len(self._trials))
+        self._keep(trial)
+        return trial
+
+    def _keep(self, trial: ServerTrial) -> None:
+        self._trials.append(trial)
+        self._judge.add(trial)
+        self._say(_told(trial))
+
+    def _check_budget(self) -> None:
+        if self._affordable() > 0:
+            return
+        is_by_number = self._options.max_trials is not None and len(self._trials) >= self._options.max_trials
+        raise _StopError("trials" if is_by_number else "budget")
+
+    def _affordable(self) -> int:
+        """Return how many more trials fit into the budget, if each takes as long as they took on average."""
+        spent_s = asyncio.get_running_loop().time() - self._began_s
+        mean_s = sum(trial.took_s for trial in self._trials) / max(len(self._trials), 1)
+        by_time = int((self._options.budget_s - spent_s) / mean_s) if mean_s > 0 else 1_000_000
+        by_number = 1_000_000
+        if self._options.max_trials is not None:
+            by_number = self._options.max_trials - len(self._trials)
+        return max(min(by_time, by_number), 0)
+
+    def _of(self, arm: _Arm) -> list[ServerTrial]:
+        return [trial for trial in self._trials if trial.arm == arm.name and trial.is_complete]
+
+    def _causes(self, arm: _Arm) -> tuple[Cause, ...]:
+        """Return the causes at the lowest rate that breaks a limit, in the arm's last trial; else at the highest."""
+        trials = self._of(arm)
+        if not trials:
+            return ()
+        last = trials[-1]
+        place = next((place for place, point in enumerate(last.points) if not point.is_within), len(last.points) - 1)
+        words = changed(self._command, arm.changes).words
+        return find_causes(last.windows[place], self._plan.engine, words)
+
+    def _found(self) -> Found:
+        return Found(
+            trials=tuple(self._trials),
+            tried=tuple(self._tried.values()),
+            causes=self._causes(_UNTOUCHED),
+            causes_left=self._causes(self._applied),
+            adopted=self._applied.changes,
+            adopted_arm=self._applied.name,
+            verdict=self._verdict,
+            ended_by=self._ended_by,
+        )
+
+
+def _told(trial: ServerTrial) -> str:
+    if not trial.is_complete:
+        return f"trial {trial.index}, {trial.arm}: {trial.problem}"
+    best = max(trial.points, key=lambda point: point.goodput_per_s)
+    return (
+        f"trial {trial.index}, {trial.arm}: {best.goodput_per_s:.3g} good requests/s, "
+        f"{max(point.tokens_per_s for point in trial.points):,.0f} tokens/s, in {trial.took_s:.0f} s"
+    )

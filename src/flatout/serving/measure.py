@@ -1,0 +1,89 @@
+"""Reduce the answers of one load point to its counts, percentiles and goodput.
+
+In: the answers, the rate, the limits. Out: a `LoadPoint`. TTFT and latency count from when a request was due. ITL is
+the time between two pieces of an answer, whatever number of tokens a piece has; TPOT is the time after the first piece
+for each later token, as the server counts tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flatout.records.serving import Answered, Limit, LoadPoint, Metric, Spread
+from flatout.serving.slo import own_limits
+
+
+def load_point(
+    answers: Sequence[Answered], *, rate_per_s: float, limits: Sequence[Limit], energy_j: float | None = None
+) -> LoadPoint:
+    """Return what the server did at this rate. The goodput is within the time in which requests were due."""
+    times = [_times(answer) for answer in answers]
+    of_metric = {metric: [value for each in times for value in each[metric]] for metric in _EACH}
+    of_own = own_limits(limits)
+    completed = [answer.outcome == "completed" for answer in answers]
+    good = [done and _is_good(each, of_own) for done, each in zip(completed, times, strict=True)]
+    num_tokens = sum(answer.tokens for answer in answers)
+    offered_s = len(answers) / rate_per_s
+    first_due_s = min(answer.due_s for answer in answers)
+    took_s = max(max(answer.end_s for answer in answers) - first_due_s, 1e-9)
+    return LoadPoint(
+        rate_per_s=rate_per_s,
+        num_requests=len(answers),
+        num_completed=sum(completed),
+        num_failed=sum(answer.outcome == "failed" for answer in answers),
+        num_cut=sum(answer.outcome == "cut" for answer in answers),
+        num_timed_out=sum(answer.outcome == "timed_out" for answer in answers),
+        num_good=sum(good),
+        num_tokens=num_tokens,
+        took_s=took_s,
+        goodput_per_s=sum(good) / offered_s,
+        tokens_per_s=num_tokens / took_s,
+        ttft=_spread(of_metric["ttft"]),
+        itl=_spread(of_metric["itl"]),
+        tpot=_spread(of_metric["tpot"]),
+        latency=_spread(of_metric["latency"]),
+        is_within=all(completed) and all(_holds(of_metric[limit.metric], limit) for limit in limits),
+        latest_sent_s=max(answer.sent_s - answer.due_s for answer in answers),
+        energy_j=energy_j,
+        tokens_of_request=tuple(answer.tokens if done else -1 for answer, done in zip(answers, completed, strict=True)),
+    )
+
+
+_EACH: tuple[Metric, ...] = ("ttft", "itl", "tpot", "latency")
+_Times = dict[Metric, list[float]]
+
+
+def _times(answer: Answered) -> _Times:
+    """Return the times of one request: one value for each metric, and one for each gap of `itl`."""
+    if answer.outcome != "completed":
+        return {metric: [] for metric in _EACH}
+    if answer.first_s is None:
+        return {"ttft": [answer.end_s - answer.due_s], "itl": [], "tpot": [], "latency": [answer.end_s - answer.due_s]}
+    gaps = np.diff(answer.piece_s).tolist()
+    later_tokens = max(answer.tokens - 1, len(gaps))
+    after_first_s = answer.piece_s[-1] - answer.first_s
+    return {
+        "ttft": [answer.first_s - answer.due_s],
+        "itl": [float(gap) for gap in gaps],
+        "tpot": [after_first_s / later_tokens] if later_tokens else [],
+        "latency": [answer.end_s - answer.due_s],
+    }
+
+
+def _is_good(times: _Times, limits: Sequence[Limit]) -> bool:
+    return all(_holds(times[limit.metric], limit) for limit in limits)
+
+
+def _holds(values: Sequence[float], limit: Limit) -> bool:
+    """Whether the share of the values within the limit is at least the percentile; nothing measured breaks none."""
+    num_within = sum(value <= limit.most_s for value in values)
+    return num_within >= len(values) * limit.percentile / 100 - 1e-9
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    if not values:
+        return None
+    p50, p90, p99 = np.percentile(values, [50, 90, 99])
+    return Spread(num=len(values), mean_s=float(np.mean(values)), p50_s=float(p50), p90_s=float(p90), p99_s=float(p99))
