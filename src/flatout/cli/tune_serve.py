@@ -45,7 +45,7 @@ def tune_serve(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Kind of server: vllm, sglang, transformers or triton, or a .toml table of your own. "
+            help="Kind of server: vllm, sglang, transformers or triton, or your own .toml table. "
             "[default: as the command shows]",
         ),
     ] = None,

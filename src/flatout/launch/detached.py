@@ -1,6 +1,6 @@
 """Start a server detached from this terminal, with its output in a file, and end it with all its descendants.
 
-In: a command, its environment, a file for its output. Out: a `Detached` process. It leads a session of its own, so that
+In: a command, its environment, a file for its output. Out: a `Detached` process. It leads a separate session, so that
 Ctrl-C reaches only Flatout, which then ends it.
 """
 

@@ -153,7 +153,7 @@ class ServerChange(msgspec.Struct, frozen=True, kw_only=True):
     knob: str
     safety: Safety
     options: dict[str, str | None] = {}  # option -> value; None: an option without a value
-    removed: tuple[str, ...] = ()  # options to leave out
+    removed: tuple[str, ...] = ()  # options that are removed
     environment: dict[str, str] = {}
     model_config: tuple[str, ...] = ()  # lines of Triton's config.pbtxt
     answers: tuple[str, ...] = ()

@@ -68,7 +68,7 @@ def facts(tuning: ServingTuning) -> list[str]:
         f"{tuning.order} (A: untouched)",
     ]
     if tuning.noise_agreement is None:
-        lines.append("answers: the untouched server was started once, so no change was held against it")
+        lines.append("answers: the untouched server was started once, so no change was compared with it")
     else:
         lines.append(
             f"answers: {tuning.num_held_prompts} held prompts; untouched starts agree in "

@@ -1,7 +1,7 @@
 """Hold a changed server's answers against the untouched server's: agreement, errors, cut answers, fewer tokens.
 
-In: the trials of the untouched server and one of a changed one. Out: an `AnswerGate`. Two untouched starts agree to a
-degree of their own, which is the noise: a change that is `exact` must agree as much, within a tolerance, and one that
+In: the trials of the untouched server and one of a changed one. Out: an `AnswerGate`. The agreement of two
+untouched starts is the noise: a change that is `exact` must agree as much, within a tolerance, and one that
 is `rounding` at least half as much. A gate that cannot judge is `unknown`, and no win is claimed then.
 """
 

@@ -76,7 +76,7 @@ def without_unlisted(engine: Engine, help_text: str | None) -> tuple[Engine, tup
 
 
 def lists(help_text: str, option: str) -> bool:
-    """Whether the help lists the option as a word of its own: `--compile` is not in `--compile-mode`."""
+    """Whether the help lists the option as a separate word: `--compile` is not in `--compile-mode`."""
     start = 0
     while (place := help_text.find(option, start)) >= 0:
         before = help_text[place - 1 : place]

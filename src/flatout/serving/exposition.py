@@ -1,7 +1,7 @@
 """Read a server's metrics, in Prometheus' text format.
 
 In: the text of `/metrics`. Out: for each name, the sum and the largest value over its labels. Only what a table of the
-engine names is kept; lines that are no samples are skipped.
+engine names is kept; other lines are skipped.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     output_tokens: Tokens | tuple[Tokens, ...] = 64
     shared_prefix_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0  # that all prompts begin with
     trace: str | None = None
-    most_tokens: Tokens | None = None  # of a prompt and its answer: rows of a trace with more are left out
+    most_tokens: Tokens | None = None  # of a prompt and its answer: a trace is sent without its rows that have more
     endpoint: Literal["chat", "completions"] = "chat"
     model: str | None = None  # None: the server's first model
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 120.0
@@ -50,7 +50,7 @@ class TracedLoad(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     path: str
     rows: tuple[TraceRow, ...] = ()
-    num_left_out: int = 0  # rows of the trace with more than `most_tokens`
+    num_left_out: int = 0  # rows of the trace, with more than `most_tokens`
 
     @property
     def natural_rate_per_s(self) -> float | None:

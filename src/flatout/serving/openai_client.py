@@ -173,7 +173,7 @@ def _read(line: str, on_piece: OnPiece, ending: Ending) -> Ending:
     try:
         chunk = _CHUNKS.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise TransportError(f"the stream has a line that is no chunk: {error}") from error
+        raise TransportError(f"the stream has a line that is not a chunk: {error}") from error
     if chunk.error is not None:
         raise TransportError(f"the stream ended with an error: {str(chunk.error)[:MOST_BODY]}")
     for choice in chunk.choices:

@@ -2,7 +2,7 @@
 
 In: a load, a rate, the number of words that make a token. Out: requests with their due times. Prompts are plain words,
 because no tokenizer is known here: the number of words for a number of tokens comes from the server's own count of a
-first prompt (`words_per_token`). Held prompts, whose answers are compared, are no part of the load.
+first prompt (`words_per_token`). Held prompts, whose answers are compared, do not belong to the load.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def warm_up_requests(traced: TracedLoad, *, count: int, words_per_token: float =
 
 
 def probe_prompt(load: Load, num_words: int) -> str:
-    """Return a prompt of so many words; a longer one begins as a shorter one does."""
+    """Return a prompt of `num_words` words; a longer one begins as a shorter one does."""
     return " ".join(_words(random.Random(f"{load.seed} probe"), num_words))
 
 

@@ -83,7 +83,7 @@ def _refused(engine: Engine, command: ServerCommand, machine: Machine, options: 
 
 
 def _order(trials: Sequence[ServerTrial]) -> str:
-    """Return the arms in running order, as letters: A for the untouched server, then B, C, ... as they came."""
+    """Return the arms in running order as letters: A is the untouched server, then B, C, ... by their first trials."""
     arms = list(dict.fromkeys([BASELINE, *(trial.arm for trial in trials)]))
     return " ".join(_letter(arms.index(trial.arm)) for trial in trials)
 
@@ -132,7 +132,7 @@ def _notes(found: Found, plan: Plan) -> list[str]:
     if plan.traced.num_left_out:
         notes.append(
             f"{plan.traced.num_left_out:,} rows of the trace have more than {plan.traced.load.most_tokens:,} tokens, "
-            "and were left out"
+            "and are not sent"
         )
     unsettled = [trial.index for trial in found.trials if trial.is_complete and not trial.is_settled]
     if unsettled:

@@ -49,7 +49,7 @@ def _metric(name: str) -> Metric:
 
 
 def own_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Return the limits that one request is held against: of each metric, the one with the highest percentile."""
+    """Return the limits that one request is compared with: of each metric, the one with the highest percentile."""
     strictest: dict[Metric, Limit] = {}
     for limit in limits:
         known = strictest.get(limit.metric)

@@ -3,7 +3,7 @@
 In: a CSV with a header, or JSON lines. Out: `TraceRow`s in the order of time, from 0.
 
     Azure's LLM traces     TIMESTAMP,ContextTokens,GeneratedTokens      (2023 and 2024; times of day)
-    a CSV of your own      timestamp,prompt_tokens,output_tokens        (seconds, or times of day)
+    your own CSV           timestamp,prompt_tokens,output_tokens        (seconds, or times of day)
     Mooncake               {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": [..]}
 
 Mooncake's `hash_ids` name blocks of 512 tokens: prompts with the same first ids begin alike, which a replay keeps.
