@@ -171,10 +171,12 @@ from flatout.records.tuning import BalancedBatches, Bound, GainSought, MoreTrial
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.records.watch import (
     DrainCost,
+    FailureProbability,
     GpuAdvice,
     GpuStatus,
     LiveFinding,
     NodeHealth,
+    NodeSign,
     RankStatus,
     WatchStatus,
 )
@@ -484,7 +486,7 @@ def watch_json() -> str:
 
 def node_health_json() -> str:
     """The contract `flatout/node-health`."""
-    return _contract("flatout/node-health", (NodeHealth, GpuAdvice, DrainCost))
+    return _contract("flatout/node-health", (NodeHealth, GpuAdvice, NodeSign, DrainCost, FailureProbability))
 
 
 def ledger_json() -> str:

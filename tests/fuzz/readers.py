@@ -71,10 +71,22 @@ def _command(*arguments: str) -> Callable[[Path], object]:
 
 
 def _node_health(path: Path) -> object:
-    from flatout.watch.health.node import NodeQuestion, judge_node
+    from flatout.watch.health.node import NodeQuestion, NodeSources, judge_node
 
     question = NodeQuestion(job_gpus=64, node_gpus=8, checkpoint_interval_s=3600, restart_s=300, repair_s=3600)
-    return judge_node(path, question)
+    return judge_node(NodeSources(log=path), question)
+
+
+def _gpu_history(path: Path) -> object:
+    from flatout.watch.health.history import read_history
+
+    return read_history(path)
+
+
+def _failures_of_ledger(path: Path) -> object:
+    from flatout.watch.health.node import num_failures
+
+    return num_failures(path, 2e9)
 
 
 def _simulated_fabric(path: Path) -> object:
@@ -584,6 +596,8 @@ READERS: tuple[Reader, ...] = (
     Reader("compare, its folder", trials.comparisons, trials.judge_comparison),
     Reader("explain --error", _one("error.log"), _command("explain", "--error", "{}"), ("flatout explain --error",)),
     Reader("watch node --log", _one("xids.log"), _node_health, ("flatout watch node --log",)),
+    Reader("watch node --history", _one("gpu_history.jsonl"), _gpu_history, ("flatout watch node --history",)),
+    Reader("watch node --ledger", _one("node_ledger.jsonl"), _failures_of_ledger, ("flatout watch node --ledger",)),
     Reader("doctor --from", _doctor_samples, _command("doctor", "--from", "{}"), ("flatout doctor --from",)),
     Reader(
         "doctor --topology",

@@ -41,6 +41,7 @@ NOT_OF_A_USER = {
     "watch.record": "reads why a rank of a running job has no trace",
     "watch.view.node_status": "reads the statuses of the other nodes of a running job, as `keep.peer_board` does",
     "watch.exporter.labels": "reads the control group of its own process",
+    "watch.exporter.storage_metrics": "reads the counters that the kernel keeps of mounts and disks",
     "keep.flight": "waits two seconds for the answers of live ranks",
     "keep.heartbeats": "maps the heartbeats of live ranks",
     "nccl_tuner.build": "reads the source that the package ships",

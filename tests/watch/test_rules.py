@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,23 @@ def test_the_scrape_configuration_is_one_that_prometheus_accepts(folder: Path) -
     promtool("check", "config", "prometheus.yml", folder=folder)
     (job,) = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
     assert job["honor_labels"] is True and job["static_configs"] == [{"targets": ["n1:9464", "n2:9464"]}]
+
+
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="Alertmanager's amtool is not installed")
+def test_amtool_accepts_the_configuration_and_routes_alerts_by_their_severity(tmp_path: Path) -> None:
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(alertmanager_text())
+
+    def amtool(*arguments: str) -> str:
+        done = subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    assert "SUCCESS" in amtool("check-config", str(path))
+    one_of_each = {alert.severity: alert.name for alert in ALERTS}
+    for severity, receiver in {"page": "page", "ticket": "ticket", "info": "watchdog"}.items():
+        labels = (f"alertname={one_of_each[severity]}", f"severity={severity}")
+        assert amtool("config", "routes", "test", f"--config.file={path}", *labels) == f"flatout-{receiver}"
 
 
 def test_what_alertmanager_silences_and_routes_are_alerts_that_exist() -> None:

@@ -15,7 +15,7 @@ def watch_emit(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Kind of files: prometheus, grafana, alertmanager, dcgm-job-mapping or scrape-config.",
+            help="Kind of files: prometheus, grafana, alertmanager, dcgm-job-mapping, node-health or scrape-config.",
             show_default=False,
         ),
     ],

@@ -32,9 +32,17 @@ def watch_node(
     repair: Annotated[
         Duration, duration(least_s=0.0, most_s=_MOST_S, help="Time for which a drained node is not used.")
     ] = Duration("1h", 3600.0),
+    history: Annotated[
+        Path | None,
+        path_option(help="File of earlier readings of the GPUs, for rates; this reading is added. It keeps a week."),
+    ] = None,
+    ledger: Annotated[
+        list[Path] | None,
+        path_option(help="Ledger of a job on this node, to count failures by the machine's fault. Repeatable."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Judge a node by the Xids in its kernel log, and weigh draining it against waiting.
+    """Judge a node by its Xids, its GPUs' counters and its jobs' failures, and weigh draining it against waiting.
 
     Exits with 0 if nothing calls for an action, with 1 if a GPU is to be reset or the node drained, and with 2 if the
     log cannot be read, as a custom plugin of Kubernetes' node-problem-detector does. Nothing is drained or reset.
@@ -42,7 +50,7 @@ def watch_node(
     Example: flatout watch node --job-gpus 64
     """
     from flatout.report.node_health_text import node_health_lines
-    from flatout.watch.health.node import NodeQuestion, judge_node
+    from flatout.watch.health.node import NodeQuestion, NodeSources, judge_node
 
     question = NodeQuestion(
         job_gpus=job_gpus,
@@ -51,7 +59,8 @@ def watch_node(
         restart_s=restart.seconds,
         repair_s=repair.seconds,
     )
-    health = judge_node(log, question)
+    sources = NodeSources(log=log, history=history, ledgers=tuple(ledger or ()))
+    health = judge_node(sources, question)
     if json:
         print_json("flatout/node-health", health)
     else:

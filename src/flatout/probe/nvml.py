@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any
 
 from flatout.probe.gpu_counters import GpuCounters, read_gpu_counters
+from flatout.probe.gpu_health import read_gpu_health
 from flatout.probe.peer_paths import slowest_peer_path
 from flatout.probe.xids import Xids
+from flatout.records.gpu_health import GpuHealth
 
 # NVML's bits for the reasons why clocks are lower than requested (nvmlClocksEventReasons); "idle" is not throttling.
 THROTTLE_REASONS = {
@@ -59,6 +61,10 @@ class Gpus:
     def counters(self) -> list[GpuCounters]:
         """Return each GPU's counters under dcgm-exporter's names."""
         return read_gpu_counters(self._nvml, self._handles)
+
+    def health(self) -> list[GpuHealth]:
+        """Return what says how well each GPU is."""
+        return read_gpu_health(self._nvml, self._handles)
 
     def processes(self) -> list[list[int]]:
         """Return the processes that compute on each GPU."""

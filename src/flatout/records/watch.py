@@ -139,11 +139,34 @@ class GpuAdvice(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class NodeSign(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign of a coming failure in the counters of a node. The action `none` only warns."""
+
+    gpu: int | None  # null: of the node
+    kind: str
+    action: NodeAction
+    value: float
+    reason: str
+
+
+class FailureProbability(msgspec.Struct, frozen=True, kw_only=True):
+    """The probability that a node fails within the horizon."""
+
+    low: float
+    typical: float
+    high: float
+    is_assumed: bool  # nothing is published
+    source: str
+
+
 class DrainCost(msgspec.Struct, frozen=True, kw_only=True):
     """The expected GPU-hours of draining a node now and of waiting for its failure."""
 
     drain_gpu_h: float
-    wait_gpu_h: tuple[float, float]  # with the lowest and the highest assumed probability of a failure
+    typical_wait_gpu_h: float
+    wait_gpu_h: tuple[float, float]  # with the lowest and the highest probability of a failure
+    probability: FailureProbability
+    horizon_days: int
     pays: bool  # draining costs less with either
     may_pay: bool  # draining costs less with the highest
 
@@ -154,4 +177,6 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuAdvice, ...]  # those with Xids
     needs_action: bool  # a GPU is to be reset, or the node drained
     is_excerpt: bool  # the log does not begin at the start of the kernel
-    cost: DrainCost | None  # null: no action, or no job to weigh it for
+    cost: DrainCost | None  # null: no job to weigh it for
+    signs: tuple[NodeSign, ...] = ()
+    unread: dict[str, str] = {}  # by source: why it could not be read

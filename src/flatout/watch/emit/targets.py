@@ -11,6 +11,7 @@ from flatout.watch.emit.alertmanager import alertmanager_text
 from flatout.watch.emit.alerts import alert_group
 from flatout.watch.emit.dashboards.all import dashboard_files
 from flatout.watch.emit.job_mapping import EPILOG, PROLOG
+from flatout.watch.emit.node_health import KUBERNETES_CHECK, SLURM, monitor_text
 from flatout.watch.emit.recording_rules import recording_group
 from flatout.watch.emit.scrape_config import scrape_config_text
 
@@ -21,6 +22,8 @@ _NEXT = {
     "alertmanager": "fill in the receivers, then check it: amtool check-config alertmanager.yml",
     "dcgm-job-mapping": "name the scripts as Prolog and Epilog in slurm.conf, and start dcgm-exporter with "
     "--hpc-job-mapping-dir",
+    "node-health": "name flatout-slurm-check.sh as HealthCheckProgram in slurm.conf, or give the other two files to "
+    "node-problem-detector (--config.custom-plugin-monitor)",
     "scrape-config": "merge prometheus.yml into yours, next to flatout-rules.yml of `flatout watch emit prometheus`",
 }
 
@@ -32,6 +35,11 @@ def emitted(target: str, addresses: Sequence[str] = ()) -> list[Emitted]:
         "grafana": dashboard_files,
         "alertmanager": lambda: {"alertmanager.yml": alertmanager_text()},
         "dcgm-job-mapping": lambda: {"flatout-prolog.sh": PROLOG, "flatout-epilog.sh": EPILOG},
+        "node-health": lambda: {
+            "flatout-slurm-check.sh": SLURM,
+            "flatout-node-check.sh": KUBERNETES_CHECK,
+            "flatout-node-problem.json": monitor_text(),
+        },
         "scrape-config": lambda: {"prometheus.yml": scrape_config_text(addresses)},
     }
     if target not in files_of:

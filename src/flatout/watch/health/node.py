@@ -1,20 +1,28 @@
-"""Judge a node by its kernel log. In: the log, and what a stop costs the job on the node. Out: `NodeHealth`."""
+"""Judge a node by its kernel log, its GPUs' counters and its jobs' failures. Out: `NodeHealth`, weighed for a job."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from flatout.doctor.parse.kernel_log import parse_kernel_log
 from flatout.errors import InputError
-from flatout.input_files import bounded_log, read_text
+from flatout.input_files import bounded_log, read_bytes, read_text
+from flatout.keep.ledger_lines import FailureLine, decode_line
+from flatout.probe.nvml import Gpus
 from flatout.probe.snapshot import read_kernel_log
-from flatout.records.watch import DrainCost, GpuAdvice, NodeAction, NodeHealth
-from flatout.watch.health.expected_loss import DRAIN_PROBABILITY, RESET_PROBABILITY, StopCosts, drain_cost
+from flatout.records.gpu_health import GpuHealth, HealthReading
+from flatout.records.watch import DrainCost, GpuAdvice, NodeAction, NodeHealth, NodeSign
+from flatout.watch.health.expected_loss import Evidence, StopCosts, drain_cost, failure_probability
+from flatout.watch.health.history import read_history, renewed, write_history
+from flatout.watch.health.signs import find_signs
 from flatout.watch.health.xid_actions import advise
 
 _DETECT_S = 60.0
+_WEEK_S = 7 * 86_400.0
 
 
 class NodeQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +35,30 @@ class NodeQuestion(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float
 
 
-def judge_node(log: Path | None, question: NodeQuestion) -> NodeHealth:
-    """Return the actions for the node. Raise InputError if its log cannot be read."""
-    parsed = parse_kernel_log(bounded_log(_text_of(log)))
+class NodeSources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node is judged by."""
+
+    log: Path | None = None  # None: the log of this machine, together with its GPUs
+    history: Path | None = None  # earlier readings of the GPUs, to which this one is added
+    ledgers: tuple[Path, ...] = ()  # of jobs that ran on the node
+
+
+def read_own_gpus() -> tuple[Sequence[GpuHealth], str | None]:
+    """Return the health of this machine's GPUs, and why it is unknown."""
+    gpus = Gpus()
+    return gpus.health(), gpus.problem
+
+
+def judge_node(
+    sources: NodeSources,
+    question: NodeQuestion,
+    *,
+    read_gpus: Callable[[], tuple[Sequence[GpuHealth], str | None]] = read_own_gpus,
+    now_s: float | None = None,
+) -> NodeHealth:
+    """Return the actions for the node. Raise InputError if its log, its history or a ledger cannot be read."""
+    now_s = time.time() if now_s is None else now_s
+    parsed = parse_kernel_log(bounded_log(_text_of(sources.log)))
     gpus = advise(parsed.xids)
     seen = {gpu.address for gpu in gpus}
     lost = [address for address in parsed.off_bus if address not in seen]
@@ -37,17 +66,63 @@ def judge_node(log: Path | None, question: NodeQuestion) -> NodeHealth:
         GpuAdvice(address=address, action="drain", xid=None, num_xids=0, reason="the GPU has fallen off the bus")
         for address in lost
     )
-    actions = {gpu.action for gpu in gpus}
+    signs, problem = _signs(sources, read_gpus, now_s)
+    actions = {gpu.action for gpu in gpus} | {sign.action for sign in signs}
     return NodeHealth(
         gpus=gpus,
         needs_action=bool(actions & {"reset_gpu", "drain"}),
         is_excerpt=parsed.is_excerpt,
-        cost=_cost(actions, question),
+        cost=_cost(_evidence(actions, signs), question),
+        signs=signs,
+        unread={} if problem is None else {"gpus": problem},
     )
 
 
-def _cost(actions: set[NodeAction], question: NodeQuestion) -> DrainCost | None:
-    if question.job_gpus is None or not actions & {"reset_gpu", "drain"}:
+def _signs(
+    sources: NodeSources, read_gpus: Callable[[], tuple[Sequence[GpuHealth], str | None]], now_s: float
+) -> tuple[tuple[NodeSign, ...], str | None]:
+    """Return the signs, and why the GPUs are unknown. The log of another node says nothing of the GPUs here."""
+    failures = sum(num_failures(path, now_s) for path in sources.ledgers)
+    gpus: Sequence[GpuHealth] = ()
+    problem = None
+    if sources.log is None or sources.history is not None:
+        gpus, problem = read_gpus()
+    now = HealthReading(unix_s=now_s, gpus=tuple(gpus))
+    history = read_history(sources.history) if sources.history is not None else []
+    signs = find_signs(now, history, failures)
+    more = renewed(history, now)
+    if sources.history is not None and more is not None:
+        write_history(sources.history, more)
+    return signs, problem
+
+
+def num_failures(ledger: Path, now_s: float) -> int:
+    """Count a job's failures of the last week that were the machine's fault."""
+    try:
+        lines = read_bytes(ledger).splitlines()
+    except OSError as error:
+        raise InputError(f"{ledger} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    count = 0
+    for raw in lines:
+        try:
+            line = decode_line(raw)
+        except msgspec.DecodeError as error:
+            raise InputError(f"{ledger} is not a ledger of `flatout run`: {error}") from error
+        if isinstance(line, FailureLine):
+            count += line.fault == "machine" and now_s - line.unix_s <= _WEEK_S
+    return count
+
+
+def _evidence(actions: set[NodeAction], signs: Sequence[NodeSign]) -> Evidence:
+    if "drain" in actions:
+        return "drain"
+    if "reset_gpu" in actions:
+        return "reset"
+    return "warning" if signs else "none"
+
+
+def _cost(evidence: Evidence, question: NodeQuestion) -> DrainCost | None:
+    if question.job_gpus is None:
         return None
     costs = StopCosts(
         job_gpus=question.job_gpus,
@@ -58,7 +133,7 @@ def _cost(actions: set[NodeAction], question: NodeQuestion) -> DrainCost | None:
         detect_s=_DETECT_S,
         repair_s=question.repair_s,
     )
-    return drain_cost(DRAIN_PROBABILITY if "drain" in actions else RESET_PROBABILITY, costs)
+    return drain_cost(failure_probability(evidence), costs)
 
 
 def _text_of(log: Path | None) -> str:
