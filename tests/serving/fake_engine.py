@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--api-server-count", type=int, default=1)
     options.add_argument("--fast-math", action="store_true", help="twice as fast, and wrong")
     options.add_argument("--short-answers", action="store_true", help="twice as fast, with half of the tokens")
+    options.add_argument("--log-level", default="warning", help="does nothing")
     options.add_argument("--refuse-late", action="store_true", help="refuses requests when many wait")
     # the law of the machine, not of the server: no table offers these
     options.add_argument("--base-s", type=float, default=0.004)
@@ -111,14 +112,13 @@ class FakeEngine:
         loop = asyncio.get_running_loop()
         if self.options.refuse_late and len(self.waiting) > 4:
             raise RefusedError
-        came_s = loop.time()
         async with self._hosts:
             await asyncio.sleep(self.options.host_s * self.pace)
             self.counters.host_busy_s += self.options.host_s * self.pace
         words = prompt.split()
         if self.options.short_answers:
             max_tokens = max(max_tokens // 2, 1)
-        sequence = Job(words, max_tokens, on_token, came_s, loop.create_future())
+        sequence = Job(words, max_tokens, on_token, loop.time(), loop.create_future())
         self.waiting.append(sequence)
         self._work.set()
         await sequence.done

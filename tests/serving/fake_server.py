@@ -1,7 +1,7 @@
 """`python fake_server.py --port N [options]`: the simulated engine in real time behind OpenAI's protocol.
 
 It speaks just enough HTTP for a client: health, models, metrics, and streamed answers. With FAKE_FAILS=1 it ends at
-once, and with FAKE_CHILD=1 it starts a child that ignores SIGTERM.
+once, with FAKE_SLEEPS=1 it never listens, and with FAKE_CHILD=1 it starts a child in another session.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 from fake_engine import FakeEngine, RefusedError
 
@@ -95,6 +96,8 @@ async def main() -> None:
 if __name__ == "__main__":
     if os.environ.get("FAKE_FAILS"):
         sys.exit("the fake server was told to fail")
+    if os.environ.get("FAKE_SLEEPS"):
+        time.sleep(600)
     if os.environ.get("FAKE_CHILD"):
-        subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600"])
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
     asyncio.run(main())

@@ -11,6 +11,7 @@ import shlex
 from flatout.emit.yaml_text import Value, yaml_text
 from flatout.records.serving import ServingTuning
 from flatout.records.tuning import Emitted
+from flatout.secrets import MASK
 
 NAME = "flatout-tuned"
 IMAGE = "REPLACE-WITH-YOUR-IMAGE"
@@ -32,10 +33,24 @@ def _heading(tuning: ServingTuning) -> str:
     return f"# Written by `flatout tune --serve`: {changes}\n"
 
 
+def _known(tuning: ServingTuning) -> dict[str, str]:
+    """Return the variables whose values are not masked."""
+    return {name: value for name, value in tuning.environment.items() if MASK not in value}
+
+
+def _masked_notes(tuning: ServingTuning) -> tuple[str, ...]:
+    """Return notes on what stands for secrets, which the user fills in."""
+    hidden = [name for name in tuning.environment if name not in _known(tuning)]
+    notes = [f"set {name}: its value looks like a secret and is not written" for name in hidden]
+    if any(MASK in word for word in tuning.launch):
+        notes.append(f"values that look like secrets are {MASK} in the written command: replace each of them")
+    return tuple(notes)
+
+
 def _script(tuning: ServingTuning) -> Emitted:
-    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in tuning.environment.items()]
+    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in _known(tuning).items()]
     text = f"#!/bin/sh\n{_heading(tuning)}{''.join(exports)}exec {shlex.join(tuning.launch)}\n"
-    return Emitted(path="launch.sh", text=text, notes=())
+    return Emitted(path="launch.sh", text=text, notes=_masked_notes(tuning))
 
 
 def _container(tuning: ServingTuning, name: str) -> dict[str, Value]:
@@ -47,8 +62,8 @@ def _container(tuning: ServingTuning, name: str) -> dict[str, Value]:
         "command": [os.path.basename(program)],
         "args": arguments,
     }
-    if tuning.environment:
-        container["env"] = [{"name": key, "value": value} for key, value in tuning.environment.items()]
+    if _known(tuning):
+        container["env"] = [{"name": key, "value": value} for key, value in _known(tuning).items()]
     port = _port(tuning)
     if port is not None:
         container["ports"] = [{"containerPort": port}]

@@ -26,7 +26,7 @@ class Detached:
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
         self._process = process
-        self._output = output
+        self.output = output
         self._tree = ProcessTree(process.pid)
 
     @property
@@ -47,7 +47,7 @@ class Detached:
 
     def last_lines(self, count: int) -> list[str]:
         """Return the last lines that are not empty of what it has written."""
-        text = read_end(self._output, max_bytes=_END_BYTES).decode(errors="replace")
+        text = read_end(self.output, max_bytes=_END_BYTES).decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()][-count:]
 
     def end(self) -> None:

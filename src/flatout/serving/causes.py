@@ -1,8 +1,9 @@
 """Say why requests take long, from one load point: each cause with its share of the mean latency.
 
-In: a `Window`, the engine's table and the server's command. Out: causes, the largest first. A specific cause takes from
-the general one: requests wait in the queue because the cache is full, or because the batch is, or (`queueing`) because
-the server has more work than it can do. Unknown numbers give no cause. It suggests no change: tables do.
+In: a `Window`, the engine's table and the server's command. Out: causes. The specific ones come before the general one:
+requests wait in the queue because the cache is full, or because the batch is, or (`queueing`) because the server has
+more work than it can do, for which the specific causes are reasons too: their shares overlap. Unknown numbers give no
+cause. It suggests no change: tables do.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ MIN_OUTSIDE = 0.1  # of the latency, outside the engine's queue, prefill and dec
 
 
 def find_causes(window: Window, engine: Engine, words: Sequence[str]) -> tuple[Cause, ...]:
-    """Return the causes, the largest known share first; those of unknown share follow."""
+    """Return the causes: the largest known share first, then those of unknown share, and the general one last."""
     found: list[Cause] = []
     for rule in _RULES:
         cause = rule(window, engine, words, found)
         if cause is not None and (cause.share is None or cause.share >= MIN_SHARE):
             found.append(cause)
-    return tuple(sorted(found, key=lambda cause: -(cause.share or 0.0)))
+    return tuple(sorted(found, key=lambda cause: (cause.name == "queueing", -(cause.share or 0.0))))
 
 
 _Rule = Callable[[Window, Engine, Sequence[str], Sequence[Cause]], Cause | None]
@@ -104,7 +105,8 @@ def _no_prefix_reuse(window: Window, engine: Engine, words: Sequence[str], _: Se
     reused = hits or 0.0
     if reused >= MOST_REUSED * shared:
         return None
-    prefill = _share(window.prefill_s, window)
+    # in the queue, a request waits for the prompts of others
+    prefill = None if window.prefill_s is None else _share(window.prefill_s + (window.queue_s or 0.0), window)
     return Cause(
         name="no-prefix-reuse",
         title=f"{percent(shared)} of the prompt tokens repeat an earlier prompt's beginning, and "
@@ -136,7 +138,7 @@ def _host_bound(window: Window, _: Engine, __: Sequence[str], ___: Sequence[Caus
         return Cause(
             name="host-bound",
             title=f"one thread of the server keeps {thread:.1f} cores busy, and the rest waits for it",
-            share=outside,
+            share=outside if waits_outside else None,
             evidence={"busiest_thread_cores": thread},
         )
     if window.gpu_busy_share is not None or window.cores_busy is None or not window.cores_allowed:

@@ -111,8 +111,11 @@ class ServeCommand:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise OutputError(f"{self.folder} cannot be written to: {reason}", hint="pass another --out") from error
-        paths = [write_emitted(each, self.folder, force=True) for each in emitted]
-        return [f"wrote {self.folder / HTML}", *(f"wrote {path}" for path in paths)]
+        lines = [f"wrote {self.folder / HTML}"]
+        for each in emitted:
+            lines.append(f"wrote {write_emitted(each, self.folder, force=True)}")
+            lines += [f"{each.path}: {note}" for note in each.notes]
+        return lines
 
     def _claim(self) -> None:
         """Create the folder. Raise OutputError if it holds anything but a former result that `force` replaces."""

@@ -18,7 +18,7 @@ from flatout.launch.detached import Detached, start_detached
 from flatout.probe.nvml import Gpus
 from flatout.records.serving import ServerChange
 from flatout.records.trial import Covariates
-from flatout.secrets import masked_text
+from flatout.secrets import Masker, mask_file
 from flatout.serving.client import TransportError
 from flatout.serving.engine import Engine
 from flatout.serving.exposition import Readings
@@ -63,7 +63,14 @@ class ProcessBackend:
             endpoint=self._load.endpoint,
             body=self._load.body,
         )
-        running = RunningProcess(process, client, self._engine, port, HostMeter(process, self._gpus, self._folder))
+        running = RunningProcess(
+            process,
+            client,
+            self._engine,
+            port=port,
+            meter=HostMeter(process, self._gpus, self._folder),
+            masker=Masker(environment, command.words),
+        )
         try:
             await self._wait(running, began_s + self._start_limit_s)
             await client.find_model()
@@ -94,9 +101,11 @@ class RunningProcess:
 
     start_s = 0.0
 
-    def __init__(self, process: Detached, client: OpenAiClient, engine: Engine, port: int, meter: HostMeter) -> None:
+    def __init__(
+        self, process: Detached, client: OpenAiClient, engine: Engine, *, port: int, meter: HostMeter, masker: Masker
+    ) -> None:
         self.client = self.transport = client
-        self._process, self._engine, self._meter = process, engine, meter
+        self._process, self._engine, self._meter, self._masker = process, engine, meter, masker
         self._metrics_url = f"http://127.0.0.1:{engine.metrics_port or port}{engine.metrics_path or ''}"
 
     async def metrics(self) -> Readings | None:
@@ -126,11 +135,12 @@ class RunningProcess:
     def last_words(self) -> str:
         """Return what the server wrote last, as the end of a sentence."""
         lines = self._process.last_lines(_LAST_LINES)
-        return f": {masked_text(' / '.join(lines))}" if lines else ", and wrote nothing"
+        return f": {self._masker.text(' / '.join(lines))}" if lines else ", and wrote nothing"
 
     async def stop(self) -> None:
         await self.client.close()
         await asyncio.to_thread(self._process.end)
+        mask_file(self._process.output, self._masker)
 
 
 def with_port(command: ServerCommand, engine: Engine) -> tuple[ServerCommand, int]:

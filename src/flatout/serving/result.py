@@ -20,7 +20,7 @@ from flatout.records.serving import (
     UnofferedKnob,
 )
 from flatout.records.trial import BASELINE
-from flatout.secrets import masked_command
+from flatout.secrets import masked_command, masked_environment
 from flatout.serving.answers import noise_agreement
 from flatout.serving.candidates import Machine, refusal
 from flatout.serving.engine import Engine
@@ -71,7 +71,7 @@ def tuning_result(
         took_s=took_s,
         order=_order(found.trials),
         launch=tuple(masked_command(tuned.words)),
-        environment=tuned.environment,
+        environment=masked_environment(tuned.environment),
         notes=(*notes, *_notes(found, plan)),
         trials=found.trials,
     )

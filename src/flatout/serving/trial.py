@@ -16,6 +16,7 @@ import msgspec
 
 from flatout.records.serving import Answered, Limit, LoadPoint, ServerChange, ServerOutcome, ServerTrial, Window
 from flatout.records.trial import Covariates
+from flatout.secrets import masked_text
 from flatout.serving.client import Transport, send_open_loop
 from flatout.serving.engine import Engine
 from flatout.serving.exposition import Readings
@@ -97,7 +98,7 @@ async def run_trial(backend: Backend, plan: Plan, arm: str, changes: Sequence[Se
         trial = ServerTrial(index=index, arm=arm, outcome=error.outcome, problem=error.problem)
     finally:
         await running.stop()
-    return msgspec.structs.replace(trial, took_s=clock() - began_s)
+    return msgspec.structs.replace(trial, problem=masked_text(trial.problem), took_s=clock() - began_s)
 
 
 async def measure_server(running: Running, plan: Plan, arm: str, index: int) -> ServerTrial:

@@ -1,0 +1,85 @@
+"""The whole loop on the simulated server, in virtual time: causes, knobs, traps, A/A, and how it ends.
+
+`benchmarks/serving_causes.py` has seven planted causes with twenty seeds each, and two hundred tunings without effect.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tests.serving.scenarios import SCENARIOS, TRAPS, without_effect
+from tests.serving.simulated import tuned
+
+from flatout.serving.loop import Found, Options
+
+_BY_CAUSE = {scenario.cause: scenario for scenario in SCENARIOS}
+
+
+@cache
+def found(cause: str) -> Found:
+    scenario = _BY_CAUSE[cause]
+    return tuned(scenario.words, seed=3, rates=scenario.rates, slo=scenario.slo, **scenario.load)
+
+
+@pytest.mark.parametrize("cause", ["under-batched", "eager-mode"])
+def test_the_planted_cause_is_found_and_its_knob_adopted(cause: str) -> None:
+    result = found(cause)
+    assert result.causes[0].name == cause
+    assert [change.name for change in result.adopted] == [_BY_CAUSE[cause].change]
+    assert result.verdict is not None
+    assert result.verdict.verdict == "better"
+    assert result.verdict.interval is not None
+    assert result.verdict.interval[0] > 1
+
+
+def test_what_is_fast_and_wrong_or_short_or_refuses_is_unsafe() -> None:
+    by_name = {arm.name: arm for arm in found("under-batched").tried}
+    reasons = {name: by_name[name].gate for name in TRAPS}
+    assert {name: gate.outcome for name, gate in reasons.items()} == dict.fromkeys(TRAPS, "failed")
+    assert "agree with the untouched server's" in reasons["fast-math"].reason
+    assert "50 % of the tokens" in reasons["short-answers"].reason
+    assert "requests failed" in reasons["refuse-late"].reason
+    assert by_name["fast-math"].screened is not None
+    assert by_name["fast-math"].screened > 1.1  # it was tempting
+
+
+def test_the_untouched_server_and_the_candidate_take_turns() -> None:
+    arms = [trial.arm for trial in found("under-batched").trials]
+    assert arms[:2] == ["baseline", "baseline"]
+    after_screening = arms[arms.index("refuse-late") + 1 :]
+    assert after_screening[:2] == ["max-num-seqs=16", "baseline"] or after_screening[0] == "max-num-seqs=16"
+    assert [trial.index for trial in found("under-batched").trials] == list(range(len(arms)))
+
+
+def test_knobs_that_do_nothing_are_not_adopted() -> None:
+    assert [change.name for seed in range(3) for change in without_effect(seed).adopted] == []
+
+
+def test_a_server_within_the_limits_has_nothing_to_gain() -> None:
+    result = tuned((), seed=0, rates=(2.0,), requests=8, prompt_tokens=8, output_tokens=4, held_prompts=2)
+    assert (result.ended_by, len(result.trials), result.adopted) == ("within_limits", 2, ())
+
+
+def starved(options: Options) -> Found:
+    return tuned(
+        ("--max-num-seqs", "2"),
+        seed=0,
+        rates=(60,),
+        options=options,
+        slo="p99 ttft<120ms",
+        requests=32,
+        prompt_tokens=8,
+        output_tokens=16,
+    )
+
+
+def test_the_number_of_trials_ends_the_tuning() -> None:
+    result = starved(Options(budget_s=1e9, max_trials=4))
+    assert (result.ended_by, len(result.trials)) == ("trials", 4)
+
+
+def test_the_budget_ends_the_tuning_before_a_trial_that_does_not_fit() -> None:
+    first, second = starved(Options(budget_s=1e9, max_trials=4)).trials[:2]
+    cut = starved(Options(budget_s=1.6 * (first.took_s + second.took_s)))
+    assert (cut.ended_by, len(cut.trials)) == ("budget", 3)
