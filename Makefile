@@ -1,6 +1,8 @@
 # make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (5 minutes)
 # make test    lint, types, tests and docs, as continuous integration runs them
-# make integrations    `flatout data pack` on Ray Data and on Dask, in a separate environment (5 minutes and 1 GB)
+# make integrations    other libraries, in two separate environments: Ray Data and Dask (5 minutes and 1 GB), and notebooks,
+#                      trainers and trackers (15 minutes and 3 GB; `make stack` runs these alone)
+# make release    the release checklist: builds the artefacts, checks them and installs them (3 minutes)
 # make fuzz    damaged inputs for every reader, with new seeds (10 minutes; INPUTS=500 of each, SEED=7 to repeat a run)
 # make lint    ruff and mypy only          make docs    the docs site, into build/site
 #
@@ -8,7 +10,7 @@
 # Another interpreter: make test PYTHON=/usr/bin/python3.12
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test fuzz lint compiled docs clean integrations
+.PHONY: demo test fuzz lint compiled docs clean integrations stack man release
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -63,7 +65,23 @@ integrations:
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[data,ray,dask]' \
 		'torch==2.13.0' datasets pytest pytest-xdist hypothesis
-	$(INTEGRATIONS)/bin/python -m pytest -n 0 -W default integrations
+	$(INTEGRATIONS)/bin/python -m pytest -n 0 -W default integrations --ignore integrations/stack
+
+	@$(MAKE) --no-print-directory stack
+
+# JupyterLab, trainers and trackers.
+STACK := .venv-stack
+stack:
+	test -x $(STACK)/bin/python || $(PYTHON) -m venv $(STACK)
+	$(STACK)/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'torch==2.13.0' pytest \
+		$$(grep -v '^#' integrations/stack.txt)
+	$(STACK)/bin/python -m pytest -W default integrations/stack
+
+release:
+	$(PYTHON) packaging/check_release.py --out dist
+
+man: $(VENV)/core.stamp
+	$(BIN)/python packaging/man_pages.py build/man
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
@@ -83,15 +101,19 @@ $(VENV)/core.stamp: $(VENV)/made.stamp pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-# The same torch as the tests'; on Linux, another requirement may bring several GB for CUDA.
+# A torch that $(PYTHON) has is used as it is; otherwise the tests' torch is installed, and its size said before.
 $(VENV)/torch.stamp: $(VENV)/core.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	@$(PYTHON) packaging/demo_torch.py $(BIN)/python; code=$$?; \
+		[ $$code -ne 3 ] || { $(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'; code=$$?; }; \
+		exit $$code
 	@touch $@
 
 $(VENV)/docs.stamp: $(VENV)/core.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
+# The tests take nothing from the user's Python, whose torch `make demo` may have made visible.
 $(VENV)/test.stamp: $(VENV)/docs.stamp
+	@rm -f $(VENV)/lib/python*/site-packages/torch_of_the_user.pth
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
 	@touch $@

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 
+import flatout
 from flatout.cli import parser
 
 ROOT = Path(__file__).parents[2]
@@ -18,14 +22,19 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WHEELS = json.loads((ROOT / "benchmarks/results/core_wheels.json").read_text())
 
 
+def loaded(name: str) -> Any:
+    """A script of `packaging/`, as a module."""
+    spec = importlib.util.spec_from_file_location(f"packaging_{name}", ROOT / "packaging" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    sys.path.insert(0, str(ROOT / "packaging"))
-    try:
-        import man_pages
-    finally:
-        sys.path.pop(0)
-    return dict(man_pages.pages())
+    return dict(loaded("man_pages").pages())
 
 
 def minors() -> list[str]:
@@ -77,3 +86,38 @@ def test_a_man_page_has_no_line_that_troff_takes_for_a_request(pages: dict[str, 
     for name, text in pages.items():
         lines = [line for line in text.splitlines() if line.startswith((".", "'"))]
         assert {line.split(" ")[0] for line in lines} <= requests, name
+
+
+def test_the_conda_recipe_needs_what_the_project_needs() -> None:
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    requirements = [
+        line.replace(" ", "").replace("prometheus_client", "prometheus-client")
+        for line in recipe["requirements"]["run"]
+    ]
+    assert requirements[0] == f"python{PROJECT['project']['requires-python']}"
+    assert requirements[1:] == PROJECT["project"]["dependencies"]
+    assert recipe["context"]["version"] == flatout.__version__
+
+
+def test_the_demo_says_what_it_downloads_and_how_large_that_is() -> None:
+    demo_torch = loaded("demo_torch")
+    files = [("torch-2.13.0.whl", 532_000_000), ("nvidia_cudnn.whl", 664_000_000), ("sympy.whl", None)]
+    said = demo_torch.download_sentence(files)
+    assert "3 files, 1.2 GB, and 1 of unknown size; the largest is nvidia_cudnn.whl" in said
+    assert "62 MB" in demo_torch.download_sentence([("torch.whl", 62_000_000)])
+    assert "is unknown" in demo_torch.download_sentence([])
+    assert (ROOT / "Makefile").read_text().count(demo_torch.PINNED) >= 1
+
+
+def test_the_demo_uses_only_a_torch_that_is_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo_torch = loaded("demo_torch")
+    for version, is_used in (
+        ("2.3.1", False),
+        ("2.4.0", True),
+        ("2.10.0+cu128", True),
+        ("1.13.1", False),
+        ("3.0.0", True),
+    ):
+        torch = SimpleNamespace(version=version, locate_file=lambda name: "/packages")
+        monkeypatch.setattr(demo_torch.importlib.metadata, "distribution", lambda name, torch=torch: torch)
+        assert (demo_torch.own_torch() is not None) == is_used, version
