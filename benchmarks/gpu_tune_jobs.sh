@@ -95,7 +95,7 @@ for job in "${jobs[@]}"; do
         ;;
     fabric)
         data mnist "$scripts/fabric/../../../Datasets"
-        tune $job "$scripts/fabric" -- python -m lightning.fabric.cli run --accelerator=gpu --strategy=ddp \
+        tune $job "$scripts/fabric" -- python -m lightning.fabric.cli --accelerator=gpu --strategy=ddp \
             --devices="$gpus" train_fabric.py
         ;;
     mingpt_tcp)

@@ -38,6 +38,11 @@ def steps_until_settled(
         ([0.2, 0.2, 0.2, 0.2, 4.0] * 8, 11),  # a checkpoint now and then
         ([0.1 * 1.2**number for number in range(40)], 38),  # it never settles: two minutes at most
         ([0.2] * 10, None),
+        # Batches that come in bursts: medians of five never agree, means of whole bursts do.
+        ([0.02, 0.2] * 60, 11),  # of two workers
+        ([0.02, 0.02, 0.3] * 60, 11),  # of three
+        ([0.02, 0.04] * 5 + [0.02, 0.2] * 60, 18),  # not before the bursts are as long as those before
+        ([0.11, 0.13] * 60, 11),
     ],
 )
 def test_warm_up_ends(times: list[float], expected: int | None) -> None:
@@ -100,6 +105,15 @@ def test_a_short_warm_up_ends_with_fewer_stable_steps(num_steps: int, num_stable
     for _ in range(num_steps):
         detector.add(1.0)
     assert detector.num_stable == num_stable
+
+
+def test_the_mean_of_the_last_steps_leaves_out_a_boundary() -> None:
+    detector = WarmupDetector()
+    assert detector.mean_s == 0
+    for step_s in [9.0, 9.0, *[0.1, 0.5] * 4, 0.1, 14.0]:
+        detector.add(step_s)
+    assert detector.step_s == 0.5  # the median of alternating steps is one of them
+    assert detector.mean_s == pytest.approx((4 * 0.5 + 5 * 0.1) / 9)
 
 
 def identity(world_size: int = 2, rank: int = 0, num_nodes: int | None = 1) -> Identity:

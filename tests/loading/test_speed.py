@@ -99,6 +99,17 @@ def test_the_training_needs_cores_too() -> None:
     assert speed(busy, 4).training_samples_per_s == pytest.approx(8 / 0.037)
 
 
+def test_what_stands_beside_the_regular_steps_is_not_made_faster_by_workers() -> None:
+    """Two workers make 8 samples in 16 ms, of which a step of 10 ms waits for 6; evaluations take 50 ms per step."""
+    loading = a_loader(num_workers=2, step_s=0.076, loader_wait_s=0.036, aside_s=0.06, steady_wait_s=0.006)
+    assert speed(loading, 2).training_samples_per_s == pytest.approx(8 / 0.076)
+    assert speed(loading, 4).training_samples_per_s == pytest.approx(8 / 0.070)
+    assert speed(loading, 1).training_samples_per_s == pytest.approx(8 / 0.092)
+    assert speed(loading, 0).training_samples_per_s == pytest.approx(8 / 0.102)
+    best = best_workers(loader_speeds(loading))
+    assert best is not None and best.num_workers == 4
+
+
 def test_the_fewest_workers_within_five_percent_are_best() -> None:
     best = best_workers(loader_speeds(a_loader()))
     assert best is not None and best.num_workers == 4  # 3.2 would do

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from tests.trial.recordings import rank
 
-from flatout.loading.read_reports import LoaderReport, Spent
+from flatout.loading.read_reports import LoaderReport, Spent, read_reports
 from flatout.loading.stages import rank_loading
 from flatout.records.loading import RankLoading, SampleStage
+from flatout.records.recording import RankRecording
 
 NOTHING = Spent()
 
@@ -132,3 +137,46 @@ def test_the_spread_of_batches_leaves_out_each_first_one(num_batches: int, is_kn
     assert (spread is not None) == is_known
     if spread is not None:
         assert spread == pytest.approx(0.5)
+
+
+def recorded_steps(**parts: list[float]) -> RankRecording:
+    """Twelve steps of 100 ms after the warm-up, 40 ms of which wait for a batch."""
+    made = rank(0, [0.1] * 12, settled=0)
+    changed = {name: np.array(values) for name, values in parts.items()}
+    steps = msgspec.structs.replace(made.steps, loader_s=np.full(12, 0.04), num_samples=np.full(12, 4.0))
+    return msgspec.structs.replace(made, steps=msgspec.structs.replace(steps, **changed))
+
+
+def test_evaluations_and_starts_of_loaders_are_parted_from_the_regular_steps() -> None:
+    times = [0.1] * 11 + [5.1]
+    recorded = recorded_steps(
+        duration_s=times,
+        loader_s=[0.04] * 11 + [2.04],  # the first batch of an epoch is waited for within the loader's start
+        loader_start_s=[0.0] * 11 + [2.0],
+        evaluation_s=[0.0] * 11 + [3.0],
+    )
+    of_rank = rank_loading(0, "node1", [report()], recorded, ranks_on_host=1)
+    assert of_rank is not None
+    assert of_rank.step_s == pytest.approx(sum(times) / 12)
+    assert of_rank.aside_s == pytest.approx(5 / 12)
+    assert of_rank.steady_wait_s == pytest.approx(0.04)
+    assert of_rank.loader_wait_s == pytest.approx((0.04 * 12 + 2) / 12)
+
+
+def test_an_older_recording_has_nothing_beside_its_steps() -> None:
+    of_rank = rank_loading(0, "node1", [report()], recorded_steps(), ranks_on_host=1)
+    assert of_rank is not None
+    assert of_rank.aside_s == 0 and of_rank.steady_wait_s == pytest.approx(0.04)
+
+
+def test_a_spawned_worker_has_the_rank_of_the_process_that_started_it(tmp_path: Path) -> None:
+    """Ranks started by the script itself leave no variable by which their spawned workers could know the rank."""
+    trainers = [report(rank=rank, worker=None, pid=70 + rank, parent_pid=None) for rank in range(2)]
+    workers = [report(rank=0, pid=80 + rank, parent_pid=70 + rank) for rank in range(2)]
+    orphan = report(rank=1, pid=90, parent_pid=1)
+    for written in (*trainers, *workers, orphan):
+        (tmp_path / f"stages-node1-{written.pid}.json").write_bytes(msgspec.json.encode(written))
+    reports, problems = read_reports(tmp_path)
+    assert problems == []
+    ranks = {found.pid: found.rank for _, found in reports}
+    assert ranks == {70: 0, 71: 1, 80: 0, 81: 1, 90: 1}

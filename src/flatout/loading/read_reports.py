@@ -86,4 +86,19 @@ def read_reports(folder: Path) -> tuple[list[tuple[str, LoaderReport]], list[str
             problems.append(f"{path.name} is damaged: {error}")
         else:
             reports.append((hostname, report))
-    return reports, problems
+    return _with_ranks_of_parents(reports), problems
+
+
+def _with_ranks_of_parents(reports: list[tuple[str, LoaderReport]]) -> list[tuple[str, LoaderReport]]:
+    """Return the reports with each worker's rank taken from the training process that started it.
+
+    A worker that was spawned, not forked, does not know its rank if the script started the ranks itself: it says 0.
+    """
+    rank_by_process = {(host, report.pid): report.rank for host, report in reports if report.worker is None}
+    with_ranks = []
+    for host, report in reports:
+        rank = report.rank
+        if report.worker is not None and report.parent_pid is not None:
+            rank = rank_by_process.get((host, report.parent_pid), rank)
+        with_ranks.append((host, msgspec.structs.replace(report, rank=rank)))
+    return with_ranks

@@ -4,11 +4,13 @@ In: a rank's loader. Out: the samples per second of the loader alone, and of the
 CPU time and its waiting, but not its time in the queue for a core, which is a result of the number of workers:
 
     loader   = min(workers / sample, cores / CPU time of a sample, storage, 1 / receiving)
-    training = max(computing + receiving, batch / loader, CPU time of a step / cores)
+    training = max(computing + receiving, batch / loader, CPU time of a step / cores) + aside
 
-Without workers a sample is made between two steps, and the times add up. Prefetching does not raise the rate: it hides
-batches that take longer than others. What the storage can deliver is known from a limit of the control group, or
-from counters that show it at its limit. Sources: DS-Analyzer (VLDB 2021) and Plumber (MLSys 2022).
+`aside` are evaluations and the starts of loaders, per step: no batch of the training is made ahead in them, and another
+number of workers is taken to leave them as they are. Without workers a sample is made between two steps, and the times
+add up. Prefetching does not raise the rate: it hides batches that take longer than others. What the storage can deliver
+is known from a limit of the control group, or from counters that show it at its limit. Sources: DS-Analyzer (VLDB 2021)
+and Plumber (MLSys 2022).
 """
 
 from __future__ import annotations
@@ -52,22 +54,24 @@ def predicted_speed(loading: RankLoading, num_workers: int) -> LoaderSpeed | Non
     """Return the prediction for a number of workers; None if no step of the training was measured."""
     if loading.step_s is None or loading.loader_wait_s is None or not loading.samples_per_step:
         return None
-    computing_s = loading.step_s - loading.loader_wait_s
+    aside_s = loading.aside_s or 0.0
+    wait_s = loading.loader_wait_s if loading.steady_wait_s is None else loading.steady_wait_s
+    computing_s = max(loading.step_s - aside_s - wait_s, 0.0)
     samples = loading.samples_per_step
     alone_s = sample_alone_s(loading)
     if num_workers == 0:
-        training = samples / (computing_s + samples * alone_s)
+        training = samples / (computing_s + samples * alone_s + aside_s)
         return LoaderSpeed(
             num_workers=0, samples_per_s=1 / alone_s, training_samples_per_s=training, limit="main process"
         )
     limits = _limits(loading, num_workers)
     limit = min(limits, key=lambda name: limits[name])
     receiving_s = samples * (loading.receiving_s or 0.0)
-    step_s = max(computing_s + receiving_s, samples / limits[limit], _cpu_of_step_s(loading) / _cores(loading))
+    busiest_s = max(computing_s + receiving_s, samples / limits[limit], _cpu_of_step_s(loading) / _cores(loading))
     return LoaderSpeed(
         num_workers=num_workers,
         samples_per_s=limits[limit],
-        training_samples_per_s=samples / step_s,
+        training_samples_per_s=samples / (busiest_s + aside_s),
         limit=limit,
     )
 
@@ -102,5 +106,5 @@ def _cores(loading: RankLoading) -> float:
 def _cpu_of_step_s(loading: RankLoading) -> float:
     """Return the CPU time of a step: that of the training process, and that of the samples."""
     assert loading.samples_per_step is not None and loading.step_s is not None
-    training_s = (loading.training_cores or 0.0) * loading.step_s
+    training_s = (loading.training_cores or 0.0) * (loading.step_s - (loading.aside_s or 0.0))
     return training_s + loading.samples_per_step * sample_cpu_s(loading)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.loading.read_reports import LoaderReport, Spent
 from flatout.records.loading import CodePlace, RankLoading, SampleStage
@@ -36,7 +38,7 @@ def rank_loading(
     wall_s, elapsed_s = _total(makers, "wall_s"), max(_total(makers, "elapsed_s"), _NEGLIGIBLE_S)
     trainers = [report for report in reports if report.worker is None]
     has_workers = first.worker is not None
-    step_s, wait_s, samples_per_step = _steps(recorded)
+    steps = _steps(recorded)
     return RankLoading(
         rank=rank,
         hostname=hostname,
@@ -60,9 +62,11 @@ def rank_loading(
         pinning_s=_other_thread([report.pinned for report in trainers], num_samples),
         training_cores=_training_cores(trainers),
         watch_share=_total(makers, "watch_s") / elapsed_s,
-        step_s=step_s,
-        loader_wait_s=wait_s,
-        samples_per_step=samples_per_step,
+        step_s=steps.step_s,
+        loader_wait_s=steps.wait_s,
+        aside_s=steps.aside_s,
+        steady_wait_s=steps.steady_wait_s,
+        samples_per_step=steps.samples,
         mounts=_mounts(reports),
         data_bytes=_data_bytes(makers, num_samples_timed),
         num_shards=max((report.num_shards for report in makers if report.num_shards), default=None),
@@ -238,15 +242,40 @@ def _places(makers: Sequence[LoaderReport]) -> tuple[CodePlace, ...]:
     )
 
 
-def _steps(recorded: RankRecording | None) -> tuple[float | None, float | None, float | None]:
-    """Return the mean step after the warm-up, its wait for the batch, and its samples."""
+class _Steps(NamedTuple):
+    """Means over the steps after the warm-up; None where too few were recorded."""
+
+    step_s: float | None = None
+    wait_s: float | None = None
+    aside_s: float | None = None
+    steady_wait_s: float | None = None
+    samples: float | None = None
+
+
+def _steps(recorded: RankRecording | None) -> _Steps:
     if recorded is None:
-        return None, None, None
+        return _Steps()
     steps = recorded.steps
     first = NUM_FIRST_STEPS if recorded.settled_step is None else recorded.settled_step
     counts = steps.is_ordinary & (steps.number >= first)
     if counts.sum() < MIN_STEPS:
-        return None, None, None
+        return _Steps()
     num_samples = steps.num_samples[counts]
-    samples = float(np.nanmean(num_samples)) if not np.isnan(num_samples).all() else None
-    return float(steps.duration_s[counts].mean()), float(steps.loader_s[counts].mean()), samples
+    loader_start_s = _known(steps.loader_start_s, counts)
+    aside_s = loader_start_s + _known(steps.evaluation_s, counts)
+    wait_s = steps.loader_s[counts]
+    steady_wait_s = np.clip(
+        wait_s - loader_start_s, 0.0, None
+    )  # a loader's start includes the wait for its first batch
+    return _Steps(
+        step_s=float(steps.duration_s[counts].mean()),
+        wait_s=float(wait_s.mean()),
+        aside_s=float(aside_s.mean()),
+        steady_wait_s=float(steady_wait_s.mean()),
+        samples=float(np.nanmean(num_samples)) if not np.isnan(num_samples).all() else None,
+    )
+
+
+def _known(seconds: NDArray[np.float64] | None, counts: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return a part of the counted steps, 0 where it is unknown."""
+    return np.zeros(int(counts.sum())) if seconds is None else np.nan_to_num(seconds[counts])

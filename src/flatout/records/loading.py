@@ -111,6 +111,8 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     watch_share: float  # share of the time that the watch itself took
     step_s: float | None  # mean over the steps after the warm-up
     loader_wait_s: float | None  # of these, waiting for the batch
+    aside_s: float | None = None  # of these, evaluations and starts of loaders: no worker makes training batches ahead
+    steady_wait_s: float | None = None  # of the wait, what is not in `aside_s`
     samples_per_step: float | None
     speeds: tuple[LoaderSpeed, ...] = ()
     rates: tuple[LoadingRate, ...] = ()

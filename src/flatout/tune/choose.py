@@ -20,6 +20,7 @@ from flatout.records.prediction import NoPrediction, Prediction
 from flatout.tune.budget import num_affordable
 from flatout.tune.bundle import independent_changes
 from flatout.tune.loader_model import note_on_workers
+from flatout.tune.not_allowed import note_on_not_allowed
 from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Promise, Round, Setup
 from flatout.tune.tried import not_reached
@@ -43,6 +44,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     profiled = _with_values_from_the_trace(_with_loader_load(profiled))
     progress, profiled = _with_measured_collectives(setup, progress, profiled)
     progress = _with_note_on_workers(setup, progress, profiled)
+    progress = _with_note_on_not_allowed(setup, progress, profiled)
     progress, own = _own_changes(setup, progress, profiled)
     is_for_memory = progress.objective == "peak_memory_bytes"
     applied = progress.applied.changes.changes
@@ -114,6 +116,17 @@ def _with_loader_load(profiled: Profiled) -> Profiled:
 def _with_note_on_workers(setup: Setup, progress: Progress, profiled: Profiled) -> Progress:
     """Return the progress with what the model of the loader says, if workers are not what helps."""
     note = None if profiled.loaders is None else note_on_workers(profiled.facts, profiled.loaders)
+    if note is None or note in progress.notes:
+        return progress
+    setup.say(note)
+    return progress.with_note(note)
+
+
+def _with_note_on_not_allowed(setup: Setup, progress: Progress, profiled: Profiled) -> Progress:
+    """Return the progress with the best change that the allowed class excludes, once: that of the unchanged job."""
+    if progress.applied.changes.changes or progress.objective == "peak_memory_bytes" or setup.options.nccl.is_only:
+        return progress
+    note = note_on_not_allowed(profiled.done.diagnosis, profiled.facts, setup.options.allowed_safety)
     if note is None or note in progress.notes:
         return progress
     setup.say(note)

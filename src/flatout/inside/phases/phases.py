@@ -202,7 +202,7 @@ class Phases:
             is_light=self._settings.is_light,
             identity=self._identity,
             is_short=warmup is not None and warmup < NUM_UNTRACED_STEPS,
-            num_untraced=num_untraced_steps(self._settings.stop_rule, self._warmup.step_s),
+            num_untraced=num_untraced_steps(self._settings.stop_rule, self._warmup.mean_s),
             num_stable=self._warmup.num_stable,
         )
         self._plan_file.publish(plan)

@@ -2,7 +2,9 @@
 
 In: the time of each step. Out: whether steps may be measured now. They can be measured after eleven steps and one
 second (or fifty steps) if the median of the last five step times is within 10 % of the median of the previous five.
-Longer steps need fewer: four seconds, but at least four steps, of which the last two are compared with the two before.
+The workers of a loader that limits the training deliver their batches in a burst, so a step that waits is followed by
+short ones; of such steps, the means of the last four, six or eight are compared with those of as many before. Longer
+steps need fewer: four seconds, but at least four steps, of which the last two are compared with the two before.
 If step times never become stable, the warm-up ends after a hundred steps and half a minute, or after two minutes. In a
 trial it also ends once steps are hopelessly slow, so that the trial is abandoned. While a loader's workers have batches
 ready that they made during the first steps, and fewer after each step, the warm-up continues.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import ceil
-from statistics import median
+from statistics import fmean, median, median_low
 
 from flatout.inside.protocol import NUM_STABLE_WARMUP_STEPS
 from flatout.inside.recording.step_detector import StepSource
@@ -27,6 +29,10 @@ _MAX_STEPS, _MAX_S, _LONGEST_S, _FEWEST_STEPS = 100, 30.0, 120.0, 3
 # do not matter where steps take a good part of a second.
 _DDP_STEPS = 11
 _LONG_S, _FEWEST_LONG_STEPS = 4.0, 4
+_CYCLES, _CYCLE_SPREAD = (
+    (4, 6, 8),
+    1.1,
+)  # steps that hold whole bursts of 2, 3, 4, 6 or 8 workers; longest over shortest
 _HALF_OF_FEW = 2  # number of steps that are compared with as many before, if there are fewer than ten
 
 _DRAINED_BATCHES = 2  # fewer batches ready than a few steps before; one fewer is chance
@@ -45,7 +51,7 @@ class WarmupDetector:
         self.num_steps = 0
         self._warmup = warmup
         self._elapsed_s = 0.0
-        self._last: deque[float] = deque(maxlen=2 * _HALF)
+        self._last: deque[float] = deque(maxlen=2 * max(_CYCLES))
         self._ready: deque[int | None] = deque(maxlen=_HALF)
 
     def add_ready(self, num_ready: int | None) -> None:
@@ -63,9 +69,15 @@ class WarmupDetector:
         return median(self.last_steps_s(_HALF)) if self._last else 0.0
 
     @property
+    def mean_s(self) -> float:
+        """Return the mean time of the last steps without the longest, a boundary perhaps; 0 before the first step."""
+        last = sorted(self.last_steps_s(2 * _HALF))
+        return fmean(last[:-1] or last) if last else 0.0
+
+    @property
     def num_stable(self) -> int:
         """Return how many steps at the end of the warm-up are compared with as many before."""
-        return _HALF if self.num_steps >= 2 * _HALF else _HALF_OF_FEW
+        return self._stable_cycle() or self._half()
 
     def is_over(self, source: StepSource, *, is_training: bool) -> bool:
         if source is StepSource.BATCH and is_training:
@@ -107,8 +119,29 @@ class WarmupDetector:
         num_long = ceil(_LONG_S / step_s) if step_s > 0 else _DDP_STEPS
         return max(min(num_long, _DDP_STEPS), _FEWEST_LONG_STEPS)
 
+    def _half(self) -> int:
+        return _HALF if self.num_steps >= 2 * _HALF else _HALF_OF_FEW
+
     def _is_stable(self) -> bool:
-        half = self.num_stable
+        half = self._half()
         times = self.last_steps_s(2 * half)
-        before, after = median(times[:half]), median(times[half:])
-        return abs(after - before) <= _MAX_DIFFERENCE * max(before, after)
+        return _are_alike(median(times[:half]), median(times[half:])) or self._stable_cycle() is not None
+
+    def _stable_cycle(self) -> int | None:
+        """Return how many steps take as long as those before them in the mean, if both contain short and long ones."""
+        for num_steps in _CYCLES:
+            times = self.last_steps_s(2 * num_steps)
+            before, after = times[:num_steps], times[num_steps:]
+            has_bursts = len(after) == num_steps and _has_bursts(before) and _has_bursts(after)
+            if has_bursts and _are_alike(fmean(before), fmean(after)):
+                return num_steps
+        return None
+
+
+def _has_bursts(times: list[float]) -> bool:
+    """Whether the longest step is much longer than half of the steps or more."""
+    return median_low(times) * _CYCLE_SPREAD <= max(times)
+
+
+def _are_alike(before: float, after: float) -> bool:
+    return abs(after - before) <= _MAX_DIFFERENCE * max(before, after)
