@@ -296,7 +296,8 @@ def _without_traces(recording: Recording, then: Callable[[Diagnosed], None] | No
         problem=f"the recording has no trace: {reason}",
         effect="findings come from its step log alone: nothing is known about what happens within a regular step",
     )
-    diagnosis = with_recording(diagnose(job, quality=[note], log=log), recording, recorded_time_of(recording))
+    of_log = diagnose(job, quality=[note], facts=_facts(recording), log=log)
+    diagnosis = with_recording(of_log, recording, recorded_time_of(recording))
     done = Diagnosed(diagnosis=_with_hosts(diagnosis, (), recording), job=job, sources={})
     if then is not None:
         then(done)

@@ -47,6 +47,19 @@ def test_a_quantile_that_no_call_is_beyond_is_unknown(num_calls: int, knows_p90:
     assert (only.p90_s is not None, only.p99_s is not None) == (knows_p90, knows_p99)
 
 
+def test_calls_of_several_threads_have_their_own_times_and_the_rate_of_all() -> None:
+    """Four threads: a call takes 40 ms, and one of them ends every 10 ms."""
+    num = SETTLED + 100
+    one = rank([0.010] * num, [2.0] * num)
+    pooled = msgspec.structs.replace(
+        one, is_pooled=True, steps=msgspec.structs.replace(one.steps, model_s=np.full(num, 0.040))
+    )
+    (latency,) = latencies(pooled)
+    assert (latency.p50_s, latency.p99_s) == pytest.approx((0.040, 0.040))
+    assert latency.samples_per_s == pytest.approx(200)
+    assert "4.0 at once on several threads, each in the model" in latency_sentence(latency)
+
+
 def test_batches_of_unknown_size_come_last_and_have_no_rate() -> None:
     sizes = [float("nan")] * (SETTLED + 50) + [4.0] * 10
     known, unknown = latencies(rank([0.01] * len(sizes), sizes))

@@ -25,7 +25,7 @@ EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for chan
 WITHOUT_A_CHANGE = {
     "pipeline-bubble", "late-in-turn", "idle-devices",
     "evaluation-stall", "periodic-stall", "epoch-sawtooth", "drift",
-    "separate-reductions",
+    "separate-reductions", "no-kv-cache", "repeated-prefill", "small-batch",
 }  # fmt: skip
 
 

@@ -40,7 +40,8 @@ NAMES = {
     "pipeline-bubble", "redundant-gradient-sync", "exposed-all-gather", "no-tensor-cores", "small-kernels",
     "allocator-churn", "memory-copy", "unbalanced-data", "late-in-turn", "idle-devices",
     "epoch-boundary", "garbage-collection", "evaluation-stall", "periodic-stall", "epoch-sawtooth", "drift",
-    "separate-reductions",
+    "separate-reductions", "preprocessing", "no-kv-cache", "repeated-prefill", "small-batch",
+    "thread-oversubscription", "idle-cores", "eager-mode",
 }  # fmt: skip
 PLAIN_GEMM = "volta_sgemm_128x64_nn"
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -103,6 +104,11 @@ def test_specific_rules_stand_before_those_that_they_take_from() -> None:
         ("allocator-churn", "host-bound"),
         ("small-kernels", "host-bound"),
         ("checkpoint-stall", "memory-copy"),
+        ("preprocessing", "host-bound"),
+        ("small-batch", "eager-mode"),
+        ("thread-oversubscription", "idle-cores"),
+        ("eager-mode", "host-bound"),
+        ("no-kv-cache", "drift"),
         ("unbalanced-data", "straggler"),
         ("unbalanced-data", "late-in-turn"),
         ("late-in-turn", "straggler"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,13 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from flatout.inside.checks.model_outputs import ModelOutputRecorder
-from flatout.inside.recording.forward_calls import MOST_WITHIN_FIRST, ForwardCalls, Listener
+from flatout.inside.recording.forward_calls import (
+    MOST_WITHIN_FIRST,
+    MOST_WITHOUT_PARAMETERS,
+    Call,
+    ForwardCalls,
+    Listener,
+)
 from flatout.inside.recording.step_detector import MAX_CALLS_OF_OTHERS, StepDetector, StepSource
 
 
@@ -22,12 +29,14 @@ class Recorder:
     def __init__(self) -> None:
         self.counts: list[Any] = []
         self.models: list[int] = []
+        self.calls: list[Call] = []
         self.only_infers = True
         self.model_outputs: ModelOutputRecorder | None = None
 
-    def ended(self, number: int, output: object) -> None:
+    def ended(self, call: Call, output: object) -> None:
+        self.calls.append(call)
         if self.model_outputs is not None:
-            self.model_outputs.take(number, output)
+            self.model_outputs.take(call.number, output)
 
     def forward_begins(self, model: int, count: Any) -> bool:
         if self.only_infers:
@@ -47,6 +56,10 @@ class Model(nn.Module):
 
 
 class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs * 2
 
@@ -58,7 +71,7 @@ def recorder() -> Iterator[Recorder]:
     yield made
     drop()
     assert not torch_module._global_forward_pre_hooks
-    assert "__call__" not in vars(Model)
+    assert not {"__call__", "_call_impl"} & set(vars(Model))
 
 
 def infer(model: nn.Module, times: int, size: int = 3) -> list[torch.Tensor]:
@@ -197,3 +210,73 @@ def test_other_events_are_preferred_and_begin_anew(event: str) -> None:
     assert detector.restarts
     assert not detector.forward("a")
     assert detector.source is not StepSource.FORWARD
+
+
+# What is known of a call.
+
+
+def test_a_loop_that_holds_the_models_own_call_is_seen_from_its_second_call_on(recorder: Recorder) -> None:
+    """As `generate` of transformers, which looks up `model.__call__` once."""
+    model = Model()
+    call = model.__call__
+    with torch.no_grad():
+        for _ in range(4):
+            call(torch.ones(3, 2))
+        assert "_call_impl" in vars(Model)
+        infer(model, 2)
+    assert recorder.models == [id(model)] * 6, "each is noted once"
+    assert "_call_impl" not in vars(Model), "nothing holds the old one any more"
+
+
+def test_a_model_that_compiles_in_place_after_its_first_call_has_nothing_of_ours_in_its_graph(
+    recorder: Recorder,
+) -> None:
+    model = Model()
+    infer(model, 1)
+    model.compile(backend="eager", fullgraph=True)
+    infer(model, 2)
+    assert recorder.models == [id(model)] * 3
+
+
+@pytest.mark.parametrize(("num_others", "is_model"), [(1, True), (MOST_WITHOUT_PARAMETERS, False)])
+def test_modules_without_parameters_prepare_inputs_unless_no_other_is_called(
+    recorder: Recorder, num_others: int, is_model: bool
+) -> None:
+    model, transform = Model(), nn.ReLU()
+    with torch.no_grad():
+        for _ in range(num_others + 1 - is_model):
+            transform(torch.ones(3, 2))
+    infer(model, 2)
+    with torch.no_grad():
+        transform(torch.ones(3, 2))
+    assert (id(model) in recorder.models) is is_model
+    assert (id(transform) in recorder.models) is not is_model
+
+
+def test_a_call_is_known_by_its_time_and_by_the_tokens_that_were_there_before(recorder: Recorder) -> None:
+    model = Model()
+    infer(model, 1)
+    prompt = list(range(10))
+    calls = [[*prompt, 1, 2], [*prompt, 1, 2, 3], [*prompt, 7], [5, 6], [8]]
+    with torch.no_grad():
+        for tokens in calls:
+            model(torch.tensor([tokens]))
+    assert [call.num_known_tokens for call in recorder.calls] == [0, 12, 10, 0, None]
+    assert all(call.ended_ns > call.began_ns for call in recorder.calls)
+
+
+def test_calls_on_several_threads_at_once_are_all_reported(recorder: Recorder) -> None:
+    model = Model()
+    infer(model, 2)
+    barrier = threading.Barrier(2)
+
+    def meet(*_: object) -> None:
+        barrier.wait(5)
+
+    model.inner.register_forward_hook(meet)
+    threads = [threading.Thread(target=infer, args=(model, 1)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(recorder.calls) == 3, "the first is seen too late to know its end"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.records.job_log import JobLog
 from flatout.records.recorded_time import CallLatency
@@ -24,34 +25,54 @@ def call_latencies(ranks: Sequence[RankRecording], log: JobLog) -> tuple[CallLat
     if not ranks or any(rank.steps_from != "forward" for rank in ranks):
         return ()
     measured = set(log.number[log.is_measured].tolist())
-    durations: list[float] = []
-    sizes: list[float] = []
-    for rank in ranks:
-        is_measured = np.array([number in measured for number in rank.steps.number.tolist()], dtype=np.bool_)
-        durations += rank.steps.duration_s[is_measured].tolist()
-        sizes += rank.steps.num_samples[is_measured].tolist()
-    seconds, samples = np.array(durations), np.array(sizes)
-    unknown = np.isnan(samples)
-    known, counts = np.unique(samples[~unknown], return_counts=True)
+    calls = _Calls(ranks, measured)
+    unknown = np.isnan(calls.num_samples)
+    known, counts = np.unique(calls.num_samples[~unknown], return_counts=True)
     frequent = known[np.argsort(-counts, kind="stable")][:MOST_SIZES]
-    latencies = [_latency(seconds[samples == size], float(size)) for size in frequent]
+    latencies = [_latency(calls, calls.num_samples == size, float(size)) for size in frequent]
     if unknown.any():
-        latencies.append(_latency(seconds[unknown], None))
+        latencies.append(_latency(calls, unknown, None))
     return tuple(latencies)
 
 
-def _latency(seconds: np.ndarray[tuple[int], np.dtype[np.float64]], num_samples: float | None) -> CallLatency:
+class _Calls:
+    """The measured calls of all ranks, as columns."""
+
+    def __init__(self, ranks: Sequence[RankRecording], measured: set[int]) -> None:
+        latencies, periods, samples = [], [], []
+        for rank in ranks:
+            is_measured = np.array([number in measured for number in rank.steps.number.tolist()], dtype=np.bool_)
+            latencies.append(_latency_s(rank)[is_measured])
+            periods.append(rank.steps.duration_s[is_measured])
+            samples.append(rank.steps.num_samples[is_measured])
+        self.latency_s = np.concatenate(latencies)
+        self.period_s = np.concatenate(periods)
+        self.num_samples = np.concatenate(samples)
+        self.is_pooled = any(rank.is_pooled for rank in ranks)
+
+
+def _latency_s(rank: RankRecording) -> NDArray[np.float64]:
+    """Return how long each call took: from one to the next on one thread, and within the model on several."""
+    if rank.is_pooled and rank.steps.model_s is not None:
+        return rank.steps.model_s
+    return rank.steps.duration_s
+
+
+def _latency(calls: _Calls, rows: NDArray[np.bool_], num_samples: float | None) -> CallLatency:
+    seconds = calls.latency_s[rows]
+
     def quantile(share: float) -> float | None:
         if len(seconds) * (1 - share) < MIN_BEYOND - 1e-9:
             return None
         return float(np.quantile(seconds, share))
 
-    mean_s = float(seconds.mean())
+    mean_period_s = float(calls.period_s[rows].mean())
     return CallLatency(
         num_samples=num_samples,
         num_calls=len(seconds),
         p50_s=float(np.median(seconds)),
         p90_s=quantile(0.9),
         p99_s=quantile(0.99),
-        samples_per_s=None if num_samples is None else num_samples / mean_s,
+        samples_per_s=None if num_samples is None else num_samples / mean_period_s,
+        num_at_once=float(seconds.sum() / calls.period_s[rows].sum()) if calls.is_pooled else None,
     )

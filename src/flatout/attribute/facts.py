@@ -13,6 +13,7 @@ from flatout.attribute import names
 from flatout.attribute.host import HostStates, data_loading_events, synchronising_calls
 from flatout.attribute.intervals import Flags, Times, clip, covered_before, covers, overlap_ns, union
 from flatout.attribute.launches import GpuWork
+from flatout.attribute.model_calls import call_facts
 from flatout.attribute.steps import HostSteps
 from flatout.records.diagnosis import Part
 from flatout.records.events import NULL, EventTable, Kind
@@ -94,6 +95,7 @@ def rank_facts(
         communication_pass=np.searchsorted(passes, communication.launched_ns, side="right") - 1,
         input_elements=_input_elements(table, marks),
         wrappers=_wrappers(table),
+        calls=call_facts(table, marks, steps, segments),
     )
 
 

@@ -76,7 +76,7 @@ COMPILE = Knob(
     family=FAMILY,
     summary="compile the model: fused kernels and fewer launches",
     safety="rounding",
-    answers={"small-kernels": 1.0, "host-bound": 1.0},
+    answers={"small-kernels": 1.0, "host-bound": 1.0, "eager-mode": 1.0},
     reduces={"compute": 0.5},
     needs=(_GPU, _VOLTA, Need(fact="is_compiled", relation="is not", value=True)),
     valid=ValidRange(choices=("default", "reduce-overhead", "max-autotune-no-cudagraphs")),

@@ -59,7 +59,13 @@ THREADS = Knob(
     family=FAMILY,
     summary="run as many compute threads per rank as it has cores",
     safety="exact",
-    answers={"host-bound": 0.3, "data-loading": 0.5},
+    answers={
+        "host-bound": 0.3,
+        "data-loading": 0.5,
+        "thread-oversubscription": 1.0,
+        "idle-cores": 1.0,
+        "preprocessing": 0.5,
+    },
     needs=(Need(fact="cores_allowed", relation="at least", value=1),),
     valid=ValidRange(least=1, most=256),
     doc=(

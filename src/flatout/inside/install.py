@@ -43,11 +43,12 @@ from flatout.inside.protocol import Variable
 from flatout.inside.random_seed import seed_random_numbers
 from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.batches import Count
-from flatout.inside.recording.forward_calls import FORWARD_CALLS, Listener
+from flatout.inside.recording.forward_calls import FORWARD_CALLS, Call, Listener
 from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
 from flatout.inside.recording.start_times import START_TIMES, hook_process_groups
+from flatout.inside.recording.thread_counts import THREAD_COUNTS
 from flatout.inside.settings import read_settings
 
 # Returns True while Dynamo compiles; otherwise it costs one call. `is_compiling` would also check TorchScript.
@@ -160,6 +161,7 @@ def install() -> list[Callable[[], None]]:
         guarded(note_failures)(Path(failures))
     if settings is not None:
         os.register_at_fork(after_in_child=_after_fork)
+        undos.append(guarded(THREAD_COUNTS.install)())
         hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints, _hook_forward_calls]
         if settings.watches_loaders:
             undos.append(guarded(hook_fetchers)(settings.state))
@@ -330,9 +332,13 @@ def _hook_forward_calls() -> Callable[[], None]:
         active = PROCESS.active or PROCESS.begin()
         return active is not None and active.forward_begins(model, count)
 
-    def ended(number: int, output: object) -> None:
-        if PROCESS.active is not None and PROCESS.active.model_outputs is not None:
-            PROCESS.active.model_outputs.take(number, output)
+    def ended(call: Call, output: object) -> None:
+        active = PROCESS.active
+        if active is None:
+            return
+        active.forward_ended(call)
+        if active.model_outputs is not None:
+            active.model_outputs.take(call.number, output)
 
     return FORWARD_CALLS.add(Listener(begins, ended))
 

@@ -212,6 +212,9 @@ STEP_COLUMNS = (
     "compilation_ns",  # torch.compile
     "logging_ns",  # TensorBoard, Weights & Biases, MLflow
     "num_loader_ends",  # number of times that a loader ran out of batches
+    # Of a script whose steps are calls of a model; null in others.
+    "model_ns",  # time inside the call
+    "num_known_tokens",  # leading tokens of the call's first sequence that are those of the call before
 )
 NOT_RECORDED = "this process is not recorded"  # the end of a line in LOG that begins with the reason
 STEP_FILE_DELAY_S = 1.0  # how long rows are buffered, which limits the data that a killed process loses
@@ -227,6 +230,14 @@ class StepKind:
     TRACED = "traced"  # in the first window or in that of a stall
     RECOVERY = "recovery"  # the previous step was disturbed
     SWITCHED = "switched"  # changes were switched before it, or shortly before it
+
+
+MOST_KNOWN_TOKENS = 4096  # of a sequence are compared with those of the call before
+
+
+# In a trace, the spans of a script that only infers.
+MODEL_SPAN = "flatout:model"  # a call of the model whose calls are steps
+OTHER_MODEL_SPAN = "flatout:other_model "  # and the name of its class: a call of another model with parameters
 
 
 # Steps at the end of the warm-up whose times agreed with those of as many steps before; a short warm-up has fewer.

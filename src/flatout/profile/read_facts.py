@@ -41,14 +41,16 @@ def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
     agreed = _agreed([_table(content, "facts") for content in contents])
     ranks = recording.ranks
     num_ranks_on = Counter(rank.hostname for rank in ranks)
+    busy = [host.cores_busy_by_others for host in recording.hosts if host.cores_busy_by_others is not None]
     facts = {
         "num_ranks": max((rank.world_size for rank in ranks), default=None),
         "num_hosts": len(num_ranks_on) or None,
         "ranks_per_host": max(num_ranks_on.values(), default=None),
         "launcher": _launcher_of(recording),
         "cores_allowed": min((host.cores_allowed for host in recording.hosts), default=None),
+        "cores_busy_by_others": max(busy, default=None),
         "passes_per_step": _passes(recording),
-        "only_infers": all(rank.steps_from == "forward" for rank in ranks) if ranks else None,
+        "only_infers": all(rank.only_infers for rank in ranks) if ranks else None,
         "loader_length_spread": _length_spread(recording),
         "loader_batch_tokens": _batch_tokens(recording),
         "environment": _agreed_environment(contents),

@@ -138,6 +138,7 @@ def read_rank(path: Path) -> RankRecording | None:
         ended_by=end.reason if end else None,
         disturbed_from=lines.plan.flops_step if lines.plan else None,
         started=_start_times(lines.started),
+        is_pooled=end is not None and end.is_pooled,
         stopped_by=lines.stop.reason if lines.stop else None,
         problems=tuple(_problems(lines, header.rank)),
         stall_window=_stall_window(lines.stall_window),
@@ -189,6 +190,8 @@ def _steps(rows: Sequence[Row], header: Header) -> Steps:
         logging_s=_seconds(columns, "logging_ns"),
         num_full_collections=columns.get("num_full_collections"),
         num_loader_ends=columns.get("num_loader_ends"),
+        model_s=_seconds(columns, "model_ns"),
+        num_known_tokens=columns.get("num_known_tokens"),
         num_alloc_retries=columns["num_alloc_retries"],
         num_samples=columns["num_samples"],
         num_tokens=columns["num_tokens"],
@@ -260,7 +263,7 @@ def _effects_at_end(end: End | None) -> dict[str, str]:
         effects["its GPU did not finish its work: losses and an open trace are lost"] = _NO_TRACE
     if end.num_lost_rows:
         effects[f"{end.num_lost_rows} steps could not be written"] = ""
-    if end.num_calls_elsewhere:
+    if end.num_calls_elsewhere and not end.is_pooled:
         calls = f"at least {end.num_calls_elsewhere:,} calls of the model were made on other threads"
         effects[calls] = "only the calls of one thread are steps: rates and latencies are not those of the whole job"
     if end.num_errors:

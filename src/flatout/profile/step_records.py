@@ -94,6 +94,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     num_lost_rows: Count
     num_errors: Count
     num_calls_elsewhere: Count = 0  # an older recorder did not count them
+    is_pooled: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,9 +139,13 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     best_bucket_mib: int | None = None  # of DDP, by the trace's layers and the cost of its all-reduces
     # The host, within the limits of the control group.
     cores_allowed: float | None = None  # per host
+    cores_busy_by_others: float | None = None  # of those allowed, on the host with most
     num_numa_nodes: int | None = None
     collects_automatically: bool | None = None  # Python decides when to collect garbage, not the script
     threads_per_rank: int | None = None  # torch.get_num_threads()
+    script_sets_threads: bool | None = None  # by torch.set_num_threads, which overrides the environment
+    cores_of_machine: int | None = None  # of which the job may be allowed only some
+    cpu_has_bf16: bool | None = None  # has instructions for matrices of bf16
     # Features that the script already uses.
     wrapper: str | None = None  # ddp | fsdp2
     passes_per_step: int | None = None  # forward and backward passes between two optimizer steps

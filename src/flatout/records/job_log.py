@@ -56,6 +56,16 @@ class Sawtooth(msgspec.Struct, frozen=True, kw_only=True):
     is_epoch: bool  # a loader ran out of batches at each start; False: the starts were found in the step times alone
 
 
+class CallColumns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What is known of each call, of a script that only infers. Rows and columns as in `JobLog`; unknown is NaN."""
+
+    model_s: Matrix  # within the call; the step also has what the script does between two calls
+    num_samples: Matrix
+    num_tokens: Matrix
+    num_known_tokens: Matrix  # leading tokens of the first sequence that the call before has had too
+    is_pooled: bool  # several threads call the model: steps end with calls, and calls overlap
+
+
 class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The step log of a job. Rows of the matrices are `ranks`, columns are `number`; a missing step is NaN."""
 
@@ -77,6 +87,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     step_s: float  # the job's mean step: `without_stalls_s`, and the cost of all stalls
     stalls: tuple[Stall, ...]  # by step
     sawtooth: Sawtooth | None = None
+    calls: CallColumns | None = None  # None: the steps are not calls of a model without gradients
 
     @property
     def is_ordinary(self) -> NDArray[np.bool_]:

@@ -72,6 +72,7 @@ class CallLatency(msgspec.Struct, frozen=True, kw_only=True):
     p90_s: float | None  # None: too few calls
     p99_s: float | None
     samples_per_s: float | None  # of a rank, while it calls with such batches
+    num_at_once: float | None = None  # calls at the same time, of several threads: times are those within the model
 
 
 class RecordedTime(msgspec.Struct, frozen=True, kw_only=True):

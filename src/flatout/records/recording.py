@@ -14,6 +14,8 @@ from flatout.records.events import Quality
 from flatout.records.machine import Xid
 from flatout.records.start_costs import StartTimes
 
+MIN_SHARE_OF_CALLS = 0.9  # of the batches of a loader: with fewer calls, the script does more than infer
+
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All steps of a rank, in order, as columns of equal length. Missing counts are NaN."""
@@ -31,6 +33,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logging_s: NDArray[np.float64] | None = None
     num_full_collections: NDArray[np.float64] | None = None
     num_loader_ends: NDArray[np.float64] | None = None  # number of times that a loader ran out of batches
+    model_s: NDArray[np.float64] | None = None  # inside the model's call, if each step is one; NaN: not known
+    num_known_tokens: NDArray[np.float64] | None = None  # of the call's first sequence, as in the call before
     num_alloc_retries: NDArray[np.float64] | None = None  # so far; NaN where it was not read
     num_samples: NDArray[np.float64]
     num_tokens: NDArray[np.float64]
@@ -85,7 +89,18 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     stall_window: StallWindowSteps | None = None  # the second window
     disturbed_from: int | None = None  # first step that the recorder slows down; None: no plan was made
     started: StartTimes | None = None  # None: it never settled, or its recorder was too old
+    is_pooled: bool = False  # several threads call the model at the same time: a step ends with the end of each call
     stopped_by: str | None = None  # the reason for which the recorder stopped the job; None: it did not
+
+    @property
+    def only_infers(self) -> bool:
+        """Whether its steps are calls without gradients, or batches of a loader that such calls take."""
+        if self.steps_from == "forward":
+            return True
+        steps = self.steps
+        if self.steps_from != "batch" or steps.model_s is None or steps.num_backward.any():
+            return False
+        return bool(np.isfinite(steps.model_s).mean() >= MIN_SHARE_OF_CALLS)
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,6 +113,19 @@ class CallCount(msgspec.Struct, frozen=True, kw_only=True):
     host_s: float  # time inside the calls
 
 
+class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of a model in the trace of a script that only infers, in seconds over complete steps."""
+
+    num_calls: int
+    model_parts_s: tuple[float, ...]  # by `Part`, while a call runs
+    between_parts_s: tuple[float, ...]  # by `Part`, between two calls
+    between_operators_s: dict[str, float]  # the operators with most time between calls
+    other_models_s: dict[str, float]  # between calls, of other models with parameters, by class
+    num_operators: int  # within calls, without those that contain others
+    operators_s: float
+    repeats_excess_s: float  # part of it: beyond the fastest call of the same operator with the same shapes
+
+
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Facts about a rank that rules need beyond its parts, summed over complete steps (without steps, the window)."""
 
@@ -143,6 +156,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_passes: int  # forward and backward passes
     communication_pass: NDArray[np.int64]  # the pass that launched each communication kernel; -1: before all
     input_elements: tuple[int | None, ...]  # per step: elements of the largest embedding or first-layer input
+    calls: CallFacts | None = None  # None: not a script that only infers, or its calls are not marked
     wrappers: tuple[str, ...] = ()  # what distributes the model, as event names show: ddp, fsdp, deepspeed
 
 

@@ -34,7 +34,10 @@ def latency_sentence(latency: CallLatency) -> str:
     quantiles = [("p50", latency.p50_s), ("p90", latency.p90_s), ("p99", latency.p99_s)]
     shown = [f"{name} {'unknown' if value is None else units.seconds(value)}" for name, value in quantiles]
     rate = "" if latency.samples_per_s is None else f"; {latency.samples_per_s:,.0f} samples/s on each rank"
-    return f"{counted(latency.num_calls, 'call')} {size}, from one call to the next: {', '.join(shown)}{rate}"
+    span = "from one call to the next"
+    if latency.num_at_once is not None:
+        span = f"{latency.num_at_once:.1f} at once on several threads, each in the model"
+    return f"{counted(latency.num_calls, 'call')} {size}, {span}: {', '.join(shown)}{rate}"
 
 
 def parts_sentence(recorded: RecordedTime) -> str:

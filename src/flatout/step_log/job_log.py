@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.inside.protocol import StepKind
-from flatout.records.job_log import JobLog, Matrix, Sawtooth, Stall, StallCause, cost_per_step_s, measured_steps
+from flatout.records.job_log import (
+    CallColumns,
+    JobLog,
+    Matrix,
+    Sawtooth,
+    Stall,
+    StallCause,
+    cost_per_step_s,
+    measured_steps,
+)
 from flatout.records.recording import RankRecording, Steps
 from flatout.step_log.baseline import baseline_s
 from flatout.step_log.sawtooth import find_sawtooth
@@ -74,6 +83,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         step_s=without_stalls_s + cost_per_step_s(stalls, len(number), int(measured.sum())),
         stalls=tuple(stalls),
         sawtooth=sawtooth,
+        calls=aligned.calls(with_steps),
     )
 
 
@@ -162,6 +172,25 @@ class _Aligned:
                     new[before + 1 : row + 1] = so_far[row] - so_far[before]
             columns.append(new)
         return self._matrix(columns)
+
+    def calls(self, ranks: Sequence[RankRecording]) -> CallColumns | None:
+        """Return the columns of calls, if all steps of all ranks are calls of a model without gradients."""
+        if any(not rank.only_infers or rank.steps.model_s is None for rank in ranks):
+            return None
+
+        def column(name: str) -> Matrix:
+            values = [getattr(steps, name) for steps in self._steps]
+            unknown = [np.full(len(steps.number), np.nan) for steps in self._steps]
+            pairs = zip(values, unknown, strict=True)
+            return self._matrix([none if value is None else value for value, none in pairs], missing=np.nan)
+
+        return CallColumns(
+            model_s=column("model_s"),
+            num_samples=column("num_samples"),
+            num_tokens=column("num_tokens"),
+            num_known_tokens=column("num_known_tokens"),
+            is_pooled=any(rank.is_pooled for rank in ranks),
+        )
 
     def _matrix(self, columns: Sequence[NDArray[np.float64]], missing: float = 0.0) -> Matrix:
         matrix = np.full((len(self._steps), len(self.number)), missing)

@@ -14,6 +14,7 @@ from flatout.diagnose.rules import (
     checkpoint_stall,
     data_loading,
     drift,
+    eager_mode,
     epoch_boundary,
     epoch_sawtooth,
     evaluation_stall,
@@ -22,21 +23,27 @@ from flatout.diagnose.rules import (
     garbage_collection,
     host_bound,
     host_sync,
+    idle_cores,
     idle_devices,
     late_in_turn,
     memory_copy,
+    no_kv_cache,
     no_tensor_cores,
     periodic_stall,
     pipeline_bubble,
+    preprocessing,
     redundant_gradient_sync,
+    repeated_prefill,
     separate_reductions,
+    small_batch,
     small_kernels,
     straggler,
+    thread_oversubscription,
     unbalanced_data,
 )
 
 # Rules that read the step log of a recording, which has all steps of the job. They need no trace; `checkpoint_stall`
-# reads a plain trace too.
+# reads a plain trace too, and those of calls read both.
 LOG_RULES: tuple[ModuleType, ...] = (
     checkpoint_stall,
     epoch_boundary,
@@ -44,7 +51,12 @@ LOG_RULES: tuple[ModuleType, ...] = (
     evaluation_stall,
     periodic_stall,
     epoch_sawtooth,
+    no_kv_cache,
+    repeated_prefill,
     drift,
+    preprocessing,
+    small_batch,
+    thread_oversubscription,
 )
 
 TRACE_RULES: tuple[ModuleType, ...] = (
@@ -59,8 +71,10 @@ TRACE_RULES: tuple[ModuleType, ...] = (
     unbalanced_data,
     no_tensor_cores,
     allocator_churn,
+    idle_cores,
     host_sync,
     small_kernels,
+    eager_mode,
     host_bound,
     late_in_turn,
     straggler,

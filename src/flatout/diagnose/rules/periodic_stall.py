@@ -25,6 +25,7 @@ When this is wrong
 
 from __future__ import annotations
 
+from flatout.diagnose.calls import is_pooled
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.host_evidence import busy_cores
 from flatout.diagnose.loader_advice import keep_workers
@@ -63,6 +64,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
     for cause, what in _WHAT.items():
         stalls = stalls_of(context, cause, where=lambda stall: not is_epoch(stall))
         if stalls is None or stalls.steps == [int(context.log.number[0])]:  # the first step's wait for its batch
+            continue
+        if cause == StallCause.UNKNOWN and is_pooled(context):  # the time between the ends of calls that overlap
             continue
         is_one_rank = cause != StallCause.UNKNOWN and len(context.log.ranks) > 1
         on = f" on {ranks_in_words(stalls)}" if is_one_rank else ""

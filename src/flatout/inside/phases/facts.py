@@ -27,7 +27,9 @@ from flatout.inside.identity import Identity
 from flatout.inside.live_objects import live_objects, parameters_of, root_modules
 from flatout.inside.protocol import File, partial_name
 from flatout.inside.random_seed import sets_own_seed
+from flatout.inside.recording.forward_calls import FORWARD_CALLS
 from flatout.inside.recording.loader_watch import WATCHES
+from flatout.inside.recording.thread_counts import THREAD_COUNTS
 from flatout.secrets import masked_environment, write_private
 
 SCHEMA, VERSION = "flatout/facts", 1
@@ -132,12 +134,27 @@ def _process_facts(identity: Identity) -> dict[str, Any]:
         "driver": _driver_version() if has_gpu else None,
         "backend": _gradient_backend(identity.backend, has_gpu),
         "threads_per_rank": torch.get_num_threads(),
+        "script_sets_threads": THREAD_COUNTS.is_set_by_script,
+        "cores_of_machine": os.cpu_count(),
+        "cpu_has_bf16": _cpu_has_bf16(),
         "gpu_arch": None if capability is None else capability[0] + capability[1] / 10,
         "is_deterministic": bool(torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic),
         "num_numa_nodes": num_numa_nodes or None,
         "collects_automatically": COLLECTOR.is_automatic(),
         "sets_own_seed": sets_own_seed(),
     }
+
+
+def _cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
+    """Whether the processor multiplies matrices of bf16 (AVX-512 BF16, AMX, or Arm's extension); None: not known."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    if flags is None:
+        return None
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags[1].split())
 
 
 def _gradient_backend(backends: str | None, has_gpu: bool) -> str | None:
@@ -173,12 +190,16 @@ def _object_facts(optimizers: list[Any]) -> dict[str, Any]:
     modules = [candidate for candidate in objects if isinstance(candidate, torch.nn.Module)]
     iterators = [candidate for candidate in objects if isinstance(candidate, loaders._BaseDataLoaderIter)]
     parameters = parameters_of(optimizers)
+    models = root_modules(modules, {id(parameter) for parameter in parameters})
+    called = None if FORWARD_CALLS.model is None else FORWARD_CALLS.model()
+    if not optimizers and called is not None:
+        models, parameters = [called], list(called.parameters())
     device = parameters[0].device.type if parameters else None
     if device is None and torch.cuda.is_initialized():
         device = "cuda"
     return {
         **_optimizer_facts(optimizers, parameters),
-        **_model_facts(root_modules(modules, {id(parameter) for parameter in parameters})),
+        **_model_facts(models),
         **_loader_facts(iterators),
         "device": device,
     }

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from flatout.inside.blocks.block_run import BLOCKS, BlockRun
@@ -56,6 +56,7 @@ class Phases:
         self.has_exported = False  # a trace was just written
         self.has_loader_threads = False  # a thread that does not train loads batches
         self.optimizers: list[weakref.ref[Any]] = []
+        self._is_of_many_threads = False  # the FLOPs and the trace of one thread would not be those of a step
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -90,6 +91,16 @@ class Phases:
     def is_tracing(self) -> bool:
         is_first = self._window is not None and self._window.state is WindowState.TRACING
         return is_first or self._stall.is_tracing
+
+    def leave_one_thread(self) -> bool:
+        """Count no FLOPs and trace nothing from now on; return False while this is done, on the thread that began."""
+        has_begun = self._flops is not None or self._window is not None
+        if (has_begun and not self.is_over) or self._stall.is_exact:
+            return False
+        self._is_of_many_threads = True
+        if self._plan is not None:
+            self._plan = replace(self._plan, start=None)
+        return True
 
     @property
     def is_decided(self) -> bool:
@@ -167,6 +178,8 @@ class Phases:
 
     def advance_stall(self, step: int) -> str:
         """Do the work of the second window that is due after step `step`, and return the kind of the next step."""
+        if self._is_of_many_threads:
+            return StepKind.ORDINARY
         began = time.perf_counter_ns()
         kind = self._stall.advance(step + 1, self._num_operators, stops_before=self._stop_condition.step)
         if self._stall.has_exported:
@@ -199,7 +212,7 @@ class Phases:
             settled=step + 1 - (HOPELESS_STEPS if is_hopeless else 0),
             step_s=self._warmup.step_s,
             num_steps=self._settings.num_steps,
-            is_light=self._settings.is_light,
+            is_light=self._settings.is_light or self._is_of_many_threads,
             identity=self._identity,
             is_short=warmup is not None and warmup < NUM_UNTRACED_STEPS,
             num_untraced=num_untraced_steps(self._settings.stop_rule, self._warmup.mean_s),
@@ -233,7 +246,7 @@ class Phases:
         following = ended + 1
         if self._window is not None:
             return self._advance_window(self._window, plan, following)
-        if following == plan.flops_step and not self._settings.is_trial:
+        if following == plan.flops_step and not self._settings.is_trial and not self._is_of_many_threads:
             return self._begin_flops()
         if ended == plan.flops_step and self._flops is not None:
             self._end_flops(self._flops)
@@ -262,6 +275,9 @@ class Phases:
 
     def _end_without_window(self) -> str:
         self.is_over = True
+        if self._is_of_many_threads and not self._settings.is_light:
+            problem = "several threads call the model, and a trace would show one of them"
+            self._file.event(StepFileEvent.WINDOW, steps=[], problem=problem)
         if self._settings.is_trial:
             return StepKind.ORDINARY
         self._recovery = NUM_RECOVERY_STEPS - 1

@@ -1,8 +1,10 @@
 """Report the calls of models without gradients: the steps of a script that only infers.
 
-In: the first call of a module without gradients. A hook that all modules share sees it, and is gone after it.
-Out: a report of each later call of a module of that class, unless such a call contains it. The class's `__call__` is
-replaced, and not a hook of the module set: a module with a hook of ours could not be pickled or scripted.
+In: the first call of a module that has parameters, without gradients. A hook that all modules share sees it, and is
+gone after it. Out: a report of each later call of a module of that class, unless such a call contains it. The class's
+`__call__` is replaced, and not a hook of the module set: a module with a hook of ours could not be pickled or scripted.
+A loop that runs already may hold the model's own `__call__` (`generate` of transformers does), so until the new one is
+called, the method that the old one calls is replaced too.
 
 A script that trains is left as it was: its first call has gradients, or a batch, a backward pass or an optimizer step
 comes first. So is one that compiles, before anything is traced: Dynamo would break its graph at the shared hook.
@@ -10,7 +12,10 @@ comes first. So is one that compiles, before anything is traced: Dynamo would br
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -20,30 +25,51 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from flatout.inside.log import LOG
 from flatout.inside.recording.batches import Count, count_batch
+from flatout.inside.recording.token_reuse import TokenReuse
 
 # After this many calls without one of the first model, it is not in use any more.
 MOST_WITHIN_FIRST = 256
+# Modules without parameters are steps of preparing inputs, unless nothing else is called.
+MOST_WITHOUT_PARAMETERS = 64
+
+_now = time.perf_counter_ns
+_thread = threading.get_ident
+
+
+class Call(NamedTuple):
+    """A call of a model that has ended."""
+
+    number: int  # from 0
+    model: int  # its `id`
+    counted: Count
+    num_known_tokens: int | None
+    began_ns: int
+    ended_ns: int
 
 
 class Listener(NamedTuple):
     """What is called at each call of a model; the first listener without interest in more is dropped."""
 
     begins: Callable[[int, Count], bool]  # the model's `id`, and the call's samples; whether more calls are of interest
-    ended: Callable[[int, object], None] = lambda number, output: None  # the call's number, from 0, and its output
+    ended: Callable[[Call, object], None] = lambda call, output: None  # the call, and its output
 
 
 class ForwardCalls:
     """`add` begins to look for the first call; once no listener is left, all hooks are gone."""
 
     def __init__(self) -> None:
+        self.model: weakref.ref[Any] | None = None  # that was called last
         self._listeners: list[Listener] = []
         self._shared_hook: Any = None
         self._original_compile: Any = None
         self._undo_class: Callable[[], None] = lambda: None
-        self._is_inside = False  # a reported call is running, so calls within it are not reported
+        self._undo_running: Callable[[], None] | None = None
+        self._inside: set[int] = set()  # threads on which a reported call runs, so calls within it are not reported
         self._num_calls = 0
+        self._num_without_parameters = 0
         self._awaited: int | None = None  # the first model, whose first call is taken as running until its second
         self._num_within_first = 0
+        self._reuse = TokenReuse()
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Add a listener before the script runs; return what drops it."""
@@ -51,6 +77,10 @@ class ForwardCalls:
             self._install()
         self._listeners.append(listener)
         return lambda: self._drop(listener)
+
+    def is_inside(self, thread: int) -> bool:
+        """Whether a call of the model runs on the thread."""
+        return thread in self._inside
 
     def _drop(self, listener: Listener) -> None:
         if listener in self._listeners:
@@ -64,7 +94,9 @@ class ForwardCalls:
 
         @wraps(original)
         def compile_(*args: Any, **kwargs: Any) -> Any:
+            args = self._without_replacement(args)
             self._remove_shared_hook()
+            self._settle()
             result = original(*args, **kwargs)
             compiled = result
             if args and not isinstance(result, torch.nn.Module):
@@ -78,82 +110,132 @@ class ForwardCalls:
 
     def _remove(self) -> None:
         self._remove_shared_hook()
+        self._settle()
         self._undo_class()
         self._undo_class = lambda: None
 
     def _remove_shared_hook(self) -> None:
-        if self._shared_hook is None:
-            return
-        self._shared_hook.remove()
-        self._shared_hook = None
-        torch.compile = self._original_compile
+        if self._shared_hook is not None:
+            self._shared_hook.remove()
+            self._shared_hook = None
+
+    def _settle(self) -> None:
+        """Replace `__call__` alone from now on, because nothing holds the old one, and leave the compiler alone."""
+        if self._undo_running is not None:
+            self._undo_running()
+            self._undo_running = None
+        if self._original_compile is not None:
+            torch.compile = self._original_compile
+            self._original_compile = None
+
+    def _without_replacement(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the compiler with the module's own method: `Module.compile` passes what it found."""
+        owner = getattr(args[0], "__self__", None) if args else None
+        if self._undo_running is None or owner is None or getattr(args[0], "__name__", "") != "_call_impl":
+            return args
+        self._undo_running()
+        self._undo_running = None
+        return (owner._call_impl, *args[1:])
 
     def _first_call(self, module: Any, args: Any) -> None:
         """Begin to count the calls of this module's class, if the script infers."""
-        self._remove_shared_hook()
         if torch.is_grad_enabled():
             self._listeners.clear()
+            self._remove()
             return
-        if self._begin_call(module, args, {}):
+        if self._prepares_inputs(module):
+            return
+        self._remove_shared_hook()
+        if self._begin_call(module, args, {}) is not None:
             self._awaited = id(module)
             self._count_calls_of(type(module))
+            self._undo_running = self._replace(type(module), "_call_impl")
+
+    def _prepares_inputs(self, module: Any) -> bool:
+        """Whether the module has no parameters, as a transform of images has none, and another one may follow."""
+        if self._num_without_parameters >= MOST_WITHOUT_PARAMETERS:
+            return False
+        if next(module.parameters(), None) is not None:
+            return False
+        self._num_without_parameters += 1
+        return True
 
     def _count_calls_of(self, module_class: type) -> None:
         self._undo_class()
-        has_own_call = "__call__" in vars(module_class)
-        original: Any = module_class.__call__
+        self._undo_class = self._replace(module_class, "__call__")
+
+    def _replace(self, module_class: type, name: str) -> Callable[[], None]:
+        has_own = name in vars(module_class)
+        original: Any = getattr(module_class, name)
 
         @wraps(original)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_inside or torch.is_grad_enabled() or self._is_within_first(module):
+            thread = _thread()
+            if thread in self._inside or torch.is_grad_enabled() or self._is_within_first(module, name):
                 return original(module, *args, **kwargs)
-            self._is_inside = True
+            if name == "__call__" and self._original_compile is not None:
+                self._settle()
+            self._inside.add(thread)
             try:
                 number = self._num_calls
-                is_of_interest = self._begin_call(module, args, kwargs)
+                begun = self._begin_call(module, args, kwargs)
+                began_ns = _now()
                 output = original(module, *args, **kwargs)
+                ended_ns = _now()
             finally:
-                self._is_inside = False
-            if is_of_interest:
-                self._end_call(number, output)
+                self._inside.discard(thread)
+            if begun is not None:
+                self._end_call(Call(number, id(module), *begun, began_ns, ended_ns), output)
             return output
 
         def undo() -> None:
-            if has_own_call:
-                module_class.__call__ = original  # type: ignore[method-assign]
-            elif "__call__" in vars(module_class):
-                del module_class.__call__
+            if has_own:
+                setattr(module_class, name, original)
+            elif name in vars(module_class):
+                delattr(module_class, name)
 
-        module_class.__call__ = call  # type: ignore[method-assign]
-        self._undo_class = undo
+        setattr(module_class, name, call)
+        return undo
 
-    def _is_within_first(self, module: object) -> bool:
+    def _is_within_first(self, module: object, name: str) -> bool:
         """Whether this may be a part of the first model, called within its first call, whose end is not seen."""
         if self._awaited is None:
             return False
-        self._num_within_first += 1
+        self._num_within_first += name == "__call__"  # a call that passes both replacements counts once
         if id(module) != self._awaited and self._num_within_first <= MOST_WITHIN_FIRST:
             return True
         self._awaited = None
         return False
 
-    def _begin_call(self, module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Report a call; return whether any listener is left."""
+    def _begin_call(
+        self, module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Count, int | None] | None:
+        """Report a call; return its samples and known tokens, or None if no listener is left."""
         self._num_calls += 1
+        count, num_known = self._counted(module, args, kwargs)
         for listener in self._listeners[:]:
             try:
-                is_of_interest = listener.begins(id(module), count_batch(args or kwargs))
+                is_of_interest = listener.begins(id(module), count)
             except Exception:  # noqa: BLE001 - an error of ours is never the job's
                 LOG.error("forward pass")
                 is_of_interest = False
             if not is_of_interest:
                 self._drop(listener)
-        return bool(self._listeners)
+        return (count, num_known) if self._listeners else None
 
-    def _end_call(self, number: int, output: object) -> None:
+    def _counted(self, module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Count, int | None]:
+        try:
+            if self.model is None or self.model() is not module:
+                self.model = weakref.ref(module)
+            return count_batch(args or kwargs), self._reuse.take(args, kwargs)
+        except Exception:  # noqa: BLE001 - an error of ours is never the job's
+            LOG.error("forward pass")
+            return (None, None), None
+
+    def _end_call(self, call: Call, output: object) -> None:
         for listener in self._listeners:
             try:
-                listener.ended(number, output)
+                listener.ended(call, output)
             except Exception:  # noqa: BLE001 - an error of ours is never the job's
                 LOG.error("forward pass")
 

@@ -38,6 +38,12 @@ class RankOutput:
         self._losses = losses
         self._gradients = gradients
         self._base_unix_ns = time.time_ns() - time.perf_counter_ns()
+        self._is_of_many_threads = False
+
+    def leave_one_thread(self) -> bool:
+        """Measure nothing that only one thread shows from now on; return False while such a measurement runs."""
+        self._is_of_many_threads = self.phases is None or self.phases.leave_one_thread()
+        return self._is_of_many_threads
 
     def claim(self, source: str, optimizers: list[weakref.ref[Any]]) -> bool:
         """Claim the rank; return False if another process has claimed it, or if nothing can be written."""
@@ -51,6 +57,8 @@ class RankOutput:
             self.file = StepFile(settings.folder, identity.rank, process_info(identity, self._base_unix_ns, source))
             self.phases = Phases(settings, identity, self.file)
             self.phases.optimizers = optimizers
+            if self._is_of_many_threads:
+                self.phases.leave_one_thread()
         except FileExistsError:
             LOG.write(f"another process has already recorded rank {identity.rank}: {NOT_RECORDED}")
             return False
@@ -88,6 +96,7 @@ class RankOutput:
         num_steps: int,
         detector: StepDetector,
         model_outputs: ModelOutputRecorder | None = None,
+        is_pooled: bool = False,
     ) -> None:
         """Write everything that is still buffered and close the file, without waiting for an unresponsive GPU."""
         file, phases = self.file, self.phases
@@ -111,6 +120,7 @@ class RankOutput:
             num_steps=num_steps,
             num_optimizers=detector.num_optimizers,
             source=str(detector.source),
+            is_pooled=is_pooled,
             num_calls_elsewhere=detector.num_calls_elsewhere if detector.source is StepSource.FORWARD else 0,
             gpu_is_done=gpu_is_done,
             num_lost_rows=file.num_lost,

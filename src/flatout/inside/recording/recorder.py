@@ -25,15 +25,17 @@ import torch
 from flatout.inside.checks.gradients import GradientRecorder
 from flatout.inside.checks.model_outputs import ModelOutputRecorder
 from flatout.inside.log import LOG
-from flatout.inside.protocol import StepFileEvent, StepKind
+from flatout.inside.protocol import MODEL_SPAN, StepFileEvent, StepKind
 from flatout.inside.recording.batches import Count, count_batch, count_shape
+from flatout.inside.recording.forward_calls import Call
 from flatout.inside.recording.loader_queue import num_ready
 from flatout.inside.recording.losses import Losses, Scalar
+from flatout.inside.recording.other_models import OTHER_MODELS
 from flatout.inside.recording.rank_output import RankOutput
 from flatout.inside.recording.spells import CHECKPOINT, COLLECTION, LOADER_START, Spells
 from flatout.inside.recording.steady_state import NoteKinds, steady_rows
 from flatout.inside.recording.step_detector import StepDetector
-from flatout.inside.recording.step_rows import Step, json_number, memory_columns
+from flatout.inside.recording.step_rows import NO_CALL, CallColumns, Step, json_number, memory_columns
 from flatout.inside.settings import RecorderSettings
 
 _now = time.perf_counter_ns
@@ -90,6 +92,10 @@ class Recorder:
         self._thins_losses = False
         self._loss_turn = 0
         self._is_steady = False  # `steady_rows` can be tried
+        self._call = NO_CALL  # the calls of the model within the step
+        self._model_span: Any = None  # of the last call in a trace; None once the trace is over
+        self._is_span_ended = True
+        self._is_pooled = False  # several threads call the model: a step ends with the end of each call
         self._iterator: Callable[[], Any] = lambda: None  # of the last loader that gave its first batch
 
     # Events that the hooks report, on any thread. Only events on the thread that trains count.
@@ -173,15 +179,52 @@ class Recorder:
         """Note the call of a model without gradients; return whether the script may do nothing but infer."""
         if _thread() != self._thread:
             self._detector.num_calls_elsewhere += 1
+            self._is_pooled = self._is_pooled or self._may_pool()
             return True
         if self._is_by_optimizer or self._num_backward or self._detector.is_training:
             self.model_outputs = None
             return False
+        if self._is_pooled:
+            return True
         now = _now()
         self._note((Recorder._on_forward, now, model, count))
         if now >= self._next_work_ns:
             self._process(now)
+        if self._output.phases is not None and self._output.phases.is_tracing:
+            OTHER_MODELS.install()
+            self._begin_span()
+        elif self._model_span is not None:
+            self._model_span = None
+            OTHER_MODELS.remove()
         return True
+
+    def _may_pool(self) -> bool:
+        """Whether the steps may be the calls of all threads from now on: nothing is measured on one thread alone."""
+        if not self._detector.counts_forward or self._is_by_optimizer or self._num_backward:
+            return False
+        return self._output.leave_one_thread()
+
+    def _begin_span(self) -> None:
+        """Mark the call in the trace; a call that raised an error has left its mark open."""
+        self._end_span()
+        self._model_span = torch.autograd.profiler.record_function(MODEL_SPAN)
+        self._model_span.__enter__()
+        self._is_span_ended = False
+
+    def _end_span(self) -> None:
+        if self._model_span is not None and not self._is_span_ended:
+            self._is_span_ended = True
+            self._model_span.__exit__(None, None, None)
+
+    def forward_ended(self, call: Call) -> None:
+        """Note the end of a call of a model without gradients."""
+        if self._is_pooled:
+            self._note((Recorder._on_pooled_call, call))
+            if call.ended_ns >= self._next_work_ns:
+                self._process(call.ended_ns)
+        elif _thread() == self._thread:
+            self._end_span()
+            self._note((Recorder._on_call_ended, call))
 
     def loss_scaled(self, scaled: object, unscaled: object) -> None:
         """Note that a GradScaler has scaled the loss `unscaled` to `scaled`."""
@@ -368,6 +411,26 @@ class Recorder:
             self._counts = [count]
         return closes
 
+    def _on_call_ended(self, call: Call) -> bool:
+        known = self._call.num_known_tokens
+        self._call = CallColumns(
+            (self._call.model_ns or 0) + call.ended_ns - call.began_ns,
+            call.num_known_tokens if known is None else known,
+        )
+        return False
+
+    def _on_pooled_call(self, call: Call) -> bool:
+        now = max(call.ended_ns, self._start_ns)
+        if not self._start_ns:
+            self._first_ns = self._start_ns = now
+        closes = self._detector.forward(call.model)
+        if not closes:
+            return False
+        self._call = CallColumns(call.ended_ns - call.began_ns, call.num_known_tokens)
+        self._num_batches, self._counts = 1, [call.counted]
+        self._close_step(now)
+        return True
+
     def _on_optimizer(self, now: int, thread: int, optimizer: int, is_skipped: bool | None, found_inf: Any) -> bool:
         if thread != self._thread:
             self._thread, self._is_loading = thread, False
@@ -436,8 +499,10 @@ class Recorder:
                 self._is_skipped,
                 self._kind,
                 self.losses.close_step(),
+                self._call,
             )
         )
+        self._call = NO_CALL
         self._step += 1
         self._loader_ns = self._num_batches = self._num_backward = 0
         self._counts = []
@@ -507,7 +572,13 @@ class Recorder:
             return
         self.is_stopped = True
         outputs = None if self._detector.is_training else self.model_outputs
-        self._output.finish(self._ended, num_steps=self._step, detector=self._detector, model_outputs=outputs)
+        self._output.finish(
+            self._ended,
+            num_steps=self._step,
+            detector=self._detector,
+            model_outputs=outputs,
+            is_pooled=self._is_pooled,
+        )
 
     def forget(self) -> None:
         """Stop without writing, in a forked child, because the recording belongs to the parent."""

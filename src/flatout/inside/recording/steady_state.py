@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from flatout.inside.recording.batches import count_shape
 from flatout.inside.recording.spells import NO_SPELLS
-from flatout.inside.recording.step_rows import spell_columns
+from flatout.inside.recording.step_rows import NO_CALL, spell_columns
 
 Note = tuple[Any, ...]
 _OrdinaryStep = tuple[int, int, str, Any]  # end, time in the loader, columns of its batch, scalar kept of its loss
 _NO_BATCH = "0,null,null"
-_NO_SPELLS = ",".join(map(str, spell_columns(NO_SPELLS)))
+_NO_SPELLS = ",".join([*map(str, spell_columns(NO_SPELLS)), *("null" for _ in NO_CALL)])
 
 
 class NoteKinds(NamedTuple):

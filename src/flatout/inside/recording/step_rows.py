@@ -14,6 +14,16 @@ from flatout.inside.recording.memory import MemoryCounts
 from flatout.inside.recording.spells import SpellTimes
 
 
+class CallColumns(NamedTuple):
+    """The columns of a step that is the call of a model."""
+
+    model_ns: int | None = None
+    num_known_tokens: int | None = None
+
+
+NO_CALL = CallColumns()
+
+
 class Step(NamedTuple):
     """A finished step that is not written yet."""
 
@@ -28,6 +38,7 @@ class Step(NamedTuple):
     is_skipped: bool | None
     kind: str
     kept: KeptLosses | None
+    call: CallColumns = NO_CALL
 
 
 def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: MemoryCounts | None) -> tuple[object, ...]:
@@ -51,6 +62,7 @@ def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: Memo
         json_number(loss),
         *((None, None) if memory is None else (memory.peak_bytes, memory.num_retries)),
         *spell_columns(step.spells),
+        *step.call,
     )
 
 
