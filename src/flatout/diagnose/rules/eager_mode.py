@@ -17,7 +17,7 @@ Change to try
     shares the same work.
 
 When this is wrong
-    Inputs whose shapes keep changing are compiled again and again; a model with much Python of its own (beam search)
+    Inputs whose shapes keep changing are compiled again and again; a model with much Python in it (beam search)
     may break into many graphs. Short runs do not win the time of the compilation back.
 """
 

@@ -13,7 +13,7 @@ Evidence
     a cache would hold; a call that takes the same time for any length costs nothing.
 
 Change to try
-    `model.generate(..., use_cache=True)`; in a loop of your own, pass `past_key_values` of the last call on and only
+    `model.generate(..., use_cache=True)`; in your own loop, pass `past_key_values` of the last call on and only
     the new token.
 
 When this is wrong

@@ -3,7 +3,7 @@
 What it means
     On a CPU, torch runs each operator on several threads. The job has more threads than cores: a container is allowed
     fewer cores than the machine has, other processes use some, or several threads of the script call the model, each
-    with threads of its own. Or its operators are so short that starting and joining threads takes longer than they
+    with its own threads. Or its operators are so short that starting and joining threads takes longer than they
     save.
 
 Why it costs

@@ -146,7 +146,7 @@ def _process_facts(identity: Identity) -> dict[str, Any]:
 
 
 def _cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
-    """Whether the processor multiplies matrices of bf16 (AVX-512 BF16, AMX, or Arm's extension); None: not known."""
+    """Whether the processor multiplies matrices of bf16 (AVX-512 BF16, AMX, or Arm's extension); None: unknown."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
