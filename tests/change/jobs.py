@@ -63,6 +63,19 @@ EVERY_KIND = (
     facts(transport="infiniband", num_hosts=2, wrapper="fsdp2", passes_per_step=2),
     facts(transport="pcie", launcher="srun", measured_collectives={"NCCL_BUFFSIZE": "1048576"}),
     facts(device="cpu", backend="gloo", transport=None, optimizer_is_fused=False, optimizer="RMSprop"),
+    facts(
+        device="cpu",
+        num_ranks=1,
+        only_infers=True,
+        threads_per_rank=2,
+        script_sets_threads=True,
+        cpu_has_bf16=True,
+        is_autocast=False,
+        has_convolutions=True,
+        has_transformers=True,
+    ),
+    facts(device="cuda", only_infers=True, has_transformers=True, threads_per_rank=8),
+    facts(device="cpu", only_infers=True, threads_per_rank=8, cores_allowed=16.0),
 )
 
 

@@ -13,6 +13,7 @@ from flatout.change import (
     ddp,
     fsdp2,
     garbage_collection,
+    inference,
     kernels,
     memory,
     nccl,
@@ -38,6 +39,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     memory,
     process,
     garbage_collection,
+    inference,
     kernels,
 )
 KNOBS: tuple[Knob, ...] = tuple(knob for family in FAMILIES for knob in family.KNOBS)

@@ -57,6 +57,10 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "autocast": {"dtype": ("bfloat16",)},
     # torch.compile of the model that the wrapper holds, or of the whole one.
     "compile": {"mode": ("default", "reduce-overhead", "max-autotune-no-cudagraphs")},
+    # torch.set_num_threads, also where the script sets another number.
+    "num_threads": {"count": range(1, 257)},
+    # transformers: generate(use_cache=True), and cache_implementation="static".
+    "kv_cache": {"static": (True,)},
     # transformers: config._attn_implementation before the model is built.
     "fused_attention": {"implementation": ("sdpa", "flash_attention_2")},
     # checkpoint(use_reentrant=False, preserve_rng_state=True) around repeated blocks.

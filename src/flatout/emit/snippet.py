@@ -215,6 +215,18 @@ def _compile(patch: Patch) -> Lines:
     )
 
 
+def _num_threads(patch: Patch) -> Lines:
+    return [f"torch.set_num_threads({patch.parameters['count']!r})  # in place of the script's own number"]
+
+
+def _kv_cache(patch: Patch) -> Lines:
+    static = ', cache_implementation="static"' if patch.parameters.get("static") else ""
+    return _function(
+        "generate(model, inputs, **yours)",
+        f"return model.generate(inputs, **(yours | dict(use_cache=True{static})))",
+    )
+
+
 def _fused_attention(patch: Patch) -> Lines:
     return _function(
         "load(auto_class, name, **yours)",
@@ -304,6 +316,8 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "autocast": _autocast,
     "compile": _compile,
     "fused_attention": _fused_attention,
+    "kv_cache": _kv_cache,
+    "num_threads": _num_threads,
     "activation_checkpointing": _activation_checkpointing,
     "keep_cache": _keep_cache,
     "background_checkpoint": _background_checkpoint,

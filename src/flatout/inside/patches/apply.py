@@ -20,6 +20,7 @@ from flatout.inside.protocol import Variable
 # outermost, so that the layers of one model are autocast(checkpoint(block)), all compiled together.
 MODULES: Mapping[str, str] = {
     "bind_cores": "bind_cores",
+    "num_threads": "num_threads",
     "dataloader": "dataloader",
     "balanced_batches": "balanced_batches",
     "non_blocking_copies": "copies",
@@ -29,6 +30,7 @@ MODULES: Mapping[str, str] = {
     "tf32": "kernels",
     "keep_cache": "kernels",
     "fused_attention": "attention",
+    "kv_cache": "kv_cache",
     "channels_last": "channels_last",
     "activation_checkpointing": "activation_checkpointing",
     "autocast": "autocast",

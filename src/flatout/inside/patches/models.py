@@ -1,4 +1,7 @@
-"""Find the models that a process trains, when they are wrapped or when an optimizer gets their parameters.
+"""Find the models that a process trains or infers with.
+
+A model that is trained is found when it is wrapped or when an optimizer gets its parameters; without an optimizer, the
+first model that is called without gradients is taken, from its second call on.
 
 Patches change a model's class and affect only instances that carry a mark. So a model is copied and pickled as usual,
 with the same parameter names, and its hooks contain nothing from Flatout.
@@ -15,7 +18,8 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from flatout.inside.live_objects import live_objects, parameters_of, root_modules
-from flatout.inside.patches.report import Report
+from flatout.inside.patches.report import REPORTS, Report
+from flatout.inside.recording.forward_calls import FORWARD_CALLS, Listener
 
 _Around = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -23,6 +27,7 @@ _Around = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 class _Models:
     def __init__(self) -> None:
         self._callbacks: list[tuple[Report, Callable[[Any], None]]] = []
+        self._has_optimizer = False
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_model(self, report: Report, callback: Callable[[Any], None]) -> None:
@@ -30,7 +35,17 @@ class _Models:
         if not self._callbacks:
             self._hook_optimizers()
             self._hook_ddp()
+            FORWARD_CALLS.add(Listener(self._first_call))
         self._callbacks.append((report, callback))
+
+    def _first_call(self, name: int, count: object) -> bool:
+        """Take the first model that is called without gradients, unless the script trains another one."""
+        del name, count
+        model = None if FORWARD_CALLS.model is None else FORWARD_CALLS.model()
+        if model is not None and not self._has_optimizer:
+            REPORTS.infers()
+            self._found(model)
+        return False
 
     def _found(self, model: Any) -> None:
         model = unwrapped(model)
@@ -46,6 +61,7 @@ class _Models:
         @wraps(original)
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
+            self._has_optimizer = True
             try:
                 for model in models_of(optimizer):
                     self._found(model)

@@ -6,7 +6,8 @@ The last line for a patch in a process counts. {"schema": "flatout/patches", "ve
 
 `applied`: the patch took effect at least once. `reason`: why it did not. `details` holds counts, and `notes` describes
 places where the patch did not fit. Lines are written when a patch first takes effect, whenever a count has doubled, at
-the first optimizer step, and at the end. A process that trains nothing (a launcher, a compiler's helper) writes none.
+the first optimizer step, and at the end. A process that neither trains nor calls a model without gradients (a launcher,
+a compiler's helper) writes none.
 """
 
 from __future__ import annotations
@@ -105,6 +106,10 @@ class Reports:
 
         register_optimizer_step_post_hook(after_step)
         EXIT_HANDLERS.at_exit(self.write_all)
+
+    def infers(self) -> None:
+        """Note that the process infers, so that its reports count although it trains nothing."""
+        self._trains = True
 
     def add(self, name: str, parameters: Mapping[str, object]) -> Report:
         report = Report(name, parameters, self)

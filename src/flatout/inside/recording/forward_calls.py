@@ -149,7 +149,8 @@ class ForwardCalls:
         if self._begin_call(module, args, {}) is not None:
             self._awaited = id(module)
             self._count_calls_of(type(module))
-            self._undo_running = self._replace(type(module), "_call_impl")
+            if self._original_compile is not None:  # else a listener has compiled the model
+                self._undo_running = self._replace(type(module), "_call_impl")
 
     def _prepares_inputs(self, module: Any) -> bool:
         """Whether the module has no parameters, as a transform of images has none, and another one may follow."""

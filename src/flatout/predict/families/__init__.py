@@ -16,6 +16,7 @@ from flatout.predict.families import (
     ddp,
     fsdp2,
     garbage_collection,
+    inference,
     kernels,
     memory,
     nccl,
@@ -38,5 +39,6 @@ MODELS: Mapping[str, Model] = {
     **memory.MODELS,
     **process.MODELS,
     **garbage_collection.MODELS,
+    **inference.MODELS,
     **kernels.MODELS,
 }
