@@ -1,4 +1,4 @@
-"""Let `generate` of transformers keep keys and values between tokens, where the script has turned that off.
+"""Let `generate` of transformers keep keys and values between tokens, where the script has switched that off.
 
 With `static`, the cache has a fixed size, so that transformers can compile the step that makes a token.
 """

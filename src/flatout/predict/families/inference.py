@@ -1,4 +1,4 @@
-"""Changes for scripts that only infer: a trace of training shows none of their effects, so only trials can tell."""
+"""Changes for scripts that only infer: a trace of training shows none of their effects, so only trials can show it."""
 
 from __future__ import annotations
 
