@@ -83,6 +83,21 @@ def _gpu_history(path: Path) -> object:
     return read_history(path)
 
 
+def _redfish_credentials(path: Path) -> object:
+    from flatout.probe.redfish_client import credentials
+
+    if path.is_file():
+        path.chmod(0o600)
+    return credentials(path, {})
+
+
+def _sensors_of_ipmitool(path: Path) -> object:
+    from flatout.watch.health.bmc_signs import bmc_signs
+    from flatout.watch.health.node import read_ipmi
+
+    return bmc_signs(read_ipmi(path))
+
+
 def _failures_of_ledger(path: Path) -> object:
     from flatout.watch.health.node import num_failures
 
@@ -596,6 +611,13 @@ READERS: tuple[Reader, ...] = (
     Reader("compare, its folder", trials.comparisons, trials.judge_comparison),
     Reader("explain --error", _one("error.log"), _command("explain", "--error", "{}"), ("flatout explain --error",)),
     Reader("watch node --log", _one("xids.log"), _node_health, ("flatout watch node --log",)),
+    Reader("watch node --ipmi", _one("sdr.txt"), _sensors_of_ipmitool, ("flatout watch node --ipmi",)),
+    Reader(
+        "watch node --redfish-credentials",
+        _one("redfish_credentials.txt"),
+        _redfish_credentials,
+        ("flatout watch node --redfish-credentials",),
+    ),
     Reader("watch node --history", _one("gpu_history.jsonl"), _gpu_history, ("flatout watch node --history",)),
     Reader("watch node --ledger", _one("node_ledger.jsonl"), _failures_of_ledger, ("flatout watch node --ledger",)),
     Reader("doctor --from", _doctor_samples, _command("doctor", "--from", "{}"), ("flatout doctor --from",)),

@@ -138,6 +138,8 @@ def test_the_variables_are_those_that_users_and_jobs_know() -> None:
         "FLATOUT_JOB",
         "FLATOUT_TUNING",
         "FLATOUT_OVERLAY",
+        "FLATOUT_REDFISH_USER",
+        "FLATOUT_REDFISH_PASSWORD",
         "FLATOUT_DEBUG",
     }
 

@@ -31,7 +31,7 @@ from flatout.records.watch import ExporterRequest, JobLabels
 from flatout.watch.emit.dashboards.all import DASHBOARDS
 from flatout.watch.emit.scrape_config import scrape_config_text
 from flatout.watch.emit.targets import rules_text
-from flatout.watch.exporter.collector import HostSources
+from flatout.watch.exporter.collector import Collector, HostSources
 from flatout.watch.exporter.host_metrics import XidCounts
 from flatout.watch.exporter.process import serve, serving
 
@@ -204,7 +204,7 @@ def server_with_gpus(folder: Path) -> tuple[Any, int]:
     sources = HostSources(gpus=lambda: counters, ports=lambda: read_port_counters(folder), xids=XidCounts(list))
     labels = JobLabels(job="demo", job_id="", host="n2")
     request = ExporterRequest(ledger="/dev/null", state=str(folder), address="127.0.0.1", port=0, labels=labels)
-    return serve(request, sources)
+    return serve(request, Collector(request, sources))
 
 
 @contextmanager

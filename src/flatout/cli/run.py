@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -38,6 +39,18 @@ def _parse_on_regression(text: str) -> Literal["off", "warn", "revert"]:
         case "off" | "warn" | "revert":
             return text
     raise UsageError(f"`--on-regression` must be warn, revert or off, but got {text}")
+
+
+def _metrics(address: str, port: int | None, otlp: str | None) -> tuple[str, int] | None:
+    """Return where metrics are served; any port of the loopback if they are only pushed."""
+    if otlp is not None and urlsplit(otlp).scheme not in ("http", "https"):
+        raise UsageError(
+            f"`--metrics-otlp` must be an address like http://localhost:4318/v1/metrics, but is {otlp}",
+            hint="OTLP over HTTP is spoken, not over gRPC",
+        )
+    if port is not None:
+        return address, port
+    return None if otlp is None else ("127.0.0.1", 0)
 
 
 def run(
@@ -104,6 +117,13 @@ def run(
     metrics_address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to serve Prometheus metrics on.")
     ] = "127.0.0.1",
+    metrics_otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="OpenTelemetry collector to push the metrics to over HTTP, e.g. http://localhost:4318/v1/metrics.",
+        ),
+    ] = None,
     machine_code: Annotated[
         int | None,
         whole_number(
@@ -170,7 +190,8 @@ def run(
         takes_over=take_over,
         recording=recording,
         num_gpus=gpus,
-        metrics=None if metrics_port is None else (metrics_address, metrics_port),
+        metrics=_metrics(metrics_address, metrics_port, metrics_otlp),
+        otlp=metrics_otlp,
         machine_code=machine_code,
         redacts=redact,
         on_regression=_parse_on_regression(on_regression),

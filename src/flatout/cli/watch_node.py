@@ -11,6 +11,7 @@ from flatout.cli.durations import Duration, duration
 from flatout.cli.output import print_json, text_style
 from flatout.cli.paths import path_option
 from flatout.cli.values import whole_number
+from flatout.inside.protocol import Variable
 
 _MOST_S = 30 * 86_400.0
 
@@ -40,6 +41,18 @@ def watch_node(
         list[Path] | None,
         path_option(help="Ledger of a job on this node, to count failures by the machine's fault. Repeatable."),
     ] = None,
+    redfish: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Address of the node's BMC, whose sensors are read by Redfish, e.g. https://bmc-n7. The user and the "
+            f"password are in {Variable.REDFISH_USER} and {Variable.REDFISH_PASSWORD}.",
+        ),
+    ] = None,
+    redfish_credentials: Annotated[
+        Path | None, path_option(help="File with one line `user:password`, of mode 0600, instead of the variables.")
+    ] = None,
+    ipmi: Annotated[Path | None, path_option(help="File with the output of `ipmitool sdr elist` on the node.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Judge a node by its Xids, its GPUs' counters and its jobs' failures, and weigh draining it against waiting.
@@ -59,7 +72,14 @@ def watch_node(
         restart_s=restart.seconds,
         repair_s=repair.seconds,
     )
-    sources = NodeSources(log=log, history=history, ledgers=tuple(ledger or ()))
+    sources = NodeSources(
+        log=log,
+        history=history,
+        ledgers=tuple(ledger or ()),
+        redfish=redfish,
+        redfish_credentials=redfish_credentials,
+        ipmi=ipmi,
+    )
     health = judge_node(sources, question)
     if json:
         print_json("flatout/node-health", health)

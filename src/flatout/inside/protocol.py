@@ -47,6 +47,8 @@ class Variable:
     JOB = "FLATOUT_JOB"  # name of the job, the same each time its scheduler starts it
     TUNING = "FLATOUT_TUNING"  # marks the processes of one tuning run, to end those that outlive it
     OVERLAY = "FLATOUT_OVERLAY"  # 0: `flatout tune` keeps trials' files apart by hooks even if it could overlay folders
+    REDFISH_USER = "FLATOUT_REDFISH_USER"  # for `--redfish`; never recorded
+    REDFISH_PASSWORD = "FLATOUT_REDFISH_PASSWORD"
     DEBUG = "FLATOUT_DEBUG"  # show the traceback of an internal error
 
 

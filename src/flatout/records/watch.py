@@ -35,6 +35,7 @@ class ExporterRequest(msgspec.Struct, frozen=True, kw_only=True):
     labels: JobLabels
     promised_step_s: float | None = None  # from the tuning, see `records.expectation`
     peak_time: PeakTime | None = None
+    otlp: str | None = None  # address of an OpenTelemetry collector to push to
     num_starts: int = 0  # times that this exporter was started before
 
 

@@ -13,7 +13,7 @@ _ACTIONS = {
     "reset_gpu": "reset the GPU",
     "drain": "drain the node",
 }
-_SOURCES = {"gpus": "the counters of the GPUs"}
+_SOURCES = {"gpus": "the counters of the GPUs", "bmc": "some sensors of the BMC"}
 _SHOWN_COST = ".3g"
 
 

@@ -229,6 +229,7 @@ class KeptRun:
             labels=msgspec.structs.replace(
                 labels, job=self._clean(labels.job), job_id=self._clean(labels.job_id), host=self._clean(labels.host)
             ),
+            otlp=self._request.otlp,
             peak_time=self._peak_time(),
             promised_step_s=None if expectation is None else (expectation.low_s + expectation.high_s) / 2,
         )

@@ -28,6 +28,7 @@ class RunRequest:
     recording: Path | None = None
     num_gpus: int | None = None
     metrics: tuple[str, int] | None = None  # address and port
+    otlp: str | None = None  # an OpenTelemetry collector to push the metrics to
     machine_code: int | None = None
     redacts: bool = False
     data_cache: CacheRequest | None = None

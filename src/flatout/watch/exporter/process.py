@@ -23,6 +23,7 @@ from flatout.probe.port_counters import read_port_counters
 from flatout.records.watch import ExporterRequest
 from flatout.watch.exporter.collector import Collector, HostSources
 from flatout.watch.exporter.host_metrics import XidCounts
+from flatout.watch.exporter.otlp import Pusher, otlp_exporter
 from flatout.watch.exporter.storage_metrics import read_storage
 
 _PATIENCE_S = 10.0
@@ -112,14 +113,14 @@ def _end(process: subprocess.Popen[str] | None) -> None:
         process.wait()
 
 
-def serve(request: ExporterRequest, sources: HostSources) -> tuple[Any, int]:
+def serve(request: ExporterRequest, collector: Collector) -> tuple[Any, int]:
     """Return the server and its port."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
         raise FlatoutError("metrics require the package prometheus-client") from error
     registry = CollectorRegistry()
-    registry.register(Collector(request, sources))  # type: ignore[arg-type, unused-ignore]
+    registry.register(collector)  # type: ignore[arg-type, unused-ignore]
     server, _ = start_http_server(request.port, addr=request.address, registry=registry)
     return server, int(server.server_port)
 
@@ -134,15 +135,21 @@ def host_sources() -> HostSources:
 
 def main(arguments: Sequence[str]) -> int:
     request = msgspec.json.decode(arguments[0], type=ExporterRequest)
+    collector = Collector(request, host_sources())
     try:
-        server, number = serve(request, host_sources())
+        pusher = Pusher(collector.collect, otlp_exporter(request.otlp)) if request.otlp is not None else None
+        server, number = serve(request, collector)
     except (OSError, FlatoutError) as error:
         print(getattr(error, "strerror", None) or error, flush=True)
         return 2
     address = request.address
     shown = f"[{address}]" if ":" in address else address
     print(f"http://{shown}:{number}/metrics", flush=True)
+    if pusher is not None:
+        pusher.start()
     sys.stdin.buffer.read()
+    if pusher is not None:
+        pusher.stop()
     server.shutdown()
     return 0
 

@@ -13,11 +13,16 @@ from flatout.errors import InputError
 from flatout.input_files import bounded_log, read_bytes, read_text
 from flatout.keep.ledger_lines import FailureLine, decode_line
 from flatout.probe.nvml import Gpus
+from flatout.probe.redfish import read_redfish
+from flatout.probe.redfish_client import RedfishClient, credentials
 from flatout.probe.snapshot import read_kernel_log
+from flatout.records.bmc import BmcReading
 from flatout.records.gpu_health import GpuHealth, HealthReading
 from flatout.records.watch import DrainCost, GpuAdvice, NodeAction, NodeHealth, NodeSign
+from flatout.watch.health.bmc_signs import bmc_signs
 from flatout.watch.health.expected_loss import Evidence, StopCosts, drain_cost, failure_probability
 from flatout.watch.health.history import read_history, renewed, write_history
+from flatout.watch.health.ipmi_text import read_sdr_text
 from flatout.watch.health.signs import find_signs
 from flatout.watch.health.xid_actions import advise
 
@@ -41,6 +46,9 @@ class NodeSources(msgspec.Struct, frozen=True, kw_only=True):
     log: Path | None = None  # None: the log of this machine, together with its GPUs
     history: Path | None = None  # earlier readings of the GPUs, to which this one is added
     ledgers: tuple[Path, ...] = ()  # of jobs that ran on the node
+    redfish: str | None = None  # address of its BMC
+    redfish_credentials: Path | None = None
+    ipmi: Path | None = None  # what `ipmitool sdr elist` printed
 
 
 def read_own_gpus() -> tuple[Sequence[GpuHealth], str | None]:
@@ -67,6 +75,8 @@ def judge_node(
         for address in lost
     )
     signs, problem = _signs(sources, read_gpus, now_s)
+    bmc = _read_bmc(sources)
+    signs += tuple(sign for reading in bmc for sign in bmc_signs(reading))
     actions = {gpu.action for gpu in gpus} | {sign.action for sign in signs}
     return NodeHealth(
         gpus=gpus,
@@ -74,7 +84,7 @@ def judge_node(
         is_excerpt=parsed.is_excerpt,
         cost=_cost(_evidence(actions, signs), question),
         signs=signs,
-        unread={} if problem is None else {"gpus": problem},
+        unread=_unread(problem, bmc),
     )
 
 
@@ -94,6 +104,32 @@ def _signs(
     if sources.history is not None and more is not None:
         write_history(sources.history, more)
     return signs, problem
+
+
+def _read_bmc(sources: NodeSources) -> list[BmcReading]:
+    """Return what the node's BMC measures, from each given source."""
+    readings = []
+    if sources.redfish is not None:
+        given = credentials(sources.redfish_credentials)
+        readings.append(read_redfish(RedfishClient(sources.redfish, given)))
+    if sources.ipmi is not None:
+        readings.append(read_ipmi(sources.ipmi))
+    return readings
+
+
+def read_ipmi(path: Path) -> BmcReading:
+    """Return what `ipmitool sdr elist` printed to a file. Raise InputError if it cannot be read."""
+    return read_sdr_text(bounded_log(_read_text(path, "pass what `ipmitool sdr elist` prints as --ipmi")))
+
+
+def _unread(gpu_problem: str | None, bmc: Sequence[BmcReading]) -> dict[str, str]:
+    """Return the sources of which something is unknown, and why."""
+    unread = {} if gpu_problem is None else {"gpus": gpu_problem}
+    problems = [problem for reading in bmc for problem in reading.problems]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        unread["bmc"] = problems[0] + more
+    return unread
 
 
 def num_failures(ledger: Path, now_s: float) -> int:
@@ -142,8 +178,11 @@ def _text_of(log: Path | None) -> str:
         if output.text is None:
             raise InputError(f"the kernel log cannot be read: {output.problem}", hint="run it as root, or pass --log")
         return output.text
+    return _read_text(log, "pass what dmesg prints as --log")
+
+
+def _read_text(path: Path, hint: str) -> str:
     try:
-        return read_text(log, errors="replace")
+        return read_text(path, errors="replace")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(f"{log} cannot be read: {reason}", hint="pass what dmesg prints as --log") from error
+        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", hint=hint) from error
