@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 # In each rank: little memory, so that arrays and messages are small, and a check of collectives that needs no more; the
-# two smallest matrices; and no more rounds than are asked for. Otherwise a rank repeats its measurements for as long as
-# `--time` allows.
+# two smallest matrices; no more rounds than are asked for, of repetitions of a millisecond. Otherwise a rank repeats its
+# measurements for as long as `--time` allows.
 _SMALL_RANK = """\
 import os
 if "RANK" in os.environ:
@@ -27,14 +27,15 @@ if "RANK" in os.environ:
     flatout.probe.limits.free_bytes = lambda: {free_bytes}
     flatout.probe.ceilings.collectives._AT_ONCE = 1 << 16
     flatout.probe.ceilings.rounds.MAX_ROUNDS = {num_rounds}
+    flatout.probe.ceilings.rounds._CPU_SAMPLE_S = {sample_s}
 """
 # With two ranks, the largest message of a collective is then 1 MiB.
 FREE_BYTES = 64 << 20
 
 
-def small(*, num_rounds: int = 3, free_bytes: int = FREE_BYTES) -> str:
+def small(*, num_rounds: int = 3, free_bytes: int = FREE_BYTES, sample_s: float = 0.001) -> str:
     """Return an injection that lets each rank measure little. Three rounds are the fewest that give a result."""
-    return _SMALL_RANK.format(free_bytes=free_bytes, num_rounds=num_rounds)
+    return _SMALL_RANK.format(free_bytes=free_bytes, num_rounds=num_rounds, sample_s=sample_s)
 
 
 SMALL = small()

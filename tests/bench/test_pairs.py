@@ -188,6 +188,7 @@ if os.environ.get("RANK") == "2":
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_link_that_corrupts_is_named_and_its_speed_is_omitted() -> None:
     done = bench("--ranks", "3", "--only", "pair_send", "--time", "10s", "--json", inject=small() + _CORRUPTS)
     assert done.returncode == 1, done.stderr
