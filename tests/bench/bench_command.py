@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 # In each rank: little memory, so that arrays and messages are small, and a check of collectives that needs no more; the
-# two smallest matrices; no more rounds than are asked for, of repetitions of a millisecond. Otherwise a rank repeats its
-# measurements for as long as `--time` allows.
+# two smallest matrices; no more rounds than are asked for, of repetitions of a millisecond. Otherwise a rank repeats
+# its measurements for as long as `--time` allows.
 _SMALL_RANK = """\
 import os
 if "RANK" in os.environ:

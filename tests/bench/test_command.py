@@ -126,7 +126,8 @@ def test_a_slow_rank_is_found_among_four() -> None:
         "if os.environ.get('RANK') == '2':\n    import time, torch\n    real = torch.add\n"
         "    torch.add = lambda *a, **k: (time.sleep(0.3), real(*a, **k))[1]\n"
     )
-    inject = small(num_rounds=7, free_bytes=2 << 30, sample_s=0.02) + slow  # calls of so many milliseconds that noise is no outlier
+    # Calls of so many milliseconds that noise is no outlier.
+    inject = small(num_rounds=7, free_bytes=2 << 30, sample_s=0.02) + slow
     done = bench("--ranks", "4", "--time", "20s", "--only", "memory_triad", "--json", inject=inject)
     found = content(done)
     assert [(one["name"], one["peer"]) for one in found["peers"]] == [("memory_triad fp32", "rank 2")]

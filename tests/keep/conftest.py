@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-MOST_AT_ONCE = 3
+MOST_AT_ONCE = 6
 _JOB = "job_that_begins_with_the_module"
 
 

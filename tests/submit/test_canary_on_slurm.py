@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,27 @@ from tests.submit.test_slurm import submit, waited_for
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+def warm_flatout(slurm: SlurmLab, tmp_path: Path) -> Path:
+    """Write a `flatout` for the batch script, which is forked, too."""
+    program = tmp_path / "bin" / "flatout"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {slurm.python} -m flatout "$@"\n')
+    program.chmod(0o755)
+    return program.parent
+
+
 def test_the_jobs_after_a_canary_that_was_slower_have_no_changes(
     slurm: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The tuning promises steps of 1 ms, and the job's steps sleep for 20 ms: slower than without the changes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{warm_flatout(slurm, tmp_path)}:{os.environ['PATH']}")
     config = tuned_file(tmp_path / "tuned.toml", step_s=0.001, num_ranks=1)
     ledger = tmp_path / "ledger.jsonl"
     words = ["--config", str(config), "--canary", "--ledger", str(ledger)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    job = [str(JOB), f"--out={tmp_path / 'out'}", "--steps=800", "--save_every=1000"]
+    launcher = [slurm.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    job = [str(JOB), f"--out={tmp_path / 'out'}", "--steps=640", "--save_every=1000"]
     canary = submit(monkeypatch, capfd, *words, "--out", "canary", "--", *launcher, *job)
     assert "this job is the canary" in str(canary["notes"])
     waiting = submit(monkeypatch, capfd, *words, "--out", "waiting", "--dry-run", "--", *launcher, *job)
