@@ -37,6 +37,7 @@ NAMES = (
     "nanogpt_tcp",
     "nanogpt_tcp_noisy",
     "nanogpt_tcp_tuned",
+    "nanogpt_tcp_240s",
     "nanogpt_tcp_whole",
     "nanogpt_tcp_whole_tuned",
     "imagenet_loader",
@@ -104,7 +105,7 @@ def gone_through(name: str, folder: Path, **options: object) -> tuple[TuneResult
 def recorded(folder: Path) -> list[TrialResult]:
     lines = (folder / "journal.jsonl").read_bytes().splitlines()
     decoded = [msgspec.json.decode(line) for line in lines]
-    return [msgspec.convert(line["result"], TrialResult) for line in decoded if line["type"] == "trial"]
+    return [msgspec.convert(line["result"], TrialResult, strict=False) for line in decoded if line["type"] == "trial"]
 
 
 def adopted(result: TuneResult) -> set[str]:
@@ -150,6 +151,17 @@ def test_nanogpt_over_tcp_gets_three_times_as_fast_in_one_go(tmp_path: Path) -> 
     assert result.tuned_step_s == pytest.approx(0.0586, rel=0.1)
     (waited,) = (one for one in result.tried if one.name == "nccl-channels=8")
     assert "nccl-channels=8" not in runner.arms and "gained more than this one's estimate" in waited.reason
+
+
+def test_four_minutes_show_what_longer_starts_of_nanogpt_confirm(tmp_path: Path) -> None:
+    """Afterwards, timed by the lines that the script prints: 198 ms per step untouched, 57.2 ms with the change."""
+    made = recorded(unpacked("nanogpt_tcp_240s", tmp_path))
+    verdict = judge_arms(made, "nccl-sockets=1x1+16", is_last=True)
+    assert verdict.verdict == "better"
+    assert (verdict.num_baselines, verdict.num_candidates) == (3, 2)
+    assert verdict.interval is not None
+    assert verdict.interval[0] <= 198 / 57.2 <= verdict.interval[1]
+    assert verdict.speedup == pytest.approx(198 / 57.2, rel=0.15)
 
 
 def test_the_first_steps_gradients_of_nanogpt_repeat_on_gpus(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def asked(
     exposed: float = 0.3,
     request: NcclRequest | None = None,
     gpus: type[NoGpus] = EightGpus,
+    left_s: float = 3600.0,
 ) -> tuple[bool, str | None]:
     """Whether NCCL is measured for a job, and the note."""
     requests: list[TuningRequest] = []
@@ -97,7 +98,8 @@ def asked(
     monkeypatch.setattr(in_tuning, "work_of", lambda *_: MEASURED.work)
     done = Diagnosed(diagnosis=diagnosis({"exposed-communication": exposed}, step_s=1.0), job=None, sources={})  # type: ignore[arg-type]
     known = facts(num_ranks=4, num_hosts=1) if job is None else job
-    found, note = with_measured_collectives(known, done, tmp_path, request or NcclRequest(), lambda _: None)
+    asking = request or NcclRequest()
+    found, note = with_measured_collectives(known, done, tmp_path, asking, lambda _: None, left_s=left_s)
     assert (found.measured_collectives == VARIABLES) == bool(requests)
     return bool(requests), note
 
@@ -120,8 +122,17 @@ def test_where_communication_is_hidden_nothing_is_measured(
     assert MIN_EXPOSED_SHARE == 0.05
 
 
+@pytest.mark.parametrize(("left_s", "is_measured"), [(1201.0, True), (1199.0, False)])
+def test_a_measurement_that_takes_the_time_of_trials_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left_s: float, is_measured: bool
+) -> None:
+    found, note = asked(monkeypatch, tmp_path, left_s=left_s)
+    assert found is is_measured
+    assert note is not None and ("not measured" in note) is not is_measured
+
+
 def test_who_asks_for_nccl_alone_gets_it_measured_in_any_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert asked(monkeypatch, tmp_path, exposed=0.0, request=NcclRequest(is_only=True))[0]
+    assert asked(monkeypatch, tmp_path, exposed=0.0, request=NcclRequest(is_only=True), left_s=10.0)[0]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ FOLDER = "nccl"  # in the folder of a tuning
 FAMILIES = ("nccl", "nccl_measured")  # of the changes that `flatout tune nccl` tries
 FINDINGS = ("exposed-communication", "exposed-all-gather", "redundant-gradient-sync")
 MIN_EXPOSED_SHARE = 0.05  # of the step; below it, the measurement takes longer than it can save
+# Of the time that is left for trials. In 240 s on two GPUs over TCP, the measurement took 125 s, and left five trials.
+MAX_SHARE_OF_BUDGET = 0.1
 
 _READ_BY_COMMUNICATION = ("NCCL_", "FI_", "UCX_", "CUDA_", "LD_LIBRARY_PATH")
 
@@ -57,17 +59,22 @@ def nccl_words(request: NcclRequest) -> tuple[str, ...]:
 
 
 def with_measured_collectives(
-    facts: JobFacts, done: Diagnosed, folder: Path, request: NcclRequest, say: Say
+    facts: JobFacts, done: Diagnosed, folder: Path, request: NcclRequest, say: Say, *, left_s: float
 ) -> tuple[JobFacts, str | None]:
     """Return the facts with the measured settings, and a note if there is something to report.
 
-    Nothing is measured if the job's communication is hardly exposed, its transport is unknown, or its ranks are on
-    several hosts; only the last two are reported.
+    Nothing is measured if the job's communication is hardly exposed, its transport is unknown, its ranks are on several
+    hosts, or the measurement takes too much of the `left_s` seconds of the budget; only the last three are reported.
     """
     tuning = kept_measurement(folder / FOLDER / RESULT_FILE)
     note = None
     if tuning is None:
         reason = _why_not(facts, done, request)
+        if reason is None and not request.is_only and request.time_s > MAX_SHARE_OF_BUDGET * left_s:
+            reason = (
+                f"NCCL is not measured for the job's messages: that takes {request.time_s:.0f} s, and {left_s:.0f} s of"
+                " the budget are left; its usual settings are tried instead"
+            )
         if reason is not None:
             return facts, reason or None
         try:

@@ -136,7 +136,10 @@ def _with_note_on_not_allowed(setup: Setup, progress: Progress, profiled: Profil
 def _with_measured_collectives(setup: Setup, progress: Progress, profiled: Profiled) -> tuple[Progress, Profiled]:
     """Return the profile with what was measured for the job's collectives, where they are exposed."""
     runner = setup.runner
-    facts, note = with_measured_collectives(profiled.facts, profiled.done, runner.out, setup.options.nccl, setup.say)
+    left_s = setup.options.budget_s - runner.spent_s()
+    facts, note = with_measured_collectives(
+        profiled.facts, profiled.done, runner.out, setup.options.nccl, setup.say, left_s=left_s
+    )
     if note is not None and note not in progress.notes:
         setup.say(note)
         progress = progress.with_note(note)
