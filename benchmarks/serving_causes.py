@@ -1,6 +1,6 @@
 """Tunings of a simulated server in virtual time: is the planted cause found, its knob adopted, and nothing else?
 
-    python benchmarks/serving_causes.py [--seeds 20] [--aa 200] [--out FILE]
+    python benchmarks/serving_causes.py [--seeds 20] [--first-seed 100] [--aa 200] [--out FILE]
 
 Seven servers have one planted cause each (`tests/serving/scenarios.py`), on a simulated engine that batches
 continuously, with a known time for each iteration, and starts that differ by 2 %. Each is tuned with `--seeds` seeds of
@@ -50,8 +50,9 @@ def is_trap(name: str) -> bool:
     return any(trap in name for trap in TRAPS)
 
 
-def of_scenario(scenario: Scenario, num_seeds: int) -> dict[str, Any]:
-    runs = [planted(scenario, seed) for seed in range(num_seeds)]
+def of_scenario(scenario: Scenario, seeds: range) -> dict[str, Any]:
+    runs = [planted(scenario, seed) for seed in seeds]
+    num_seeds = len(seeds)
     num_right = sum(run["is_right"] for run in runs)
     print(f"{scenario.cause}: right in {num_right} of {num_seeds}", file=sys.stderr, flush=True)
     return {
@@ -68,15 +69,19 @@ def of_scenario(scenario: Scenario, num_seeds: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
+    # the scenarios were made with the seeds below
+    parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--aa", type=int, default=200)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     began_s = time.process_time()
-    scenarios = [of_scenario(scenario, arguments.seeds) for scenario in SCENARIOS]
-    false = [seed for seed in range(arguments.aa) if without_effect(seed).adopted]
+    first = arguments.first_seed
+    scenarios = [of_scenario(scenario, range(first, first + arguments.seeds)) for scenario in SCENARIOS]
+    false = [seed for seed in range(first, first + arguments.aa) if without_effect(seed).adopted]
     result = {
         "schema": "flatout/benchmark-serving-causes",
         "python": platform.python_version(),
+        "first_seed": first,
         "cpu_s": round(time.process_time() - began_s),
         "aa_tunings": arguments.aa,
         "aa_adopted": len(false),

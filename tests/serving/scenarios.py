@@ -54,8 +54,8 @@ SCENARIOS = (
     Scenario(
         "no-prefix-reuse",
         "without-no-enable-prefix-caching",
-        ("--no-enable-prefix-caching", "--per-prompt-token-s", "0.0001"),
-        (5, 10, 20),
+        ("--no-enable-prefix-caching", "--per-prompt-token-s", "0.0001", "--max-num-batched-tokens", "128"),
+        (10, 20, 30),
         {"requests": 64, "prompt_tokens": 512, "shared_prefix_tokens": 448, "output_tokens": 16},
     ),
     Scenario("host-bound", "api-server-count=4", ("--host-s", "0.04"), (10, 20, 40), _SHORT),

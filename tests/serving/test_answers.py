@@ -65,6 +65,11 @@ def test_the_noise_of_untouched_starts_is_allowed() -> None:
     assert outcome(trial(wrong_after(57)), *untouched) == "failed"
 
 
+def test_untouched_starts_that_hardly_agree_cannot_judge() -> None:
+    assert outcome(trial(), trial(), trial(wrong_after(50))) == "passed"
+    assert outcome(trial(), trial(), trial(wrong_after(49))) == "unknown"
+
+
 def test_one_untouched_start_cannot_judge() -> None:
     assert outcome(trial(), trial()) == "unknown"
 

@@ -66,7 +66,7 @@ def test_a_load_point_by_hand() -> None:
     ]
     point = load_point(answers, rate_per_s=1.0, limits=parse_slo("p99 ttft<500ms, p99 itl<300ms"))
     assert (point.num_completed, point.num_failed, point.num_good) == (3, 1, 1)
-    assert point.goodput_per_s == pytest.approx(1 / 4)
+    assert point.goodput_per_s == pytest.approx(1 / 3.1)
     assert point.num_tokens == 3 + 5 + 2 + 1
     assert point.took_s == pytest.approx(3.1)
     assert point.tokens_per_s == pytest.approx(11 / 3.1)

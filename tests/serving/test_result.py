@@ -109,7 +109,7 @@ def point(rate: float, good: int, tokens: int = 100, took_s: float = 10.0, energ
         num_good=good,
         num_tokens=tokens,
         took_s=took_s,
-        goodput_per_s=good / 10 * rate,
+        goodput_per_s=good / took_s,
         tokens_per_s=tokens / took_s,
         energy_j=energy_j,
     )
@@ -120,17 +120,17 @@ def trial(*points: LoadPoint) -> ServerTrial:
 
 
 def test_the_cost_of_a_trial_is_that_of_its_best_rate() -> None:
-    both = trial(point(2.0, 10, energy_j=300.0), point(8.0, 4, tokens=200, energy_j=100.0))
-    assert cost(both, "goodput") == pytest.approx(1 / 3.2)
-    assert cost(both, "tokens/s") == pytest.approx(1 / 20)
+    both = trial(point(2.0, 10, energy_j=300.0), point(8.0, 4, tokens=200, energy_j=100.0, took_s=2.0))
+    assert cost(both, "goodput") == pytest.approx(1 / 2.0)
+    assert cost(both, "tokens/s") == pytest.approx(1 / 100)
     assert cost(both, "energy") == pytest.approx(400 / 300)
-    assert cost(trial(point(2.0, 0)), "goodput") == pytest.approx(1 / 0.1)
+    assert cost(trial(point(2.0, 0)), "goodput") == pytest.approx(1 / 0.05)
     assert cost(trial(point(2.0, 5)), "energy") is None
     assert as_result(trial(point(2.0, 5)), "energy").outcome == "failed"
 
 
 def test_a_curve_has_the_interval_of_the_mean_over_trials() -> None:
-    (only,) = load_curve([trial(point(10.0, good)) for good in (4, 5, 6)], "baseline").points
+    (only,) = load_curve([trial(point(10.0, good, took_s=1.0)) for good in (4, 5, 6)], "baseline").points
     assert only.goodput_per_s == pytest.approx(5.0)
     assert only.goodput_interval is not None
     half = 4.302653 * 1.0 / 3**0.5  # Student's t with two degrees of freedom

@@ -64,7 +64,7 @@ def facts(tuning: ServingTuning) -> list[str]:
         f"limits: {slo_words(tuning.slo)}",
         f"load: {tuning.load}, seed {tuning.seed}; {tuning.num_requests} requests at each of {rates} requests/s, "
         "sent when they are due",
-        f"{counted(tuning.num_trials, 'start')} of the server in {tuning.took_s / 60:.0f} min, in the order "
+        f"{counted(tuning.num_trials, 'start')} of the server in {seconds(tuning.took_s)}, in the order "
         f"{tuning.order} (A: untouched)",
     ]
     if tuning.noise_agreement is None:

@@ -16,6 +16,7 @@ from flatout.records.serving import AnswerGate, LoadPoint, ServerTrial
 from flatout.units import percent
 
 MIN_REFERENCES = 2  # untouched starts
+MIN_NOISE_AGREEMENT = 0.5  # of two untouched starts: answers that agree less cannot judge any other
 EXACT_TOLERANCE = 0.02  # of the agreement
 ROUNDING_SHARE = 0.5  # of the agreement of untouched starts
 FEWER_TOKENS = 0.02  # share of the tokens that a change may lose beyond what untouched starts differ by
@@ -27,6 +28,9 @@ def gate(trial: ServerTrial, untouched: Sequence[ServerTrial], safety: Safety) -
     if len(references) < MIN_REFERENCES:
         return AnswerGate(outcome="unknown", reason="fewer than two starts of the untouched server answered")
     noise = noise_agreement(references)
+    if noise < MIN_NOISE_AGREEMENT:
+        words = f"two starts of the untouched server agree in {percent(noise)} of the tokens, which is too little"
+        return AnswerGate(outcome="unknown", reason=words, noise_agreement=noise)
     agreement = max(_agreement(trial, reference) for reference in references) if trial.answers else 0.0
     reason = _failures(trial, references) or _tokens(trial, references) or _differs(agreement, noise, safety)
     if reason is not None:

@@ -17,7 +17,7 @@ import msgspec
 
 from flatout.emit.serving import emit_serving
 from flatout.emit.write import write as write_emitted
-from flatout.errors import OutputError
+from flatout.errors import InputError, OutputError
 from flatout.launch.guard import guarded
 from flatout.probe.limits import allowed_cores
 from flatout.records.serving import ServingTuning, UnofferedKnob
@@ -27,6 +27,7 @@ from flatout.secrets import write_private
 from flatout.serving.candidates import Machine, without_unlisted
 from flatout.serving.engine import Engine, engine_of
 from flatout.serving.first_start import first_start
+from flatout.serving.judge import cost
 from flatout.serving.load import TracedLoad, read_load
 from flatout.serving.loop import Loop, Options, Say
 from flatout.serving.offered import help_text
@@ -86,6 +87,11 @@ class ServeCommand:
         began_s = clock()
         say("starting the untouched server")
         plan, trial, notes = await first_start(backend, plan, say)
+        if cost(trial, self.options.objective) is None:
+            raise InputError(
+                f"`--objective {self.options.objective}` needs the power of the GPUs, which is unknown on this machine",
+                hint="use --objective goodput or tokens/s",
+            )
         machine = Machine(num_gpus=num_gpus, cores=allowed_cores())
         spent_s = clock() - began_s
         options = msgspec.structs.replace(self.options, budget_s=self.options.budget_s - spent_s)

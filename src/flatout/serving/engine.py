@@ -81,6 +81,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics_need: str | None = None  # option without which there are no metrics
     port_option: str | None = None
     port: Port = 8000
+    repository_option: str | None = None  # of Triton's models
     batch_option: str | None = None  # the most requests in a batch
     batch_default: int | None = None
     batch_of_one_without: str | None = None  # without this option, one request is answered after the other

@@ -12,6 +12,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.records.serving import Request, ServerTrial
 from flatout.records.trial import BASELINE
+from flatout.secrets import masked_text
 from flatout.serving.client import send_open_loop
 from flatout.serving.loop import Say
 from flatout.serving.rates import search_rates
@@ -54,7 +55,7 @@ async def first_start(backend: Backend, plan: Plan, say: Say) -> tuple[Plan, Ser
 
 def _not_running(error: ServerError) -> InputError:
     return InputError(
-        f"the untouched server cannot be measured: {error.problem}",
+        f"the untouched server cannot be measured: {masked_text(error.problem)}",
         hint="start the command by hand and send it one request; its output is in the logs folder of --out",
     )
 

@@ -30,7 +30,7 @@ def cost(trial: ServerTrial, objective: ServingObjective) -> float | None:
     if not trial.is_complete:
         return None
     if objective == "goodput":
-        return 1 / max(max(p.num_good, 0.5) / p.num_requests * p.rate_per_s for p in trial.points)
+        return 1 / max(max(point.num_good, 0.5) / point.took_s for point in trial.points)
     if objective == "tokens/s":
         return 1 / max(max(point.num_tokens, 0.5) / point.took_s for point in trial.points)
     energies = [point.energy_j for point in trial.points]

@@ -36,7 +36,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shared_prefix_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0  # that all prompts begin with
     trace: str | None = None
     most_tokens: Tokens | None = None  # of a prompt and its answer: a trace is sent without its rows that have more
-    endpoint: Literal["chat", "completions"] = "chat"
+    endpoint: Literal["chat", "completions", "generate"] = "chat"  # generate: Triton's
     model: str | None = None  # None: the server's first model
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 120.0
     body: dict[str, bool | int | float | str] = {}  # further fields of each request, such as `ignore_eos`

@@ -38,6 +38,7 @@ MOST_SCREENED = 6  # candidates of one round
 MOST_CONFIRMED = 2  # candidates of one round that are compared in turn
 MOST_ROUNDS = 4
 BETWEEN_BASELINES = 3  # candidates that are screened between two trials of the present server
+LEAST_CANDIDATES = 3  # trials of a candidate before it is given up as unlikely to be better
 MIN_SCREENED = 1.01  # a candidate whose one trial gained less is not compared further
 
 
@@ -106,7 +107,6 @@ class Loop:
         self._tried: dict[str, TriedArm] = {}
         self._chosen_by: dict[str, tuple[int, frozenset[int]]] = {}  # arm -> number screened, trials that chose it
         self._applied = _UNTOUCHED
-        self._verdict: Verdict | None = None
         self._ended_by: TuningEndedBy = "all_tried"
         self._began_s = asyncio.get_running_loop().time()
         for trial in before:
@@ -219,7 +219,6 @@ class Loop:
             self._note(arm, verdict)
             if verdict.verdict == "better" and self._tried[arm.name].gate.outcome == "passed":
                 self._applied = arm
-                self._verdict = verdict
             raise
         return is_better
 
@@ -232,24 +231,18 @@ class Loop:
                 return False
             if verdict.next_analysis is None and verdict.num_candidates:
                 break
-            if not self._is_worth_more(arm, other):
+            if verdict.num_candidates >= LEAST_CANDIDATES and not self._is_worth_more(arm, other):
                 break
             if self._trials[-1].arm == arm.name:
                 await self._trial(other)
             await self._try(arm)
-        if other is self._applied and verdict.verdict == "better":
-            self._verdict = verdict
         return verdict.verdict == "better"
 
     async def _claim_together(self) -> None:
         """Compare all adopted changes with the untouched server, where they were adopted in several rounds."""
         if len(self._applied.changes) < 2:
             return
-        arm, self._verdict = self._applied, None
-        try:
-            await self._compare(arm, _UNTOUCHED)
-        finally:
-            self._verdict = self._verdict_on(arm, _UNTOUCHED, is_last=True)
+        await self._compare(self._applied, _UNTOUCHED)
 
     def _verdict_on(self, arm: _Arm, other: _Arm, *, is_last: bool = False) -> Verdict:
         num_screened, chosen_by = self._chosen_by.get(arm.name, (1, frozenset()))
@@ -313,6 +306,7 @@ class Loop:
         return find_causes(last.windows[place], self._plan.engine, words)
 
     def _found(self) -> Found:
+        is_changed = self._applied is not _UNTOUCHED
         return Found(
             trials=tuple(self._trials),
             tried=tuple(self._tried.values()),
@@ -320,7 +314,7 @@ class Loop:
             causes_left=self._causes(self._applied),
             adopted=self._applied.changes,
             adopted_arm=self._applied.name,
-            verdict=self._verdict,
+            verdict=self._verdict_on(self._applied, _UNTOUCHED, is_last=True) if is_changed else None,
             ended_by=self._ended_by,
         )
 

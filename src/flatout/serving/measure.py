@@ -18,14 +18,17 @@ from flatout.serving.slo import own_limits
 def load_point(
     answers: Sequence[Answered], *, rate_per_s: float, limits: Sequence[Limit], energy_j: float | None = None
 ) -> LoadPoint:
-    """Return what the server did at this rate. The goodput is within the time in which requests were due."""
+    """Return what the server did at this rate.
+
+    Goodput is per second until the last answer ended: per second of the arrivals, a few good requests at the beginning
+    of a burst would look like more than the server can do.
+    """
     times = [_times(answer) for answer in answers]
     of_metric = {metric: [value for each in times for value in each[metric]] for metric in _EACH}
     of_own = own_limits(limits)
     completed = [answer.outcome == "completed" for answer in answers]
     good = [done and _is_good(each, of_own) for done, each in zip(completed, times, strict=True)]
     num_tokens = sum(answer.tokens for answer in answers)
-    offered_s = len(answers) / rate_per_s
     first_due_s = min(answer.due_s for answer in answers)
     took_s = max(max(answer.end_s for answer in answers) - first_due_s, 1e-9)
     return LoadPoint(
@@ -38,7 +41,7 @@ def load_point(
         num_good=sum(good),
         num_tokens=num_tokens,
         took_s=took_s,
-        goodput_per_s=sum(good) / offered_s,
+        goodput_per_s=sum(good) / took_s,
         tokens_per_s=num_tokens / took_s,
         ttft=_spread(of_metric["ttft"]),
         itl=_spread(of_metric["itl"]),

@@ -1,4 +1,4 @@
-"""Send requests to a server that speaks OpenAI's protocol, streamed, and read its metrics and health.
+"""Send requests to a server that speaks OpenAI's protocol or Triton's, streamed, and read its metrics and health.
 
 In: a URL, the model's name, the endpoint. Out: a transport (`client.py`). httpx is imported here alone, and when it is
 used: it is the extra `flatout[serve]`. Answers are greedy (`temperature` 0), so that they can be compared.
@@ -43,6 +43,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 class _Chunk(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...] = ()
+    text_output: str | None = None  # Triton
     usage: _Usage | None = None
     error: Any = None
 
@@ -109,6 +110,8 @@ class OpenAiClient:
         """Return the name of the server's first model, unless it was given. Raise TransportError if it has none."""
         if self._model is not None:
             return self._model
+        if self._endpoint == "generate":
+            raise TransportError('the endpoint "generate" needs the name of the model as `model` in the load')
         try:
             response = await self._http.get("/v1/models", timeout=QUICK_S)
             models = msgspec.json.decode(response.content, type=_Models)
@@ -131,17 +134,9 @@ class OpenAiClient:
 
     async def answer(self, request: Request, on_piece: OnPiece) -> Ending:
         """Send a request, streamed. Raise TransportError if the server refuses it, or the connection breaks."""
-        path, prompt = self._prompt(request)
-        body = {
-            "model": self._model,
-            "max_tokens": request.max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **prompt,
-            **self._body,
-        }
-        ending = Ending(is_whole=False)
+        path, own = self._prompt(request)
+        body = {"max_tokens": request.max_tokens, "temperature": 0, "stream": True, **own, **self._body}
+        ending = Ending(is_whole=self._endpoint == "generate")  # whose streams have no mark of their end
         try:
             async with self._http.stream("POST", path, json=body) as response:
                 await self._check(response)
@@ -152,9 +147,13 @@ class OpenAiClient:
         return ending
 
     def _prompt(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Return the path, and the fields of the body that its protocol has."""
+        if self._endpoint == "generate":
+            return f"/v2/models/{self._model}/generate_stream", {"text_input": request.prompt}
+        common = {"model": self._model, "stream_options": {"include_usage": True}}
         if self._endpoint == "completions":
-            return "/v1/completions", {"prompt": request.prompt}
-        return "/v1/chat/completions", {"messages": [{"role": "user", "content": request.prompt}]}
+            return "/v1/completions", {"prompt": request.prompt, **common}
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": request.prompt}], **common}
 
     async def _check(self, response: httpx.Response) -> None:
         if response.is_success:
@@ -176,6 +175,8 @@ def _read(line: str, on_piece: OnPiece, ending: Ending) -> Ending:
         raise TransportError(f"the stream has a line that is not a chunk: {error}") from error
     if chunk.error is not None:
         raise TransportError(f"the stream ended with an error: {str(chunk.error)[:MOST_BODY]}")
+    if chunk.text_output:
+        on_piece(chunk.text_output)
     for choice in chunk.choices:
         text = _text(choice)
         if text:

@@ -24,6 +24,7 @@ from flatout.serving.engine import Engine
 from flatout.serving.exposition import Readings
 from flatout.serving.host import HostMeter
 from flatout.serving.load import Load
+from flatout.serving.model_repository import with_model_config
 from flatout.serving.openai_client import OpenAiClient
 from flatout.serving.trial import ServerError
 from flatout.serving.window import HostUse
@@ -53,7 +54,7 @@ class ProcessBackend:
         """Start the server with the changes. Raise ServerError if it is not healthy in time."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        command, port = with_port(changed(self._command, changes), self._engine)
+        command, port = with_port(self._changed(changes, index), self._engine)
         environment = {**os.environ, **command.environment, Variable.TUNING: self._mark}
         output = self._folder / f"trial-{index}.log"
         process = start_detached(command.words, environment, output=output)
@@ -82,6 +83,14 @@ class ProcessBackend:
             raise
         running.start_s = clock() - began_s
         return running
+
+    def _changed(self, changes: Sequence[ServerChange], index: int) -> ServerCommand:
+        command = changed(self._command, changes)
+        lines = [line for change in changes for line in change.model_config]
+        if not lines:
+            return command
+        folder = self._folder / f"repository-{index}"
+        return with_model_config(command, self._engine, self._load.model, lines, folder)
 
     async def _wait(self, running: RunningProcess, until_s: float) -> None:
         """Wait until the server is healthy."""

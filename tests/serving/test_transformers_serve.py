@@ -1,0 +1,81 @@
+"""A real server: `transformers serve` with a Llama of random weights, started once, measured twice.
+
+`benchmarks/serving_transformers.py` has a whole tuning of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from tests.serving.tiny_model import write_tiny_llama
+
+from flatout.records.serving import ServerTrial
+from flatout.serving.answers import gate, noise_agreement
+from flatout.serving.engine import known_engines
+from flatout.serving.first_start import words_per_token
+from flatout.serving.load import Load, TracedLoad
+from flatout.serving.processes import ProcessBackend
+from flatout.serving.slo import parse_slo
+from flatout.serving.trial import Plan, measure_server
+from flatout.serving.words import ServerCommand
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("fastapi", "openai", "uvicorn")),
+    reason="transformers serve needs fastapi, openai and uvicorn",
+)
+SERVER = (sys.executable, "-c", "from transformers.cli.transformers import main; main()")
+LOAD = Load(
+    rates=(4.0,),
+    requests=4,
+    prompt_tokens=20,
+    output_tokens=3,
+    held_prompts=2,
+    held_tokens=8,
+    timeout_s=60.0,
+    seed=1,
+)
+
+
+async def pair(backend: ProcessBackend) -> tuple[float | None, ServerTrial, ServerTrial]:
+    """Measure one start of the server twice, as two trials."""
+    engine = known_engines()["transformers"]
+    traced = TracedLoad(load=LOAD, path="")
+    plan = Plan(engine=engine, traced=traced, limits=parse_slo("p99 ttft<30s"), rates_per_s=(4.0,), words_per_token=0.2)
+    running = await backend.start("baseline", (), 0)
+    try:
+        per_token = await words_per_token(running, plan)
+        first = await measure_server(running, plan, "baseline", 0)
+        second = await measure_server(running, plan, "baseline", 1)
+        running.check()
+    finally:
+        await running.stop()
+    return per_token, first, second
+
+
+def test_one_start_of_transformers_serve_is_measured_twice_with_equal_answers(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", hidden=32, layers=1, heads=2)
+    command = ServerCommand(
+        words=(*SERVER, "serve", str(model), "--device", "cpu"),
+        environment={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    backend = ProcessBackend(
+        command, known_engines()["transformers"], LOAD, tmp_path, mark=str(tmp_path), start_limit_s=110.0
+    )
+    per_token, first, second = asyncio.run(pair(backend))
+    assert per_token is not None
+    assert 0.1 < per_token < 0.3  # the tokenizer is one of bytes, and words have four to ten with their space
+    for trial in (first, second):
+        assert trial.outcome == "completed", trial.problem
+        (point,) = trial.points
+        assert (point.num_completed, point.num_failed, point.num_cut) == (4, 0, 0)
+        assert point.tokens_of_request == (3, 3, 3, 3)
+        assert point.ttft is not None
+        assert not trial.windows[0].is_from_metrics
+    assert first.answer_tokens == (8, 8)
+    assert first.answers[0] != first.answers[1]
+    assert noise_agreement([first, second]) == 1.0
+    assert gate(second, [first, second], "exact").outcome == "passed"
