@@ -16,7 +16,7 @@ from tests.read.profiles import BASE_NS, MS, cpu_plane, gpu_planes, plane, xspac
 from flatout.attribute.rank import attribute_rank
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import InputError
-from flatout.read import SeveralRanksError, read_trace
+from flatout.read import SeveralRanksError, read_trace, wire
 from flatout.read.xspace import read_xspace
 from flatout.records.diagnosis import Diagnosis, Part
 from flatout.records.events import EventTable, Kind, TraceFormat
@@ -44,7 +44,7 @@ def test_events_of_published_profiles_are_those_that_jax_itself_reads(name: str,
 
 
 def compare_with_jax(name: str, data: bytes) -> None:
-    profile = read_xspace(data, lambda plane: True)
+    profile = read_xspace(data + wire.PADDING, lambda plane: True)
     found: dict[str, dict[str, list[int]]] = {}
     for line in profile.lines:
         before = found.setdefault(line.plane, {}).setdefault(line.name, [0, 0])
@@ -198,13 +198,13 @@ def test_times_that_cannot_be_are_left_out(tmp_path: Path, value: int) -> None:
     assert (table.duration_ns >= 0).all() and (np.diff(table.start_ns) >= 0).all()
 
 
-# Labelled jobs of two real processes: benchmarks/jax_labelled_jobs.py
+# Labelled jobs of two real processes, on CPUs and on two H200: benchmarks/jax_labelled_jobs.py
 
 
 @pytest.fixture(scope="module")
 def labelled() -> dict[str, Diagnosis]:
-    causes = ("slow_compute", "slow_input", "late_start", "healthy")
-    return {cause: diagnose_paths([GOLDEN / f"jax_{cause}.tar.xz"], engine="serial").diagnosis for cause in causes}
+    names = [path.name.removeprefix("jax_").removesuffix(".tar.xz") for path in sorted(GOLDEN.glob("jax_*.tar.xz"))]
+    return {name: diagnose_paths([GOLDEN / f"jax_{name}.tar.xz"], engine="serial").diagnosis for name in names}
 
 
 def blamed(diagnosis: Diagnosis) -> set[tuple[str, tuple[int, ...]]]:
@@ -216,6 +216,7 @@ def blamed(diagnosis: Diagnosis) -> set[tuple[str, tuple[int, ...]]]:
     }
 
 
+@pytest.mark.parametrize("device", ["", "cuda_"], ids=["two CPUs", "two H200"])
 @pytest.mark.parametrize(
     ("cause", "expected", "part"),
     [
@@ -225,11 +226,10 @@ def blamed(diagnosis: Diagnosis) -> set[tuple[str, tuple[int, ...]]]:
     ],
 )
 def test_each_planted_cause_is_found_on_its_rank(
-    labelled: dict[str, Diagnosis], cause: str, expected: tuple[str, tuple[int, ...]], part: str
+    labelled: dict[str, Diagnosis], device: str, cause: str, expected: tuple[str, tuple[int, ...]], part: str
 ) -> None:
-    diagnosis = labelled[cause]
+    diagnosis = labelled[device + cause]
     assert blamed(diagnosis) == {expected}
-    assert diagnosis.findings[0].name == expected[0]
     waits: dict[tuple[int, str], float] = {}
     for each in diagnosis.blame:
         key = (each.blamed_rank, each.part)
@@ -237,10 +237,10 @@ def test_each_planted_cause_is_found_on_its_rank(
     assert max(waits, key=lambda key: waits[key]) == (1, part)
 
 
-def test_a_healthy_job_blames_no_rank(labelled: dict[str, Diagnosis]) -> None:
-    diagnosis = labelled["healthy"]
-    assert not blamed(diagnosis)
-    assert "data-loading" not in {finding.name for finding in diagnosis.findings}
+@pytest.mark.parametrize("name", ["healthy", "cuda_healthy"])
+def test_a_healthy_job_blames_no_rank(labelled: dict[str, Diagnosis], name: str) -> None:
+    assert not [finding for finding in labelled[name].findings if len(finding.ranks) == 1]
+    assert "straggler" not in {finding.name for finding in labelled[name].findings}
 
 
 def test_parts_of_real_profiles_sum_to_the_window(labelled: dict[str, Diagnosis]) -> None:

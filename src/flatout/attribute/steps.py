@@ -79,11 +79,14 @@ def window_of(table: EventTable, marks: HostSteps, work: GpuWork) -> tuple[int, 
 
 
 def step_spans(marks: HostSteps, work: GpuWork, window_end_ns: int) -> tuple[StepSpan, ...]:
-    """Return the steps: each begins at its mark, or when the last GPU work launched before the mark ends, if later."""
+    """Return the steps: each begins at its mark, or when the last GPU work launched before the mark ends, if later.
+
+    A trace without launches does not say what was launched before a mark: its steps begin at their marks.
+    """
     if not marks.number:
         return ()
     begins = marks.start_ns
-    if len(work):
+    if work.is_linked.any():
         order = np.argsort(work.launched_ns, kind="stable")
         busy_until = np.maximum.accumulate(work.end_ns[order])
         num_before = np.searchsorted(work.launched_ns[order], marks.start_ns, side="left")

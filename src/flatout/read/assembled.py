@@ -43,12 +43,15 @@ def assemble(columns: Columns, source: Source) -> EventTable:
     start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
     is_placed = (start_ns >= 0) & (start_ns < _LATEST_NS) & (duration_ns < _LONGEST_NS)
     num_events = int(is_placed.sum())
+    placed = slice(None) if num_events == len(is_placed) else is_placed
     if not num_events:
         raise InputError(f"{source.path} has no events of an operator, a launch or a kernel", hint="record it again")
     filled: dict[str, NDArray[Any]] = {}
     for column, dtype in COLUMNS.items():
         values = columns.get(column)
-        filled[column] = np.full(num_events, NULL, dtype) if values is None else values[is_placed].astype(dtype)
+        filled[column] = (
+            np.full(num_events, NULL, dtype) if values is None else values[placed].astype(dtype, copy=False)
+        )
     dictionaries = Dictionaries(
         names=list(source.names),
         threads=list(source.threads),

@@ -143,8 +143,8 @@ class ByteStream:
             missing -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_all(self, max_bytes: int, hint: str) -> bytes:
-        """Return everything; InputError, with the hint, if it is more than `max_bytes`."""
+    def read_all(self, max_bytes: int, hint: str, padding: bytes = b"") -> bytes:
+        """Return everything, and then the padding; InputError, with the hint, if it is more than `max_bytes`."""
         parts = []
         num_read = 0
         while part := self.read(_WHOLE_FILE_BYTES):
@@ -153,7 +153,7 @@ class ByteStream:
                 limit = units.num_bytes(max_bytes)
                 raise InputError(f"{self._name} must have at most {limit}, but has more", hint=hint)
             parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join((*parts, padding))
 
     def _decompress(self, num_bytes: int) -> bytes:
         """Return at least one byte and at most `num_bytes`; none at the end."""

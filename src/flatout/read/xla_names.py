@@ -38,7 +38,7 @@ _SAVES = re.compile(r"^_*(?:save|write|dump)_?(?:model|training|train)?_?(?:chec
 _CHECKPOINT_FILE = re.compile(r"checkpoint|orbax|ckpt|pytree_handler", re.IGNORECASE)
 _CHECKPOINT_ANNOTATION = re.compile(r"^(?:save|write)[ _-]?(?:checkpoint|ckpt)|^checkpoint(?:ing)?$", re.IGNORECASE)
 _WAITS = re.compile(r"^(?:block_until_ready|_single_device_array_to_np_array_did_copy|_value|__float__|__int__|item)$")
-_RUNTIME = re.compile(r"^(?:cu|cuda|hip)[A-Z]\w+$")
+_RUNTIME = re.compile(r"^(?:cu|cuda|hip)[A-Z]\w+(?: \(.*\))?$")
 # What XLA and TensorFlow record of themselves on their threads.
 _INTERNAL = re.compile(r"^(?:ThreadpoolListener|ThunkExecutor|end: |Wait for|BufferSequencing|Semaphore|TraceContext)")
 
@@ -64,6 +64,13 @@ def is_container(name: str) -> bool:
 def is_runtime_call(name: str) -> bool:
     """Whether an event is a call of the runtime of CUDA or HIP."""
     return _RUNTIME.match(name) is not None
+
+
+def call_name(name: str) -> str:
+    """Return the name of a launching call. XLA names most of them after the kernel or the copy that they launch."""
+    if is_runtime_call(name):
+        return name
+    return f"cuMemcpyAsync ({name})" if name.startswith(("Memcpy", "Memset")) else f"cuLaunchKernel ({name})"
 
 
 def is_python(name: str) -> bool:

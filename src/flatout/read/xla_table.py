@@ -192,10 +192,11 @@ class _Builder:
             self.dropped[f"events of the line {line.name!r}"] += len(line.start_ns)
             return None
         operator = self._operator(line, is_tpu)
-        is_kept = ~self.is_container[operator]
-        if is_tpu:
+        is_kept = np.ones(len(line.start_ns), np.bool_)
+        if is_tpu:  # the kernels of a GPU's stream never contain each other
             is_asynchronous = line.name.startswith("Async")
-            is_kept &= self.is_collective[operator] if is_asynchronous else ~self.is_end[operator]
+            is_kept = self.is_collective[operator] if is_asynchronous else ~self.is_end[operator]
+            is_kept &= ~self.is_container[operator]
         kind = np.full(len(line.start_ns), Kind.KERNEL, np.uint8)
         kind[self._is_copy(line, "Memcpy", "memcpy_details")] = Kind.MEMCPY
         kind[self._is_copy(line, "Memset", "memset_details")] = Kind.MEMSET
@@ -252,10 +253,12 @@ class _Builder:
         self._classify_host(line, kind, name, is_main)
         if is_on_cpu:
             kind[kind == Kind.RUNTIME] = Kind.PYTHON  # the device that it waits for is the CPU itself
-        calls = self.names.matching(xla_names.is_runtime_call)[line.event_name]
-        correlation = np.where(calls, line.number("correlation_id"), NULL)
-        is_launch = calls & np.isin(correlation, launched)
-        kind[calls & (is_launch | (self.part is None) | (correlation == NULL))] = Kind.RUNTIME
+        correlation = line.number("correlation_id")
+        calls = self.names.matching(xla_names.is_runtime_call)[line.event_name] | (correlation != NULL)
+        is_launch = np.isin(correlation, launched)
+        is_call = calls & (is_launch | (self.part is None) | (correlation == NULL))
+        kind[is_call] = Kind.RUNTIME
+        name[is_call] = self.names.table_codes(xla_names.call_name)[line.event_name[is_call]]
         thread[is_launch] = self.main
         if is_on_cpu:
             self._add_operators(line, kind, name, thread, collective)

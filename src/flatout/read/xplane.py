@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import InputError
+from flatout.read import wire
 from flatout.read.processes import SeveralRanksError
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
@@ -26,7 +27,7 @@ _HINT = "pass the .xplane.pb that jax.profiler or the profiler of TensorFlow wro
 def read_xplane(source: TraceSource) -> EventTable:
     """Read the file. Raises InputError if it has no events, and SeveralRanksError if it has several devices."""
     with ByteStream(Path(source.path), source.name) as stream:
-        data = stream.read_all(MAX_BYTES, "record fewer steps")
+        data = stream.read_all(MAX_BYTES, "record fewer steps", wire.PADDING)
         damage = stream.problem
     part = source.part
 

@@ -23,7 +23,8 @@ _PS_PER_NS = 1000
 _EPOCH_NS = 1 << 60  # later than any time since a profile's start; a time above it is since 1970
 _MAX_NS = 1 << 62
 _MAX_TEXT_BYTES = 4096
-_CHUNK_EVENTS = 1 << 18  # decoded at once: their columns stay in the processor's cache
+_MOST_DENSE_IDS = 1 << 20  # ids up to here are looked up in a table
+_CHUNK_EVENTS = 1 << 15  # decoded at once: their columns stay in the processor's cache
 ENVIRONMENT = "Task Environment"
 
 
@@ -36,14 +37,17 @@ class _Plane(msgspec.Struct, kw_only=True):
 
 
 def read_xspace(data: bytes, wants: Callable[[str], bool]) -> XlaProfile:
-    """Read the planes that are wanted by their name; the others are counted and skipped."""
-    return _Reader(data + wire.PADDING).read((0, len(data)), wants)
+    """Read the planes that are wanted by their name; the others are counted and skipped.
+
+    `data` must end with `wire.PADDING`.
+    """
+    return _Reader(data).read((0, len(data) - len(wire.PADDING)), wants)
 
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.array = np.frombuffer(data, np.uint8)
+        self.messages = wire.Messages(data)
         self.names: Codes[str] = Codes()
         self.damage: list[str] = []
         self.num_bad_events = 0
@@ -182,7 +186,8 @@ class _Reader:
 
     def _events(self, plane: _Plane, start: NDArray[np.int64], end: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the columns of some events: name, start_ps, duration_ps, and the numbers and texts of their stats."""
-        decoded = wire.many(self.array, start, end, numbers={1: 0, 2: 0, 3: 0}, spans=(4,))
+        wanted = _wanted_ids(plane.stat_names)
+        decoded = self.messages.decode(start, end, numbers={1: 0, 2: 0, 3: 0}, spans={4: wanted})
         columns: dict[str, NDArray[Any]] = {
             "name": self._name_codes(plane.event_names, decoded.numbers[1]),
             "start_ps": decoded.numbers[2],
@@ -194,9 +199,18 @@ class _Reader:
         return {name: values[~is_bad] for name, values in columns.items()} if is_bad.any() else columns
 
     def _name_codes(self, names: dict[int, str], ids: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the code of the name that each id stands for."""
+        if not len(ids):
+            return np.zeros(0, np.int32)
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest >= 0 and highest < _MOST_DENSE_IDS:
+            distinct = np.flatnonzero(np.bincount(ids))
+            codes = np.zeros(highest + 1, np.int32)
+            codes[distinct] = [self.names[names.get(each, "")] for each in distinct.tolist()]
+            return codes[ids]
         distinct, inverse = np.unique(ids, return_inverse=True)
-        codes = np.array([self.names[names.get(int(each), "")] for each in distinct], np.int32)
-        return codes[inverse].astype(np.int32) if len(ids) else np.zeros(0, np.int32)
+        codes = np.array([self.names[names.get(each, "")] for each in distinct.tolist()], np.int32)
+        return codes[inverse].astype(np.int32)
 
     def _stat_columns(
         self, plane: _Plane, stats: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], num_events: int
@@ -204,7 +218,8 @@ class _Reader:
         event, start, end = stats
         if not len(event):
             return {}
-        decoded = wire.many(self.array, start, end, numbers={1: NULL, 3: NULL, 4: NULL, 7: NULL}, spans=(5,))
+        numbers = {1: NULL, 3: NULL, 4: NULL, 7: NULL}
+        decoded = self.messages.decode(start, end, numbers=numbers, spans={5: None})
         columns: dict[str, NDArray[Any]] = {}
         for key, name in plane.stat_names.items():
             is_number, is_text = name in NUMBERS, name in TEXTS
@@ -271,6 +286,16 @@ class _Reader:
         return tuple(notes)
 
 
+def _wanted_ids(stat_names: dict[int, str]) -> NDArray[np.bool_]:
+    """Return which ids of stats are wanted; the last entry stands for all higher ids."""
+    ids = [key for key, name in stat_names.items() if name in NUMBERS or name in TEXTS]
+    known = [key for key in ids if 0 <= key < _MOST_DENSE_IDS]
+    wanted = np.zeros(max(known, default=0) + 2, np.bool_)
+    wanted[known] = True
+    wanted[-1] = len(known) < len(ids)
+    return wanted
+
+
 def _of_rows(
     message: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> list[tuple[int, int, int]]:
@@ -318,5 +343,7 @@ def _process_id(stats: dict[str, dict[str, Any]]) -> str | None:
 
 
 def _device_name(stats: dict[str, Any]) -> str | None:
-    named = stats.get("device_type_string") or stats.get("device_vendor")
+    named = next(
+        (stats[key] for key in ("gpu_device_name", "device_type_string", "device_vendor") if key in stats), None
+    )
     return str(named) if named else None
