@@ -1,11 +1,11 @@
-"""Read a large XPlane with Flatout and with `jax.profiler.ProfileData`, in turn, on one core.
+"""Read a large XPlane with Flatout and with `jax.profiler.ProfileData`.
 
     python benchmarks/read_xplane.py --python VENV/bin/python     # an interpreter with jax, for the peer
 
-The profile is a recorded one of `tests/read/golden` whose events are repeated, each time later, to about a million.
-Flatout reads it into an event table, which includes sorting and classifying; the peer's loop takes name, start, duration
-and stats of each event, which is the least that a tool needs. Each reads in a fresh process, in turn, ROUNDS times. The
-seconds are those of the processor, after the imports: other work on the machine does not count.
+The profile is a recorded one of `tests/read/golden` whose events are repeated, each time later, to about a million: of
+a GPU, with a dozen stats each. Flatout reads it into an event table, which includes sorting and classifying; the peer's
+loop takes name, start, duration and stats of each event, which is the least that a tool needs. Each reads in a fresh
+process, in turn, ROUNDS times. The seconds are those of the processor, after the imports: other work does not count.
 """
 
 from __future__ import annotations

@@ -373,6 +373,8 @@ def _split(
 
 def _numbered(parts: Sequence[RankPart]) -> list[RankPart]:
     """Return the parts of the only file of a job: the devices of its process are the ranks, by their numbers."""
+    if len({part.device for part in parts}) < len(parts):
+        return list(parts)
     return [msgspec.structs.replace(part, rank=part.device) if part.rank is None else part for part in parts]
 
 

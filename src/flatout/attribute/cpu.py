@@ -41,7 +41,9 @@ def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: t
     ]
     # Later entries overwrite earlier ones.
     is_beside = table.meta.runs_beside_host
-    claims = [*by_host, *by_calls, *by_operators] if is_beside else [*by_host, *by_operators, *by_calls]
+    claims = [*by_calls, *by_operators] if is_beside else [*by_operators, *by_calls]
+    if table.meta.knows_host:
+        claims = [*by_host, *claims]
     window = np.asarray([low, high], dtype=np.int64)
     points = distinct(np.concatenate([window, *(times for intervals, _ in claims for times in intervals)]))
     part = np.full(max(len(points) - 1, 0), Part.UNATTRIBUTED, dtype=np.uint8)

@@ -35,6 +35,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     collectives: Sequence[CollectiveArgs] = ()
     quality: tuple[Quality, ...] = ()
     dropped: Mapping[str, int] = {}  # events that no analysis needs, by what they are
+    knows_host: bool = True  # as in TraceMeta
     runs_beside_host: bool = False  # operators run while the thread that marks the steps does something else
 
 
@@ -63,7 +64,9 @@ def assemble(columns: Columns, source: Source) -> EventTable:
     )
     decoded = Decoded(pieces=[filled], decoder_of_piece=[0], decoders=[dictionaries])
     table = build_table(decoded, source.metadata, source.path, source.quality)
-    meta = msgspec.structs.replace(table.meta, format=source.format, runs_beside_host=source.runs_beside_host)
+    meta = msgspec.structs.replace(
+        table.meta, format=source.format, runs_beside_host=source.runs_beside_host, knows_host=source.knows_host
+    )
     table = msgspec.structs.replace(table, meta=meta)
     table.check()
     return table

@@ -24,8 +24,22 @@ def _xplane(source: TraceSource) -> EventTable:
     return read_xplane(source)
 
 
+def _nsys(source: TraceSource) -> EventTable:
+    from flatout.read.nsys import read_nsys
+
+    return read_nsys(source)
+
+
+def _horovod(source: TraceSource) -> EventTable:
+    from flatout.read.horovod import read_horovod
+
+    return read_horovod(source)
+
+
 _READERS: dict[TraceFormat, Callable[[TraceSource], EventTable]] = {
     TraceFormat.XPLANE: _xplane,
+    TraceFormat.NSYS: _nsys,
+    TraceFormat.HOROVOD: _horovod,
 }
 
 

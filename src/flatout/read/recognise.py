@@ -10,8 +10,17 @@ from flatout.read.xspace_head import looks_like_xspace
 from flatout.records.events import TraceFormat
 
 
+def _is_horovod(head: bytes) -> bool:
+    is_list = head[:64].lstrip().startswith(b"[")
+    return is_list and (b'"start_time_since_epoch_in_micros"' in head or b'"NEGOTIATE_' in head)
+
+
 def format_of_head(head: bytes) -> TraceFormat:
     """Return the format of a file that begins with `head`."""
+    if _is_horovod(head):
+        return TraceFormat.HOROVOD
+    if head.startswith(b"SQLite format 3\x00"):
+        return TraceFormat.NSYS
     if looks_like_xspace(head):
         return TraceFormat.XPLANE
     return TraceFormat.KINETO

@@ -50,6 +50,7 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
         named = "the names of the processes" if parts[0].process is None else "the processes"
         if parts[0].device is not None:
             named = "the devices"
+        named = parts[0].by or named
         note = Quality(
             problem=f"{self.name} has the traces of {len(parts)} ranks",
             effect=f"they were separated by {named}",

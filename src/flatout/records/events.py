@@ -88,9 +88,8 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int | None = None  # of the last event
     fingerprint: str | None = None  # of the times of all events: equal for copies of a trace
     format: TraceFormat = TraceFormat.KINETO
-    runs_beside_host: bool = (
-        False  # without a GPU: operators run while the thread that marks the steps does other things
-    )
+    runs_beside_host: bool = False  # without a GPU: operators run while the thread that marks steps does other things
+    knows_host: bool = True  # False: the file says nothing of what the host does between its events
 
 
 class EventTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -1,0 +1,33 @@
+"""Find the steps among ranges that a script annotated with names of its choice, such as NVTX and ROCTX ranges.
+
+In: the names of ranges in order of their starts. Out: the numbers of those that are steps. A step is a range with a
+number (`step 12`, `iteration_12`, `ProfilerStep#12`), or else each of at least three ranges with a step's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+STEP_NAME = "ProfilerStep#"
+MIN_STEPS = 3  # of ranges without a number
+_NUMBERED = re.compile(
+    r"^(?:train(?:ing)?|global|profiler)?[ _-]?(?:step|iter(?:ation)?)[ _#:=-]*(\d{1,15})$", re.IGNORECASE
+)
+_UNNUMBERED = re.compile(r"^(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)$", re.IGNORECASE)
+
+
+def step_numbers(names: Sequence[str]) -> dict[int, int]:
+    """Return the number of each range that is a step, by its place."""
+    numbered = {place: int(match[1]) for place, name in enumerate(names) if (match := _NUMBERED.match(name))}
+    if numbered:
+        return numbered
+    counts = Counter(name for name in names if _UNNUMBERED.match(name))
+    if not counts:
+        return {}
+    name, count = counts.most_common(1)[0]
+    if count < MIN_STEPS:
+        return {}
+    places = [place for place, each in enumerate(names) if each == name]
+    return {place: number for number, place in enumerate(places)}

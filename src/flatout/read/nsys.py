@@ -1,0 +1,260 @@
+"""Read an export of Nsight Systems (`nsys export --type sqlite`): kernels, copies, launches, NVTX ranges.
+
+In: a `TraceSource`. Out: an `EventTable` of one process. A file with several processes raises SeveralRanksError. Tables
+and columns differ between versions of Nsight Systems: what a file lacks is unknown. Operators of PyTorch are known
+where `torch.autograd.profiler.emit_nvtx` wrote them; steps where a range names them.
+Schema: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.errors import InputError
+from flatout.read import xla_names
+from flatout.read.assembled import Source, assemble
+from flatout.read.database import Database
+from flatout.read.decoded import Codes, Columns
+from flatout.read.host_ranges import STEP_NAME, step_numbers
+from flatout.read.metadata import FileMetadata
+from flatout.read.processes import RankPart, SeveralRanksError
+from flatout.read.sources import TraceSource
+from flatout.records.events import NULL, EventTable, Kind, Quality, TraceFormat
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_COPY_KINDS = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 9: "Memcpy HtoH", 10: "Memcpy PtoP"}
+_GPU_TABLES = {
+    KERNELS: (Kind.KERNEL, "demangledName", "kernel"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (Kind.MEMCPY, "copyKind", "Memcpy"),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (Kind.MEMSET, None, "Memset"),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (Kind.KERNEL, None, "CUDA graph"),
+}
+_GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
+_HOST_TABLES = {"CUPTI_ACTIVITY_KIND_RUNTIME": Kind.RUNTIME, "CUPTI_ACTIVITY_KIND_OVERHEAD": Kind.OVERHEAD}
+_VERSION = re.compile(r"_v\d+$")  # of an API: cudaLaunchKernel_v7000
+_OPERATOR = re.compile(r"^(?P<name>[\w:.]+), (?:op_id|seq) = ")
+_PUSH_POP, _START_END = 59, 60  # NVTX ranges of a thread, and of a process
+MIN_SHARE = 0.1  # of the kernels, of a process that is a rank
+_MOST_NOTES = 3
+_WARNING = 2  # of DIAGNOSTIC_EVENT
+
+
+def read_nsys(source: TraceSource) -> EventTable:
+    """Read the file. Raises InputError if it has no events of CUDA, SeveralRanksError if it has several processes."""
+    with Database(Path(source.path), source.name) as database:
+        reader = _Reader(database)
+        part = source.part
+        if part is None:
+            parts = reader.parts()
+            if len(parts) > 1:
+                raise SeveralRanksError(f"{source.name} has the events of {len(parts)} processes", parts)
+            process = int(parts[0].process or 0) if parts else None
+        else:
+            process = int(part.process or 0)
+        columns = reader.columns(process)
+        if not len(columns["start_ns"]):
+            raise InputError(
+                f"{source.name} is an export of Nsight Systems without events of CUDA or NVTX",
+                hint="record with: nsys profile --trace=cuda,nvtx,osrt, then nsys export --type sqlite",
+            )
+        rank = source.rank_hint if part is None else part.rank
+        return assemble(columns, reader.source(source.name, rank))
+
+
+class _Reader:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.names: Codes[str] = Codes()
+        self.threads: Codes[tuple[str, str]] = Codes()
+        self.strings = database.texts("StringIds", "id", "value")
+        self.notes: list[Quality] = []
+        self.dropped: dict[str, int] = {}
+        self.offset_ns = self._offset_ns()
+
+    def parts(self) -> tuple[RankPart, ...]:
+        """Return the processes that have a share of the kernels, with the GPU that each uses most."""
+        kernels = self.database.integers(KERNELS, ("globalPid", "deviceId"))
+        process = _process_of(kernels["globalPid"])
+        numbers, counts = np.unique(process[process != NULL], return_counts=True)
+        ranks = numbers[counts >= MIN_SHARE * counts.sum()].tolist() if len(numbers) else []
+        parts = []
+        for number in ranks:
+            devices = kernels["deviceId"][process == number]
+            devices = devices[(devices >= 0) & (devices < 1 << 20)]
+            device = int(np.bincount(devices).argmax()) if len(devices) else None
+            parts.append(RankPart(rank=None, process=str(number), device=device))
+        parts.sort(key=lambda part: (part.device or 0, int(part.process or 0)))
+        return tuple(parts)
+
+    def columns(self, process: int | None) -> Columns:
+        """Return the columns of a process, or of all events if none is given."""
+        self.pid = str(process) if process is not None else "0"
+        pieces = [self._gpu_rows(table, *how) for table, how in _GPU_TABLES.items()]
+        pieces += [self._host_rows(table, kind) for table, kind in _HOST_TABLES.items()]
+        ranges = self._ranges()
+        pieces.append(ranges)
+        joined = {
+            column: np.concatenate([piece.get(column, np.full(len(piece["start_ns"]), NULL)) for piece in pieces])
+            for column in dict.fromkeys(column for piece in pieces for column in piece)
+        }
+        is_here = np.ones(len(joined["start_ns"]), np.bool_) if process is None else joined["process"] == process
+        is_here &= joined["duration_ns"] >= 0
+        del joined["process"]
+        chosen = {column: values[is_here] for column, values in joined.items()}
+        chosen["thread"] = self._threads(chosen.pop("global_thread"))
+        return chosen
+
+    def source(self, name: str, rank: int | None) -> Source:
+        devices = self.database.texts("TARGET_INFO_GPU", "id", "name")
+        hosts = dict(self.database.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")))
+        hostname = hosts.get("Hostname")
+        return Source(
+            path=name,
+            format=TraceFormat.NSYS,
+            metadata=FileMetadata(rank=rank, hostname=str(hostname) if hostname else None, device_names=devices),
+            names=list(self.names),
+            threads=list(self.threads),
+            quality=(*self.database.quality(), *self.notes, *self._diagnostics(), *self._lacks()),
+            dropped=self.dropped,
+        )
+
+    def _offset_ns(self) -> int:
+        """Return what turns the times of the file into unix times; 0, with a note, if that is not recorded."""
+        session = self.database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "systemClockNs"))
+        start = self.database.integers("ANALYSIS_DETAILS", ("startTime",))["startTime"]
+        if not len(session["utcEpochNs"]) or int(session["utcEpochNs"][0]) <= 0:
+            self.notes.append(
+                Quality(
+                    problem="the file does not say when its times begin",
+                    effect="the clocks of several hosts can only be aligned where they share collectives",
+                )
+            )
+            return 0
+        epoch_ns = int(session["utcEpochNs"][0])
+        clock_ns = int(start[0]) if len(start) else int(session["systemClockNs"][0])
+        return epoch_ns - max(clock_ns, 0)
+
+    def _times(self, rows: dict[str, NDArray[np.int64]]) -> Columns:
+        return {"start_ns": rows["start"] + self.offset_ns, "duration_ns": rows["end"] - rows["start"]}
+
+    def _gpu_rows(self, table: str, kind: Kind, name_column: str | None, plain_name: str) -> Columns:
+        rows = self.database.integers(table, (*_GPU_COLUMNS, name_column or "start"))
+        count = len(rows["start"])
+        codes = np.full(count, self.names[plain_name], np.int64)
+        if name_column is not None:
+            codes = self._codes(rows[name_column], _COPY_KINDS if kind == Kind.MEMCPY else self.strings, plain_name)
+        if table.endswith("GRAPH_TRACE") and count:
+            self.notes.append(
+                Quality(
+                    problem=f"{count:,} CUDA graphs were recorded as a whole, without their kernels",
+                    effect="they count as compute, whatever is in them: record with --cuda-graph-trace=node",
+                    max_confidence="medium",
+                )
+            )
+        return {
+            **self._times(rows),
+            "kind": np.full(count, kind, np.int64),
+            "name": codes,
+            "device": rows["deviceId"],
+            "stream": rows["streamId"],
+            "correlation": rows["correlationId"],
+            "num_bytes": rows["bytes"],
+            "process": _process_of(rows["globalPid"]),
+            "global_thread": NULL - 2 - (rows["deviceId"] << 32) - rows["streamId"],
+        }
+
+    def _host_rows(self, table: str, kind: Kind) -> Columns:
+        rows = self.database.integers(table, ("start", "end", "correlationId", "globalTid", "nameId"))
+        return {
+            **self._times(rows),
+            "kind": np.full(len(rows["start"]), kind, np.int64),
+            "name": self._codes(rows["nameId"], self.strings, "call"),
+            "correlation": rows["correlationId"] if kind == Kind.RUNTIME else np.full(len(rows["start"]), NULL),
+            "process": _process_of(rows["globalTid"]),
+            "global_thread": rows["globalTid"],
+        }
+
+    def _ranges(self) -> Columns:
+        """Return the NVTX ranges: operators of PyTorch, steps, and annotations."""
+        rows = self.database.integers("NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId", "rowid"))
+        texts = self.database.texts("NVTX_EVENTS", "rowid", "text")
+        is_range = np.isin(rows["eventType"], (_PUSH_POP, _START_END)) & (rows["end"] != NULL)
+        self.dropped["NVTX marks"] = int((~is_range).sum())
+        rows = {column: values[is_range] for column, values in rows.items()}
+        names = [
+            self.strings.get(text_id) or texts.get(row) or "range"
+            for text_id, row in zip(rows["textId"].tolist(), rows["rowid"].tolist(), strict=True)
+        ]
+        kinds, shown = _classified(names)
+        order = np.argsort(rows["start"], kind="stable")
+        numbers = step_numbers([shown[row] for row in order.tolist()])
+        for place, number in numbers.items():
+            shown[int(order[place])] = f"{STEP_NAME}{number}"
+        return {
+            **self._times(rows),
+            "kind": np.array(kinds, np.int64),
+            "name": np.array([self.names[name] for name in shown], np.int64),
+            "process": _process_of(rows["globalTid"]),
+            "global_thread": rows["globalTid"],
+        }
+
+    def _codes(self, ids: NDArray[np.int64], texts: dict[int, str], plain_name: str) -> NDArray[np.int64]:
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        codes = [self.names[_VERSION.sub("", texts.get(each, plain_name))] for each in distinct.tolist()]
+        return np.array(codes, np.int64)[inverse] if len(ids) else np.zeros(0, np.int64)
+
+    def _threads(self, global_thread: NDArray[np.int64]) -> NDArray[np.int64]:
+        distinct, inverse = np.unique(global_thread, return_inverse=True)
+        codes = [self.threads[self.pid, _thread_name(each)] for each in distinct.tolist()]
+        return np.array(codes, np.int64)[inverse] if len(global_thread) else np.zeros(0, np.int64)
+
+    def _diagnostics(self) -> list[Quality]:
+        """Return what the profiler itself warns of."""
+        warnings = [
+            str(text)
+            for severity, text in self.database.rows("DIAGNOSTIC_EVENT", ("severity", "text"))
+            if isinstance(severity, int) and severity >= _WARNING and text
+        ]
+        return [
+            Quality(problem=f"Nsight Systems warns: {text[:200]}", effect="events may be missing")
+            for text in list(dict.fromkeys(warnings))[:_MOST_NOTES]
+        ]
+
+    def _lacks(self) -> list[Quality]:
+        return [
+            Quality(
+                problem="exports of Nsight Systems have neither the sizes nor the groups of collectives",
+                effect="bandwidth is unknown, and all ranks are taken for one group",
+            )
+        ]
+
+
+def _classified(names: list[str]) -> tuple[list[int], list[str]]:
+    """Return the kind of each range, and its name as `attribute` knows it."""
+    known: dict[str, tuple[int, str]] = {}
+    for name in dict.fromkeys(names):
+        operator = _OPERATOR.match(name)
+        meaning = xla_names.meaning(name)
+        if operator is not None:
+            known[name] = int(Kind.CPU_OP), operator["name"]
+        elif meaning is not None:
+            known[name] = int(Kind.USER_ANNOTATION), f"{meaning} ({name})"
+        else:
+            known[name] = int(Kind.USER_ANNOTATION), name
+    return [known[name][0] for name in names], [known[name][1] for name in names]
+
+
+def _process_of(serialized: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the process in a serialized id of a process or a thread: 24 bits for each of both."""
+    return np.where(serialized < 0, NULL, serialized >> 24 & 0xFFFFFF)
+
+
+def _thread_name(serialized: int) -> str:
+    if serialized < NULL:
+        device, stream = divmod(NULL - 2 - serialized, 1 << 32)
+        return f"device {device} stream {stream}"
+    return str(serialized & 0xFFFFFF)
