@@ -27,6 +27,8 @@ import msgspec
 from tests.fuzz import trials
 from tests.fuzz.samples import Sample
 from tests.read.profiles import cpu_plane, gpu_planes, xspace
+from tests.read.rocprof_files import horovod, rocprof
+from tests.read.sqlite_files import database, nsys_tables, rocpd_tables
 from typer.main import get_command
 
 from flatout.checkpoint.files import write_json
@@ -267,6 +269,22 @@ def _xplane_samples() -> list[Sample]:
             files={f"rank{rank}/plugins/profile/now/host.xplane.pb": xspace(cpu_plane(2048 * rank)) for rank in (0, 1)}
         ),
     ]
+
+
+def _sqlite_samples() -> list[Sample]:
+    """Return an export of Nsight Systems with two processes, and databases of rocprofv3 of both schemas."""
+    tables = {
+        "two.sqlite": nsys_tables((1, 2)),
+        "1_results.db": rocpd_tables(),
+        "3_results.db": rocpd_tables(has_tracks=True),
+    }
+    return [Sample(files={name: database(of_file)}, given=name) for name, of_file in tables.items()]
+
+
+def _other_json_samples() -> list[Sample]:
+    """Return JSON of rocprofv3 with two GPUs, and a timeline of Horovod with three ranks."""
+    contents = {"results.json": rocprof((0, 1)), "timeline.json": horovod(cached_from=2)}
+    return [Sample(files={name: json.dumps(content).encode()}, given=name) for name, content in contents.items()]
 
 
 def _one_trace() -> list[Sample]:
@@ -565,6 +583,8 @@ _REPLAY = ("schedule", "replay", "--nodes", "4", "--gpus-per-node", "8")
 READERS: tuple[Reader, ...] = (
     Reader("diagnose", _trace_samples, _command("diagnose", "{}"), ("flatout diagnose paths",)),
     Reader("diagnose an XPlane", _xplane_samples, _command("diagnose", "{}")),
+    Reader("diagnose SQLite", _sqlite_samples, _command("diagnose", "{}")),
+    Reader("diagnose JSON of others", _other_json_samples, _command("diagnose", "{}")),
     Reader("diagnose --perfetto", _one_trace, _command("diagnose", "{}", "--perfetto", "{}.out", "--force")),
     Reader("diagnose a recording", _recording_samples, _command("diagnose", "{}")),
     Reader(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flatout.attribute import names
 from flatout.attribute.intervals import Flags, ThreadTimes, Times, covers, union
-from flatout.records.events import GPU_WORK, NULL, EventTable, Kind
+from flatout.records.events import GPU_WORK, NULL, EventTable, Kind, TraceFormat
 from flatout.records.timeline import BEFORE_RECORDING
 
 
@@ -82,6 +82,11 @@ def _last_linked_on_stream(device: NDArray[np.int32], stream: Times, linked: Fla
     valid = latest >= first_of_stream
     result[order[valid]] = order[latest[valid]]
     return result
+
+
+def knows_launches(table: EventTable, work: GpuWork) -> bool:
+    """Whether the trace says when work was launched. Kineto's does: what it does not link came before the recording."""
+    return table.meta.format == TraceFormat.KINETO or bool(work.is_linked.any())
 
 
 def lost_launches(table: EventTable, work: GpuWork) -> NDArray[np.int64]:

@@ -6,22 +6,33 @@ In: counts from the attribution of one rank. Out: `Quality` notes.
 from __future__ import annotations
 
 from flatout.attribute.launches import GpuWork
-from flatout.records.events import Quality
+from flatout.records.events import Quality, TraceFormat
 from flatout.units import percent
 
 MIN_UNLINKED_SHARE = 0.25  # this share occurs if a host runs one step ahead and three steps are recorded
 # Launches without a kernel, as a share of all launches; public traces have none.
 MEDIUM_LOST_SHARE = 0.01
+# How steps are marked, and how the GPU is recorded, by the format of the trace.
+STEP_MARKS = {
+    TraceFormat.KINETO: "ProfilerStep marks",
+    TraceFormat.NSYS: "NVTX ranges of steps, such as `step 12`",
+    TraceFormat.ROCPROF: "ROCTX ranges of steps, such as `step 12`",
+    TraceFormat.ROCPD: "ROCTX ranges of steps, such as `step 12`",
+    TraceFormat.HOROVOD: "tensor that is reduced more than once, so that no steps are known",
+}
+RECORD_GPU = {TraceFormat.KINETO: " with ProfilerActivity.CUDA"}
 INCONCLUSIVE_LOST_SHARE = 0.05
 
 
-def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: str | None) -> list[Quality]:
+def rank_notes(
+    work: GpuWork, trace_format: TraceFormat, *, has_steps: bool, num_lost: int, sign_of_gpu: str | None
+) -> list[Quality]:
     """Return the notes on one rank; `num_lost` launches have no kernel, and `sign_of_gpu` shows an unseen GPU."""
     notes = []
     if not has_steps:
         notes.append(
             Quality(
-                problem="the trace has no ProfilerStep marks",
+                problem=f"the trace has no {STEP_MARKS.get(trace_format, 'marks of steps')}",
                 effect="costs are for the whole recording, not per step, and include the time before the first step",
             )
         )
@@ -30,7 +41,7 @@ def rank_notes(work: GpuWork, *, has_steps: bool, num_lost: int, sign_of_gpu: st
             Quality(
                 problem=f"the trace has no GPU events, but {sign_of_gpu}",
                 effect="what the device did is unknown; of the host's time, only loading data and checkpoints are"
-                " attributed: record again with ProfilerActivity.CUDA",
+                f" attributed: record again{RECORD_GPU.get(trace_format, ', with the GPU')}",
                 max_confidence="inconclusive",
             )
         )

@@ -18,7 +18,7 @@ from flatout.attribute.evaluation import evaluated_steps
 from flatout.attribute.facts import rank_facts
 from flatout.attribute.host import HostStates, host_states
 from flatout.attribute.intervals import Flags, Times, clip, covers, distinct, gaps, union
-from flatout.attribute.launches import GpuWork, link_launches, lost_launches, unknown_idle_time
+from flatout.attribute.launches import GpuWork, knows_launches, link_launches, lost_launches, unknown_idle_time
 from flatout.attribute.notes import rank_notes
 from flatout.attribute.segments import merged_segments
 from flatout.attribute.start import num_start_steps, start_note, start_up
@@ -56,7 +56,7 @@ def attribute_rank(
 def _attributed(table: EventTable, marks: HostSteps, rank: int | None, *, with_track: bool) -> RankTimeline:
     work = link_launches(table)
     window_start, window_end = window_of(table, marks, work)
-    steps = step_spans(marks, work, window_end)
+    steps = step_spans(marks, work, window_end, knows_launches=knows_launches(table, work))
     states = host_states(table, work, marks)
     has_gpu = len(work) > 0
     devices: tuple[DeviceWork, ...] = ()
@@ -78,7 +78,7 @@ def _attributed(table: EventTable, marks: HostSteps, rank: int | None, *, with_t
     track = None
     if with_track and sign_of_gpu is None:
         track = _track(table, work, is_comm, states, marks, segments, communication)
-    notes = rank_notes(work, has_steps=bool(steps), num_lost=len(lost), sign_of_gpu=sign_of_gpu)
+    notes = rank_notes(work, table.meta.format, has_steps=bool(steps), num_lost=len(lost), sign_of_gpu=sign_of_gpu)
     return RankTimeline(
         meta=table.meta,
         rank=rank if rank is not None else (table.meta.rank or 0),
@@ -131,7 +131,8 @@ def _gpu_parts(
     copies = union(*_take(start, end, ~is_kernel & ~is_comm))
     busy = union(start, end)
     gap_start, gap_end = gaps(*busy, low, high)
-    ready, drained = _gap_ends(work, states, gap_start, gap_end, high)
+    is_launch_known = knows_launches(table, work)
+    ready, drained = _gap_ends(work, states, gap_start, gap_end, high, is_launch_known=is_launch_known)
     host = (states.checkpoint, states.data_loading, states.allocator, states.command_buffer_full, states.active)
     unknown = unknown_idle_time(work, lost_ns, gap_start, gap_end)
     cuts = [compute, comm, copies, (gap_start, gap_end), unknown, *host]
@@ -166,14 +167,19 @@ def _gpu_parts(
 
 
 def _gap_ends(
-    work: GpuWork, states: HostStates, gap_start: Times, gap_end: Times, window_end: int
+    work: GpuWork, states: HostStates, gap_start: Times, gap_end: Times, window_end: int, *, is_launch_known: bool
 ) -> tuple[Times, Flags]:
-    """Return, for each gap, when the work after it was launched, and whether a synchronising call drained the GPU."""
+    """Return, for each gap, when the work after it was launched, and whether a synchronising call drained the GPU.
+
+    Where launches are unknown, nothing counts as launched within a gap.
+    """
     order = np.lexsort((-np.maximum(work.launch_end_ns, 0), work.start_ns))
     at = np.searchsorted(work.start_ns[order], gap_end, side="left")
     follows = at < len(order)
     row = order[np.minimum(at, len(order) - 1)]
     follows &= (work.start_ns[row] == gap_end) & (gap_end < window_end)
+    if not is_launch_known:
+        follows[:] = False
     ready = np.where(follows, np.clip(work.launch_end_ns[row], gap_start, gap_end), gap_end)
     num_begun = np.searchsorted(states.sync_start_ns, gap_start, side="left")
     num_ended = np.searchsorted(states.sync_end_ns, gap_start, side="left")

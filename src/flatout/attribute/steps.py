@@ -78,15 +78,17 @@ def window_of(table: EventTable, marks: HostSteps, work: GpuWork) -> tuple[int, 
     return int(table.start_ns[counted].min()), int(table.end_ns[counted].max())
 
 
-def step_spans(marks: HostSteps, work: GpuWork, window_end_ns: int) -> tuple[StepSpan, ...]:
+def step_spans(
+    marks: HostSteps, work: GpuWork, window_end_ns: int, *, knows_launches: bool = True
+) -> tuple[StepSpan, ...]:
     """Return the steps: each begins at its mark, or when the last GPU work launched before the mark ends, if later.
 
-    A trace without launches does not say what was launched before a mark: its steps begin at their marks.
+    A file whose format has no launches does not say what was launched before a mark: its steps begin at their marks.
     """
     if not marks.number:
         return ()
     begins = marks.start_ns
-    if work.is_linked.any():
+    if len(work) and knows_launches:
         order = np.argsort(work.launched_ns, kind="stable")
         busy_until = np.maximum.accumulate(work.end_ns[order])
         num_before = np.searchsorted(work.launched_ns[order], marks.start_ns, side="left")

@@ -32,7 +32,7 @@ class Database:
     def __init__(self, path: Path, name: str) -> None:
         self.damage: str | None = None
         self._name = name
-        with open_file(path) as file:  # refuses what is no regular file
+        with open_file(path) as file:  # refuses anything but a regular file
             is_packed = file.read(len(MAGIC)) != MAGIC
         if is_packed:
             raise InputError(f"{name} must not be compressed to be read as SQLite", hint="unpack it first: gunzip FILE")

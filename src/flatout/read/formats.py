@@ -24,10 +24,14 @@ def _xplane(source: TraceSource) -> EventTable:
     return read_xplane(source)
 
 
-def _nsys(source: TraceSource) -> EventTable:
+def _sqlite(source: TraceSource) -> EventTable:
+    from flatout.read.database import Database
     from flatout.read.nsys import read_nsys
+    from flatout.read.rocpd import read_rocpd
 
-    return read_nsys(source)
+    with Database(Path(source.path), source.name) as database:
+        is_rocpd = any(table.startswith("rocpd_") for table in database.tables)
+    return read_rocpd(source) if is_rocpd else read_nsys(source)
 
 
 def _horovod(source: TraceSource) -> EventTable:
@@ -36,10 +40,17 @@ def _horovod(source: TraceSource) -> EventTable:
     return read_horovod(source)
 
 
+def _rocprof(source: TraceSource) -> EventTable:
+    from flatout.read.rocprof import read_rocprof
+
+    return read_rocprof(source)
+
+
 _READERS: dict[TraceFormat, Callable[[TraceSource], EventTable]] = {
     TraceFormat.XPLANE: _xplane,
-    TraceFormat.NSYS: _nsys,
+    TraceFormat.NSYS: _sqlite,
     TraceFormat.HOROVOD: _horovod,
+    TraceFormat.ROCPROF: _rocprof,
 }
 
 

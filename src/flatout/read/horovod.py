@@ -32,8 +32,8 @@ _NEGOTIATE = "NEGOTIATE_"
 _EPOCH = "start_time_since_epoch_in_micros"
 _MOST_RANKS = 1 << 16
 _MAX_US = 4.6e15
-_MIN_ROUNDS = 2  # of all tensors, to tell steps
-_UNSHARED = 1 << 48  # numbers from here on are of one rank alone
+_MIN_ROUNDS = 2  # of all tensors, for steps to be known
+_UNSHARED = 1 << 48  # this number and higher ones are of one rank alone
 
 
 class _Event(msgspec.Struct, gc=False):

@@ -35,7 +35,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None  # None: the file does not say it
     process: str | None = None  # None: all processes and devices whose name contains the rank
     device: int | None = None  # of a process with several; None: the file has no such processes
-    by: str | None = None  # what tells the ranks of the file apart, if it is neither of these
+    by: str | None = None  # what distinguishes the ranks of the file, if it is neither of these
 
     @property
     def name(self) -> str:

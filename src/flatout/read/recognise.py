@@ -20,7 +20,9 @@ def format_of_head(head: bytes) -> TraceFormat:
     if _is_horovod(head):
         return TraceFormat.HOROVOD
     if head.startswith(b"SQLite format 3\x00"):
-        return TraceFormat.NSYS
+        return TraceFormat.NSYS  # or rocpd: its tables decide
+    if b'"rocprofiler-sdk-tool"' in head[:256]:
+        return TraceFormat.ROCPROF
     if looks_like_xspace(head):
         return TraceFormat.XPLANE
     return TraceFormat.KINETO

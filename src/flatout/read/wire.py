@@ -164,7 +164,7 @@ class Messages:
                 chosen: NDArray[np.intp] | slice = slice(None)
                 if tags[0] != tag or tags[-1] != tag or (tags != tag).any():
                     chosen = np.flatnonzero(tags == tag)
-                if tag > 127:  # fields from 16 on, which no version has yet
+                if tag > 127:  # fields above 15, which no version has yet
                     of_tag = at[chosen].tolist(), limit[chosen].tolist()
                     after[chosen] = [self._skip(*span) for span in zip(*of_tag, strict=True)]
                     continue

@@ -21,16 +21,11 @@ from flatout.read.assembled import Source, assemble
 from flatout.read.decoded import Codes, Columns
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart
+from flatout.read.xla_devices import cpu_devices, cpu_rank, device_number
 from flatout.read.xla_lines import XlaLine, XlaProfile
 from flatout.read.xla_steps import Marks, find_marks, outermost
 from flatout.records.events import NULL, CollectiveArgs, EventTable, Kind, Quality, TraceFormat
 
-_DEVICE = re.compile(r"^/device:(?:GPU|TPU):(\d{1,9})$")
-_MAIN_HOST = "/host:CPU"
-# The number of a device of a CPU is its process's number times this, plus its number within the process: XLA's
-# kMaxCpuDevicesPerProcess.
-DEVICES_PER_CPU_PROCESS = 2048
-_MOST_PROCESSES = 1 << 20
 _SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})(?!\d)")
 _DIRECTION = re.compile(r"^(Memcpy)?\s*([HDP])(?:to|2)([HDP])$")
 _MAX_PARENTS = 64
@@ -52,40 +47,6 @@ class _Names:
     def table_codes(self, rename: Callable[[str], str]) -> NDArray[np.int32]:
         """Return the code in the table of each name of the profile after renaming it."""
         return np.array([*(self.codes[rename(name)] for name in self.of_profile), NULL], np.int32)
-
-
-def device_number(plane: str) -> int | None:
-    """Return the number of the device that a plane describes; None for a host."""
-    match = _DEVICE.match(plane)
-    return int(match[1]) if match is not None else None
-
-
-def parts_of(profile: XlaProfile) -> tuple[RankPart, ...]:
-    """Return the devices of a profile that worked, if they are several: each is a rank."""
-    numbers = {number for line in profile.lines if (number := device_number(line.plane)) is not None}
-    if numbers:
-        worked = sorted(numbers)
-    else:
-        worked = sorted(_cpu_devices(profile))
-    if len(worked) < 2:
-        return ()
-    num_local = len(worked)
-    ranks = [None if numbers else _cpu_rank(number, num_local) for number in worked]
-    return tuple(RankPart(rank=rank, device=number) for rank, number in zip(ranks, worked, strict=True))
-
-
-def _cpu_devices(profile: XlaProfile) -> set[int]:
-    """Return the numbers of the CPU's devices that ran operators."""
-    found: set[int] = set()
-    for line in profile.lines:
-        ordinal, operator = line.number("device_ordinal"), line.text("hlo_op")
-        found |= set(np.unique(ordinal[(operator != NULL) & (ordinal >= 0)]).tolist())
-    return found
-
-
-def _cpu_rank(number: int, num_local: int) -> int | None:
-    process, local = divmod(number, DEVICES_PER_CPU_PROCESS)
-    return process * num_local + local if process < _MOST_PROCESSES and local < num_local else None
 
 
 def xla_table(
@@ -157,7 +118,7 @@ class _Builder:
         if self.part is not None:
             rank = self.part.rank
         elif is_on_cpu and rank is None:
-            rank = next((_cpu_rank(number, 1) for number in _cpu_devices(self.profile)), None)
+            rank = next((cpu_rank(number, 1) for number in cpu_devices(self.profile)), None)
         device_names = {
             number: text
             for plane, text in self.profile.device_names.items()

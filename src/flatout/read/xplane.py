@@ -15,8 +15,9 @@ from flatout.read import wire
 from flatout.read.processes import SeveralRanksError
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
+from flatout.read.xla_devices import device_number, parts_of
 from flatout.read.xla_lines import XlaProfile
-from flatout.read.xla_table import device_number, parts_of, xla_table
+from flatout.read.xla_table import xla_table
 from flatout.read.xspace import read_xspace
 from flatout.records.events import EventTable, Quality, TraceFormat
 

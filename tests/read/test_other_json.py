@@ -1,0 +1,117 @@
+"""JSON of rocprofv3 and timelines of Horovod: events of known content, the rank that was late, and damage."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.read.rocprof_files import MS, horovod, rocprof
+
+from flatout.attribute.rank import attribute_rank
+from flatout.diagnosis_pipeline import diagnose_paths
+from flatout.errors import InputError
+from flatout.read import SeveralRanksError, TraceSource, read_trace
+from flatout.records.events import EventTable, Kind, TraceFormat
+
+
+def source_of(folder: Path, content: Any, name: str = "trace.json") -> TraceSource:
+    path = folder / name
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    path.write_bytes(gzip.compress(data, 1, mtime=0) if name.endswith(".gz") else data)
+    return TraceSource(path=str(path), name=name, size_bytes=path.stat().st_size)
+
+
+def rows(table: EventTable) -> set[tuple[str, str, int, int]]:
+    columns = (table.kind, table.name, table.start_ns, table.duration_ns)
+    return {
+        (Kind(kind).name, table.names[name], start // MS, duration // MS)
+        for kind, name, start, duration in zip(*(column.tolist() for column in columns), strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.json.gz"])
+def test_json_of_rocprof_has_kernels_copies_and_calls(tmp_path: Path, name: str) -> None:
+    table = read_trace(source_of(tmp_path, rocprof(), name))
+    assert table.meta.format == TraceFormat.ROCPROF
+    assert {row for row in rows(table) if row[2] < 100} == {
+        ("KERNEL", "gemm", 20, 30),
+        ("KERNEL", "ncclDevKernel_AllReduce", 50, 20),
+        ("MEMCPY", "Memcpy HtoD", 70, 5),
+        ("RUNTIME", "hipLaunchKernel", 11, 1),
+        ("RUNTIME", "hipMemcpyAsync", 12, 1),
+        ("RUNTIME", "hipMemcpyAsync", 13, 1),
+    }
+    assert (table.meta.device_name, table.meta.hostname, table.meta.process) == ("MI300X", "node", "908")
+    assert table.num_bytes[table.kind == Kind.MEMCPY].tolist() == [4096] * 3
+
+
+def test_gpus_of_one_process_are_ranks_and_launch_only_their_own_kernels(tmp_path: Path) -> None:
+    source = source_of(tmp_path, rocprof((0, 2)))
+    with pytest.raises(SeveralRanksError):
+        read_trace(source)
+    diagnosis = diagnose_paths([Path(source.path)]).diagnosis
+    assert [rank.rank for rank in diagnosis.ranks] == [0, 2]
+    assert not [note for note in diagnosis.data_quality if "lost" in note.problem]
+
+
+def test_idle_time_is_unknown_where_no_call_was_traced_and_that_is_said(tmp_path: Path) -> None:
+    timeline = attribute_rank(read_trace(source_of(tmp_path, rocprof(with_calls=False))))
+    notes = " ".join(note.problem for note in timeline.quality)
+    assert "calls of HIP were not traced" in notes
+    diagnosis = diagnose_paths([tmp_path / "trace.json"]).diagnosis
+    parts = diagnosis.ranks[0].parts_s
+    assert parts["launch_latency"] == 0
+    assert parts["unattributed"] == pytest.approx(0.090)  # two gaps of 45 ms: from the copy to the next kernel
+
+
+def test_counts_of_a_published_file_are_those_of_json(shared_data: Path) -> None:
+    path = shared_data / "frameworks" / "rocprof908.json.gz"
+    process = json.loads(gzip.decompress(path.read_bytes()))["rocprofiler-sdk-tool"][0]
+    dispatches = process["buffer_records"]["kernel_dispatch"]
+    table = read_trace(TraceSource(path=str(path), name=path.name, size_bytes=path.stat().st_size))
+    assert table.num_events == len(dispatches) == 43_915
+    total_ns = sum(each["end_timestamp"] - each["start_timestamp"] for each in dispatches)
+    assert abs(int(table.duration_ns.sum()) - total_ns) < total_ns * 1e-3
+
+
+def test_a_readiness_tick_of_horovod_is_lateness_of_its_rank(tmp_path: Path) -> None:
+    source = source_of(tmp_path, horovod(late_rank=1, late_ms=30))
+    diagnosis = diagnose_paths([Path(source.path)]).diagnosis
+    assert [rank.rank for rank in diagnosis.ranks] == [0, 1, 2]
+    assert diagnosis.job.num_steps == 4
+    finding = diagnosis.findings[0]
+    assert (finding.name, finding.ranks) == ("straggler", (1,))
+    # Rank 0 is ready 30 ms before rank 1, and rank 2 is 28 ms; no wait counts while another tensor is reduced.
+    waits = {rank.rank: rank.parts_s["wait"] / 4 for rank in diagnosis.ranks}
+    assert waits[0] == pytest.approx(0.030, abs=0.001)
+    assert waits[2] == pytest.approx(0.028, abs=0.001)
+    assert waits[1] == pytest.approx(0.0, abs=0.001)
+    for rank in diagnosis.ranks:
+        assert abs(sum(rank.parts_s.values()) - rank.window_s) < 1e-6
+
+
+def test_what_ranks_do_between_operations_of_horovod_is_unknown(tmp_path: Path) -> None:
+    diagnosis = diagnose_paths([Path(source_of(tmp_path, horovod()).path)]).diagnosis
+    for rank in diagnosis.ranks:
+        known = {part for part, seconds in rank.parts_s.items() if seconds > 0}
+        assert known <= {"wait", "transfer", "unattributed"}
+
+
+def test_cached_operations_of_horovod_have_no_known_wait(tmp_path: Path) -> None:
+    diagnosis = diagnose_paths([Path(source_of(tmp_path, horovod(cached_from=2)).path)]).diagnosis
+    assert all(
+        rank.parts_s["communication_unsplit"] == pytest.approx(4 * 0.0029, abs=0.005) for rank in diagnosis.ranks
+    )
+    assert any("HOROVOD_CACHE_CAPACITY=0" in note.effect for note in diagnosis.data_quality)
+
+
+@pytest.mark.parametrize("content", [rocprof(), horovod()], ids=["rocprof", "horovod"])
+def test_a_file_cut_anywhere_gives_events_or_one_line(tmp_path: Path, content: Any) -> None:
+    text = json.dumps(content).encode()
+    for size in range(0, len(text), len(text) // 23):
+        with suppress(InputError):
+            diagnose_paths([Path(source_of(tmp_path, text[:size]).path)])
