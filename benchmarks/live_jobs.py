@@ -200,8 +200,8 @@ def main() -> None:
         load = os.getloadavg()[0]
         result["jobs"][name] = {**judged(CASES[name], observer, began), "load_1min": round(load, 1)}
         print(name, {key: value for key, value in result["jobs"][name].items() if key != "reports"}, file=sys.stderr)
-        if arguments.out is not None:
-            arguments.out.with_suffix(".times.json").write_text(json.dumps(observer.step_times))
+        if arguments.out is not None:  # a job that fails later loses nothing
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     keep(result, arguments.out)
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.keep.beating import Clock, Rank
 
 from flatout.errors import InputError
+from flatout.keep.heartbeats import HeartbeatReader
 from flatout.keep.peer_board import LOST_AFTER_S, PeerRank, PeerStatus
 from flatout.records.watch import GpuStatus, RankStatus, WatchStatus
 from flatout.report.terminal import TextStyle
@@ -151,6 +152,16 @@ def test_a_view_sorts_pauses_and_keeps_the_last_status_of_a_job_that_has_ended(
     view.on_key("p")
     lines = view.render(TextStyle(), 24)
     assert any(line.startswith("the job has ended") for line in lines) and first_rank() == "1"
+
+
+def test_heartbeats_that_are_removed_while_they_are_read_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beating_job(tmp_path, monkeypatch)
+    gone = tmp_path / "attempt-0" / "beat-gone-9"
+    listed = [*(tmp_path / "attempt-0").glob("beat-*"), gone]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(listed))
+    assert len(HeartbeatReader(tmp_path / "attempt-0").read()) == 2
 
 
 def test_a_process_of_somebody_else_is_attached_as_far_as_proc_shows() -> None:

@@ -41,6 +41,13 @@ def _parse_on_regression(text: str) -> Literal["off", "warn", "revert"]:
     raise UsageError(f"`--on-regression` must be warn, revert or off, but got {text}")
 
 
+def _parse_adapt(text: str) -> Literal["off", "dry-run", "on"]:
+    match text:
+        case "off" | "dry-run" | "on":
+            return text
+    raise UsageError(f"`--adapt` must be dry-run, on or off, but got {text}")
+
+
 def _metrics(address: str, port: int | None, otlp: str | None) -> tuple[str, int] | None:
     """Return where metrics are served; any port of the loopback if they are only pushed."""
     if otlp is not None and urlsplit(otlp).scheme not in ("http", "https"):
@@ -124,6 +131,14 @@ def run(
             help="OpenTelemetry collector to push the metrics to over HTTP, e.g. http://localhost:4318/v1/metrics.",
         ),
     ] = None,
+    adapt: Annotated[
+        str,
+        typer.Option(
+            metavar="dry-run|on|off",
+            help="Give the loader more workers or batches ahead at an epoch's start where ranks wait for batches, and "
+            "its own back if that does not pay; dry-run only says so.",
+        ),
+    ] = "off",
     machine_code: Annotated[
         int | None,
         whole_number(
@@ -192,6 +207,7 @@ def run(
         num_gpus=gpus,
         metrics=_metrics(metrics_address, metrics_port, metrics_otlp),
         otlp=metrics_otlp,
+        adapts=_parse_adapt(adapt),
         machine_code=machine_code,
         redacts=redact,
         on_regression=_parse_on_regression(on_regression),

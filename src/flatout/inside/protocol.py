@@ -133,6 +133,7 @@ class File:
     FLIGHT_REQUEST = "flight-request"  # asks the ranks for the records of torch's flight recorder
     FLIGHT = FileName("flight-", ".json")  # by process: the answer
     TRACE_REQUEST = "trace-request"  # asks the ranks for a trace of some steps, see `liveness.asked_trace`
+    LOADER_REQUEST = "loader-request"  # asks the ranks for other loader settings, see `liveness.adapted_loader`
     TRACE_FAILED = FileName("failed-rank", "")  # by rank, in the folder of the request: why there is no trace
 
     # Files of a folder for notes of saves.
@@ -386,6 +387,7 @@ HEARTBEAT_FIELDS = (
     ("recent", HEARTBEAT_RECENT),  # ns of each of the last steps; 0 for the first step, which has no beginning
     ("recent_data", HEARTBEAT_RECENT),  # the part of it that was spent waiting for batches
     ("recent_away", HEARTBEAT_RECENT),  # the part of it that was spent in checkpoints and evaluations
+    ("loader", 3),  # of the last epoch that began in training: workers, batches ahead, last request; 0: unknown or none
     ("loaded", 2),  # samples and tokens of the training batches so far; 0: their shapes do not show it
 )
 

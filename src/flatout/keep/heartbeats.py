@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from uuid import UUID
@@ -18,6 +19,7 @@ import numpy as np
 from flatout.input_files import decode_json, open_file
 from flatout.inside.protocol import HEARTBEAT_HEADER_BYTES, HEARTBEAT_RECENT, File
 from flatout.launch.process_identity import is_alive, own_namespace, state_of
+from flatout.records.watch import LoaderSettings
 
 BLOCK_STEPS = 20  # steps whose median shows the current step time
 _MAX_TRIES = 20  # to read a heartbeat while steps end
@@ -89,6 +91,8 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     step_buckets: tuple[int, ...]  # [b]: number of steps that took 2**(b-1) to 2**b ns
     fine_buckets: tuple[int, ...] = ()  # the same by finer buckets, see `protocol`
     recent: tuple[StepTimes, ...] = ()  # the last steps, the oldest first
+    loader: LoaderSettings | None = None  # of the last epoch that began in training; None: unknown
+    loader_request: int = 0  # the last request for other settings that it followed; 0: none
     num_samples: int | None = None  # of the training batches so far; None: their shapes do not show it
     num_tokens: int | None = None
     ended_s: float | None = None  # when it ended on its own
@@ -128,12 +132,16 @@ class HeartbeatReader:
     def read(self) -> list[HeartbeatSample]:
         """Return the samples of the ranks in order, then those of processes whose rank is unknown."""
         for path in self._folder.glob(File.HEARTBEAT.glob):
-            number = path.stat().st_ino
-            if path.name not in self._maps or self._maps[path.name][0] != number:
-                with open_file(path) as file:
-                    self._maps[path.name] = number, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with suppress(FileNotFoundError):  # `flatout run` removes the folder when the job ends
+                self._map(path)
         pulses = [pulse for name, (_, map) in self._maps.items() if (pulse := _read(name, map)) is not None]
         return sorted(pulses, key=lambda pulse: (pulse.rank is None, pulse.rank or 0, pulse.began_s))
+
+    def _map(self, path: Path) -> None:
+        number = path.stat().st_ino
+        if path.name not in self._maps or self._maps[path.name][0] != number:
+            with open_file(path) as file:
+                self._maps[path.name] = number, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def close(self) -> None:
         for _, map in self._maps.values():
@@ -207,6 +215,8 @@ def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
         step_buckets=values["buckets"],
         fine_buckets=values.get("fine_buckets", ()),
         recent=_recent(one["num_steps"], values),
+        loader=_loader(*values.get("loader", (0, 0, 0))),
+        loader_request=values.get("loader", (0, 0, 0))[2],
         num_samples=values.get("loaded", (0, 0))[0] or None,
         num_tokens=values.get("loaded", (0, 0))[1] or None,
     )
@@ -241,6 +251,10 @@ def _exchange(iteration: int, exposed_ns: int, per_step: int, num_ranks: int) ->
     if not iteration:
         return None
     return Exchange(iteration=iteration, exposed_ns=exposed_ns, per_step=per_step, num_ranks=num_ranks)
+
+
+def _loader(num_workers: int, prefetch_factor: int, _: int) -> LoaderSettings | None:
+    return LoaderSettings(num_workers=num_workers, prefetch_factor=prefetch_factor) if num_workers else None
 
 
 def _known(value: int) -> int | None:

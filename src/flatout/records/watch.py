@@ -127,6 +127,30 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     problems: dict[int, str]  # by rank: why it has no trace, or only part of one
 
 
+class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a job's loader that can change from one epoch to the next."""
+
+    num_workers: int
+    prefetch_factor: int
+
+
+AdaptationOutcome = Literal["would_change", "changed", "kept", "undone"]
+
+
+class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `flatout run --adapt` did to a job, or would do in a dry run. Null: unknown, or not measured yet."""
+
+    outcome: AdaptationOutcome
+    before: LoaderSettings
+    after: LoaderSettings
+    step: int
+    wait_share: float  # the reason: the share of the step that ranks wait for batches
+    expected_gain: float | None  # at most, as a share of the step
+    before_s: float  # step time
+    after_s: float | None = None
+    measured_gain: float | None = None
+
+
 NodeAction = Literal["none", "restart_job", "reset_gpu", "drain"]
 
 

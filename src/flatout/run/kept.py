@@ -35,7 +35,9 @@ from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
 from flatout.launch import ExitStatus
 from flatout.probe.nvml import Gpus
 from flatout.records.watch import ExporterRequest, PeakTime
+from flatout.report.adaptation_text import adaptation_sentence
 from flatout.report.command import command_line
+from flatout.run.adapt import LoaderAdapter
 from flatout.run.command import PreparedCommand, prepare
 from flatout.run.messages import say
 from flatout.run.other_jobs import settle_with_others
@@ -44,6 +46,7 @@ from flatout.run.resume import resuming
 from flatout.run.several_nodes import count_nodes, identify, spans_nodes
 from flatout.run.tuning_check import TuningCheck
 from flatout.secrets import Masker
+from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.exporter.labels import job_labels
 from flatout.watch.exporter.process import serving
 
@@ -90,6 +93,7 @@ class KeptRun:
             others_go_on=self._others_continue,
             clean=self._clean,
         )
+        self._adapter: LoaderAdapter | None = None
         self._book = self._ledger_book(node, self._recorded.shares if self._recorded is not None else None)
         self._tuning_check = self._new_tuning_check()
 
@@ -236,6 +240,7 @@ class KeptRun:
 
     def _on_sample(self, ranks: Sequence[HeartbeatSample]) -> None:
         self._book.look(ranks)
+        self._adapt(ranks)
         if self._tuning_check is not None:
             self._tuning_check.look(ranks)
         for node in self._nodes.newly_lost():
@@ -243,6 +248,19 @@ class KeptRun:
         for node in self._nodes.new_namesakes():
             name = self._clean(str(self._identity.name))
             say(f"{node} runs another job named {name} (another command or meeting point): its reports are ignored")
+
+    def _adapt(self, ranks: Sequence[HeartbeatSample]) -> None:
+        mode = self._request.adapts
+        if mode == "off" or not ranks:
+            return
+        if self._adapter is None:
+            self._adapter = LoaderAdapter(
+                mode,
+                len(os.sched_getaffinity(0)) // len(ranks),
+                say=lambda adaptation: say(adaptation_sentence(adaptation)),
+                ledger=self._writer,
+            )
+        self._adapter.look(ranks, LatestHeartbeats(self._state).latest_attempt())
 
     def _on_hang(self, hang: Hang) -> None:
         say(self._clean(hang.describe()))

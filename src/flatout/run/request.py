@@ -28,6 +28,7 @@ class RunRequest:
     recording: Path | None = None
     num_gpus: int | None = None
     metrics: tuple[str, int] | None = None  # address and port
+    adapts: Literal["off", "dry-run", "on"] = "off"  # the settings of the loader
     otlp: str | None = None  # an OpenTelemetry collector to push the metrics to
     machine_code: int | None = None
     redacts: bool = False
@@ -39,6 +40,7 @@ class RunRequest:
     def is_kept(self) -> bool:
         """Whether `flatout run` monitors the job; if not, its heartbeats are only for `flatout watch`."""
         needs_ledger = self.ledger is not None or self.metrics is not None or self.checkpoint_folder is not None
+        needs_ledger = needs_ledger or self.adapts != "off"
         needs_judgement = bool(self.max_restarts) or self.watches_hangs or self.machine_code is not None
         return needs_ledger or needs_judgement
 

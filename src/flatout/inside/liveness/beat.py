@@ -55,6 +55,7 @@ _EXCHANGE = SLOTS["exchange"]
 _FINE, _RECENT, _RECENT_DATA, _RECENT_AWAY = (
     SLOTS[name] for name in ("fine_buckets", "recent", "recent_data", "recent_away")
 )
+_LOADER = SLOTS["loader"]
 _LOADED_BATCHES = SLOTS["loaded"]
 _FINE_SCALE = 1 / math.log(HEARTBEAT_FINE_FACTOR)
 
@@ -183,6 +184,20 @@ class Beat:
         for place in range(2):
             half = int.from_bytes(uuid[8 * place : 8 * place + 8], "big", signed=True)
             self.slots[SLOTS["gpu"] + place] = half
+
+    @property
+    def loader_request(self) -> int:
+        """Return the number of the last request for other loader settings that was followed; 0: none."""
+        return int(self.slots[_LOADER + 2])
+
+    @loader_request.setter
+    def loader_request(self, number: int) -> None:
+        self.slots[_LOADER + 2] = number
+
+    def loads_with(self, num_workers: int, prefetch_factor: int) -> None:
+        """Note the settings of the loader whose epoch begins."""
+        self.slots[_LOADER] = num_workers
+        self.slots[_LOADER + 1] = prefetch_factor
 
     def loaded(self, num_samples: int | None, num_tokens: int | None) -> None:
         """Note what a training batch holds; None: unknown."""

@@ -31,6 +31,7 @@ from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.failure.exit_text import EXIT_TEXT
 from flatout.inside.failure.stderr_tail import StderrTail
 from flatout.inside.identity import find_identity, is_loader_worker
+from flatout.inside.liveness.adapted_loader import AdaptedLoader
 from flatout.inside.liveness.asked_trace import AskedTrace
 from flatout.inside.liveness.beat import CHECKPOINT, COMPUTE, DATA, Beat
 from flatout.inside.liveness.exchange import DdpExchanges, hook_ddp
@@ -61,6 +62,7 @@ class _Heart:
         self.is_counting = False
         self.exchanges = DdpExchanges()
         self.asked_trace = AskedTrace(folder)
+        self.adapted_loader = AdaptedLoader(folder)
 
     def of_this_thread(self) -> Beat | None:
         if self.is_out or _ident() != self.thread:
@@ -279,8 +281,27 @@ def _hook_loaders() -> Callable[[], None]:
             _count_batch(beat, batch)
         return batch
 
-    iterator.__next__ = next_batch
-    return lambda: setattr(iterator, "__next__", original)
+    loader = torch.utils.data.dataloader.DataLoader
+    original_iterator = loader._get_iterator
+
+    @wraps(original_iterator)
+    def get_iterator(self: Any) -> Any:
+        _epoch_begins(self)
+        return original_iterator(self)
+
+    iterator.__next__, loader._get_iterator = next_batch, get_iterator
+
+    def undo() -> None:
+        iterator.__next__, loader._get_iterator = original, original_iterator
+
+    return undo
+
+
+@guarded
+def _epoch_begins(loader: Any) -> None:
+    beat = _of_this_thread()
+    if beat is not None and HEART is not None and beat.get("phase") == COMPUTE:
+        HEART.adapted_loader.epoch_begins(loader, beat)
 
 
 @guarded
