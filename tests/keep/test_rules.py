@@ -259,27 +259,25 @@ def test_whom_the_launcher_took_down_makes_no_other_failure_of_it() -> None:
     assert not restarts.decide(judge(evidence(failures=(bug,))), 10).restarts
 
 
-MEETING = {
-    name: judge(evidence(num_steps=0, step=None, failures=(failed(f"Rendezvous{name}Error", "x"),)))
-    for name in ("Closed", "Connection", "Timeout")
-}
+def meeting(name: str) -> Judgement:
+    return judge(evidence(num_steps=0, step=None, failures=(failed(f"Rendezvous{name}Error", "x"),)))
 
 
 def test_waiting_for_another_nodes_agent_spends_no_restart_but_for_ten_minutes() -> None:
     now = 0.0
     restarts = Restarts(2, clock=lambda: now)
     for name in ("Closed", "Connection") * 20:
-        assert restarts.decide(MEETING[name], None).restarts
+        assert restarts.decide(meeting(name), None).restarts
         now += 10.0
     assert restarts.num == 0
     now = 601.0
-    assert [restarts.decide(MEETING["Connection"], None).restarts for _ in range(3)] == [True, True, False]
-    assert not Restarts(0).decide(MEETING["Closed"], None).restarts, "nobody asked for any"
+    assert [restarts.decide(meeting("Connection"), None).restarts for _ in range(3)] == [True, True, False]
+    assert not Restarts(0).decide(meeting("Closed"), None).restarts, "nobody asked for any"
 
 
 def test_an_agent_that_has_waited_for_all_of_torchruns_time_spends_one() -> None:
     restarts = Restarts(2)
-    assert [restarts.decide(MEETING["Timeout"], None).restarts for _ in range(3)] == [True, True, False]
+    assert [restarts.decide(meeting("Timeout"), None).restarts for _ in range(3)] == [True, True, False]
 
 
 def test_an_elastic_job_does_without_a_node_that_fails_three_times_in_a_row_and_not_with_one_that_lost_its_peers() -> (
@@ -384,18 +382,16 @@ def test_an_xid_that_only_records_something_blames_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("judgement", "is_bad"),
+    ("found", "is_bad"),
     [
-        (judge(evidence(killed=(1,))), True),
-        (judge(evidence(failures=(failed("ValueError", "a bad batch"),))), False),
-        (judge(evidence(num_oom_kills=1, killed=(1,))), False),
-        (judge(evidence(failures=(failed("RuntimeError", PEER_GONE),))), False),
+        (evidence(killed=(1,)), True),
+        (evidence(failures=(failed("ValueError", "a bad batch"),)), False),
+        (evidence(num_oom_kills=1, killed=(1,)), False),
+        (evidence(failures=(failed("RuntimeError", PEER_GONE),)), False),
     ],
 )
-def test_a_host_is_suspected_at_the_second_failure_unless_the_job_is_at_fault(
-    judgement: Judgement, is_bad: bool
-) -> None:
-    hosts = SuspectedHosts()
+def test_a_host_is_suspected_at_the_second_failure_unless_the_job_is_at_fault(found: Evidence, is_bad: bool) -> None:
+    hosts, judgement = SuspectedHosts(), judge(found)
     assert hosts.bad("n1", judgement) is None
     assert (hosts.bad("n1", judgement) is not None) is is_bad
 

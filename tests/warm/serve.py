@@ -57,7 +57,9 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(flatout.__path__, "flatout."):
         if not _is_for_others(module.name):
             importlib.import_module(module.name)
-    sys.modules["flatout.cli"].parser()  # once, for every command that will be forked
+    # Once, for every command that will be forked.
+    sys.modules["flatout.cli"].parser()
+    sys.modules["flatout.catalog.failures"].known_failures()
     _take_nothing_apart_at_the_end()
 
 

@@ -106,11 +106,16 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     failure: tuple[KnownFailure, ...]
 
 
-class _Phrase(msgspec.Struct, frozen=True, kw_only=True):
+class _Phrase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A phrase, and its longest literal part, in lower case: a text without it need not be searched."""
 
-    pattern: re.Pattern[str]
+    words: str
     literal: str
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The pattern is compiled when it is needed first: all of them take 0.2 s, and few are needed."""
+        return re.compile(phrase_pattern(self.words), re.IGNORECASE | re.MULTILINE)
 
 
 class _Message:
@@ -118,7 +123,7 @@ class _Message:
 
     def __init__(self, text: str, cuda_errors: dict[str, tuple[str, ...]]) -> None:
         self.text = text
-        self.lowered = " ".join(text.lower().split())
+        self.lowered = _lowered(text)
         self._cuda_errors = cuda_errors
 
     @cached_property
@@ -177,14 +182,20 @@ class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
+def _lowered(text: str) -> str:
+    """Return a text as the literal parts of phrases are written: in lower case, with single spaces."""
+    return " ".join(text.lower().split())
+
+
 def _contains_any(phrases: tuple[_Phrase, ...], lowered: str) -> bool:
     return any(phrase.literal in lowered for phrase in phrases)
 
 
 def _first_in(phrases: tuple[_Phrase, ...], line: str) -> str | None:
     """Return the words of the first of these phrases that the line contains."""
+    lowered = _lowered(line)
     for phrase in phrases:
-        match = phrase.pattern.search(line)
+        match = phrase.pattern.search(line) if phrase.literal in lowered else None
         if match is not None and not _is_denied(match):
             return match[0].strip()
     return None
@@ -303,24 +314,22 @@ def _matcher(failure: KnownFailure, table: _Table) -> _Matcher:
         failure=failure,
         types=frozenset(types),
         suffixes=tuple(name.removeprefix(_ANY) for name in types if name.startswith(_ANY)),
-        phrases=_all_compiled(failure.phrases, table.words),
-        about=_all_compiled(failure.about, table.words),
-        says=_all_compiled(failure.says, table.words),
+        phrases=_all_phrases(failure.phrases, table.words),
+        about=_all_phrases(failure.about, table.words),
+        says=_all_phrases(failure.says, table.words),
     )
 
 
-def _all_compiled(phrases: tuple[str, ...], words: dict[str, tuple[str, ...]]) -> tuple[_Phrase, ...]:
-    """Compile phrases, of which `@name` stands for the group of words of that name."""
-    compiled: list[_Phrase] = []
+def _all_phrases(phrases: tuple[str, ...], words: dict[str, tuple[str, ...]]) -> tuple[_Phrase, ...]:
+    """Return the phrases, of which `@name` stands for the group of words of that name."""
+    spelled: list[_Phrase] = []
     for phrase in phrases:
-        spelled = words[phrase[1:]] if phrase.startswith("@") else (phrase,)
-        compiled += [_compiled(one) for one in spelled]
-    return tuple(compiled)
+        group = words[phrase[1:]] if phrase.startswith("@") else (phrase,)
+        spelled += [_phrase(one) for one in group]
+    return tuple(spelled)
 
 
-def _compiled(phrase: str) -> _Phrase:
-    literals = re.split(r"[*#]", phrase.removeprefix("^").lower())
-    return _Phrase(
-        pattern=re.compile(phrase_pattern(phrase), re.IGNORECASE | re.MULTILINE),
-        literal=max((" ".join(literal.split()) for literal in literals), key=len),
-    )
+@cache
+def _phrase(words: str) -> _Phrase:
+    literals = re.split(r"[*#]", words.removeprefix("^").lower())
+    return _Phrase(words=words, literal=max((" ".join(literal.split()) for literal in literals), key=len))
