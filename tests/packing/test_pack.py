@@ -246,7 +246,7 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(
         if is_enough:
             packed(source, folder)
         else:
-            with pytest.raises(OutputError, match="GB more, but the disk"):
+            with pytest.raises(OutputError, match="iB more, but the disk"):
                 packed(source, folder)
             assert list(folder.glob("*.tar")) == []
 

@@ -126,7 +126,7 @@ def test_the_disk_must_have_the_space(
     if is_enough:
         stage(source, tmp_path / "target")
         return
-    with pytest.raises(OutputError, match="GB free"):
+    with pytest.raises(OutputError, match="B free"):
         stage(source, tmp_path / "target")
 
 

@@ -39,6 +39,7 @@ from flatout.records.packing import (
     ShardRecord,
     SourceSample,
 )
+from flatout.units import num_bytes
 
 _MAX_NAMED = 10
 _NUM_MEASURED_SIZES = 1000
@@ -205,8 +206,7 @@ def _check_space(folder: Path, listing: Listing) -> None:
     free = shutil.disk_usage(folder).free
     if free < total - done:
         raise OutputError(
-            f"the shards need about {(total - done) / 1e9:.3g} GB more, but the disk of `{folder}` has"
-            f" {free / 1e9:.3g} GB",
+            f"the shards need about {num_bytes(total - done)} more, but the disk of `{folder}` has {num_bytes(free)}",
             hint="pass a folder on a larger disk",
         )
 

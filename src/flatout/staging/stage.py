@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from flatout import units
 from flatout.errors import InputError, OutputError, UsageError
 from flatout.inside.protocol import partial_name
 from flatout.packing.index import read_index
@@ -155,7 +156,8 @@ def _check_space(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if num_bytes and free < num_bytes + _SPARE_BYTES:
         raise OutputError(
-            f"the files to copy have {num_bytes / 1e9:.3g} GB, but the disk of `{folder}` has {free / 1e9:.3g} GB free",
+            f"the files to copy have {units.num_bytes(num_bytes)}, but the disk of `{folder}` has"
+            f" {units.num_bytes(free)} free",
             hint="pass a folder on a larger disk, or pack the data set with --resize-for",
         )
 
