@@ -41,8 +41,9 @@ class RunStatus:
         own_ledger = job.ledger if job.ledger is not None else job.folder / "ledger.jsonl"
         self._ledger = LedgerTail(own_ledger)
         self._throttle: dict[str, tuple[str, ...]] = {}
-        foreign_load = ForeignLoad((job.pid,), str(job.folder))
-        self._diagnosis = LiveDiagnosis(throttle=lambda: self._throttle, other_cores=foreign_load.read)
+        self._foreign_load = ForeignLoad((job.pid,), str(job.folder))
+        self._other_cores: float | None = None
+        self._diagnosis = LiveDiagnosis(throttle=lambda: self._throttle, other_cores=self._read_other_cores)
 
     def read(self) -> WatchStatus:
         job = self.job
@@ -80,6 +81,12 @@ class RunStatus:
             findings=tuple(self._with_money(finding) for finding in self._diagnosis.findings),
             notes=tuple(notes),
         )
+
+    def _read_other_cores(self) -> float | None:
+        """Return the last known load of other programs: it is not read again at once."""
+        load = self._foreign_load.read()
+        self._other_cores = self._other_cores if load is None else load
+        return self._other_cores
 
     def _with_money(self, finding: LiveFinding) -> LiveFinding:
         return msgspec.structs.replace(finding, cost_usd=with_money(finding.cost_gpu_h, self._price))
