@@ -129,7 +129,8 @@ class ServeCommand:
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 is_ours = (folder / LOGS).is_dir()
-                if not (self.force and is_ours):
+                has_result = (folder / JSON).exists()
+                if not is_ours or (has_result and not self.force):
                     hint = "pass another --out" if not is_ours else "pass another --out, or --force to replace it"
                     raise OutputError(f"{folder} already has other files", hint=hint)
                 shutil.rmtree(folder / LOGS)

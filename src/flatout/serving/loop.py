@@ -239,9 +239,17 @@ class Loop:
         return verdict.verdict == "better"
 
     async def _claim_together(self) -> None:
-        """Compare all adopted changes with the untouched server, where they were adopted in several rounds."""
+        """Compare all adopted changes with the untouched server, where they were adopted in several rounds.
+
+        Its trials are from the first round, so another one comes before the trials of the changed server that decide.
+        """
         if len(self._applied.changes) < 2:
             return
+        num_screened, _ = self._chosen_by[self._applied.name]
+        former = frozenset(trial.index for trial in self._of(self._applied))
+        self._chosen_by[self._applied.name] = (num_screened, former)
+        await self._trial(_UNTOUCHED)
+        await self._try(self._applied)
         await self._compare(self._applied, _UNTOUCHED)
 
     def _verdict_on(self, arm: _Arm, other: _Arm, *, is_last: bool = False) -> Verdict:
