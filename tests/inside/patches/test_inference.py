@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.inside.patches import compile as compile_module
 from flatout.inside.patches import models as models_module
 from flatout.inside.patches import report as report_module
+from flatout.inside.patches.compile import compile as compile_in_place
 from flatout.inside.patches.kv_cache import kv_cache
 from flatout.inside.patches.models import _Models
 from flatout.inside.patches.num_threads import num_threads
@@ -34,7 +36,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     data_parallel = torch.nn.parallel.DistributedDataParallel
     monkeypatch.setattr(data_parallel, "__init__", data_parallel.__init__)
     models: list[Any] = []
-    _Models().on_model(report(), models.append)
+    of_process = _Models()
+    monkeypatch.setattr(compile_module, "MODELS", of_process)
+    of_process.on_model(report(), models.append)
     yield models
     calls._remove()
 
@@ -102,6 +106,27 @@ def test_generate_keeps_a_cache_unless_the_script_gives_one(
     assert model.generate([1, 2], **given) == added
     assert one.is_applied is (added != given)
     assert model.generate([1, 2], SimpleNamespace(use_cache=False), **given).get("use_cache", True) is True
+
+
+def test_a_model_that_is_a_container_of_torch_is_compiled_too(
+    found: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Sequential.compile()` of torch alone compiles nothing."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    monkeypatch.setattr(torch._dynamo.config, "wrap_top_frame", False)
+    original = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: original(self, backend="eager"))
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    one = report("compile")
+    compile_in_place(one)
+    with torch.inference_mode():
+        for _ in range(3):
+            model(torch.ones(1, 2))
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
 
 
 def test_the_reports_of_a_process_that_infers_count(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from flatout.inside.patches.models import MODELS, is_compiled
 from flatout.inside.patches.report import Report
 
@@ -24,6 +26,7 @@ def compile(report: Report, *, mode: str = "default") -> None:
         torch._dynamo.config.suppress_errors = True
         units = [module for module in model.modules() if module is not model and _is_sharded(module)]
         for module in units or [model]:
+            _let_containers_compile(module)
             module.compile(mode=mode)
         asked.append(len(units or [model]))
         report.reason = "nothing was compiled yet"
@@ -43,6 +46,14 @@ def compile(report: Report, *, mode: str = "default") -> None:
 
     MODELS.on_model(report, found)
     report.before_writing = report.guarded(count)
+
+
+def _let_containers_compile(module: Any) -> None:
+    """Let Dynamo begin at the call of a class of torch, such as `Sequential`: it compiles nothing there otherwise."""
+    config: Any = torch._dynamo.config
+    is_of_torch = type(module).forward.__module__.startswith("torch.")
+    if is_of_torch and hasattr(config, "wrap_top_frame"):
+        config.wrap_top_frame = True
 
 
 def _is_sharded(module: Any) -> bool:
