@@ -104,7 +104,7 @@ def test_all_of_it_survives_a_journal() -> None:
 def test_lower_precision_other_kernels_and_lossy_compression_are_rounding() -> None:
     rounding = {one.name for one in KNOBS if one.safety == "rounding"}
     on_cpu = {"autocast-cpu", "compile-cpu", "fused-attention-cpu"}
-    caches = {"kv-cache", "static-kv-cache"}
+    caches = {"kv-cache", "static-kv-cache", "session-graph"}
     assert rounding == {"tf32", "autocast", "compile", "fused-attention", "ddp-compression"} | on_cpu | caches
 
 

@@ -26,7 +26,9 @@ def cpu_parts(table: EventTable, marks: HostSteps, states: HostStates, bounds: t
     loading = data_loading_events(table) & training
     # Traces of 2021 record the step marks as operators.
     is_mark = table.name_matches(names.matching(table.names, names.STEP))
-    operators = (table.kind == Kind.CPU_OP) & training & ~is_collective & ~loading & ~is_mark
+    is_session = table.name_matches(names.matching(table.names, names.SESSION))
+    computes = (table.kind == Kind.CPU_OP) | is_session
+    operators = computes & training & ~is_collective & ~loading & ~is_mark
     by_host = [
         (_cut(table, on_host & training & ~is_collective, low, high), Part.HOST_LAUNCH),
         (union(*clip(marks.start_ns, marks.end_ns, low, high)), Part.HOST_LAUNCH),

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.inside.protocol import SESSION_SPAN
+
 COMMUNICATION_KERNEL = re.compile(
     r"nccl(Dev)?Kernel|^nccl|^rccl|oneccl|^hccl|multimem_|(one|two)_shot_all_?reduce|cross_device_reduce|nvshmem"
     r"|deep_ep|internode::|intranode::(dispatch|combine)|msccl|symm_mem|allreduce_fusion|lamport|userbuffers"
@@ -49,6 +51,7 @@ WRAPPERS = {
     "fsdp": re.compile(r"^FSDP::|^FullyShardedDataParallel|fsdp::|torch/distributed/(?:_composable/)?fsdp/"),
     "deepspeed": re.compile(r"^DeepSpeed|^deepspeed[./]|deepspeed/runtime/"),
 }
+SESSION = re.compile(f"^{SESSION_SPAN}$")  # ONNX Runtime computes, without operators in the trace
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})$")
 LAUNCH = re.compile(r"^(?:cuda|hip)(?:Ext)?(?:Module)?Launch|^cuLaunchKernel|^hipGraphLaunch|^urEnqueueKernelLaunch")
 BEGIN_CAPTURE = re.compile(r"^(?:cuda|hip|cu)StreamBeginCapture")

@@ -12,6 +12,7 @@ FAMILY = "inference"
 _INFERS = Need(fact="only_infers", relation="is", value=True)
 _CPU = Need(fact="device", relation="is", value="cpu")
 _GPU = Need(fact="device", relation="is", value="cuda")
+_ONNX = Need(fact="runs_onnx", relation="is", value=True)
 _CORES = Need(fact="cores_allowed", relation="at least", value=1)
 _TRANSFORMERS = Need(fact="has_transformers", relation="is", value=True)
 _THREAD_FINDINGS = {"thread-oversubscription": 1.0, "idle-cores": 1.0, "preprocessing": 0.5}
@@ -147,7 +148,48 @@ STATIC_CACHE = Knob(
     ),
     source="transformers documentation, static KV cache and torch.compile",
 )
+SESSION_THREADS = Knob(
+    name="session-threads",
+    family=FAMILY,
+    summary="another number of threads for each operator of ONNX Runtime",
+    safety="exact",
+    answers=_THREAD_FINDINGS,
+    reduces={"compute": 0.9},
+    needs=(_INFERS, _CPU, _ONNX, _CORES),
+    valid=ValidRange(least=1, most=256),
+    doc=(
+        "By default, ONNX Runtime takes as many threads as the machine has cores, whatever a container is allowed, and"
+        " binds them. Sums over more threads are added up in a different order."
+    ),
+    source="ONNX Runtime documentation, thread management; onnxruntime issue 19384",
+)
+SESSION_SPINNING = Knob(
+    name="session-spinning",
+    family=FAMILY,
+    summary="threads of ONNX Runtime that wait for work sleep, and leave their cores to whoever needs them",
+    safety="exact",
+    answers={"thread-oversubscription": 0.8, "preprocessing": 0.3},
+    reduces={"compute": 0.5},
+    needs=(_INFERS, _CPU, _ONNX),
+    valid=ValidRange(choices=("off",)),
+    doc=("Threads that spin start an operator some microseconds earlier, and hold up whatever else needs the core."),
+    source="ONNX Runtime documentation, session.intra_op.allow_spinning",
+)
+SESSION_GRAPH = Knob(
+    name="session-graph",
+    family=FAMILY,
+    summary="let ONNX Runtime apply all optimizations of the graph, where the script allows it fewer",
+    safety="rounding",
+    reduces={"compute": 0.5},
+    needs=(_INFERS, _ONNX, Need(fact="session_is_optimized", relation="is", value=False)),
+    valid=ValidRange(choices=("all",)),
+    doc="Fuses operators and chooses layouts. Fused operators round at other points; loading takes longer.",
+    source="ONNX Runtime documentation, graph optimizations",
+)
 KNOBS = (
+    SESSION_THREADS,
+    SESSION_SPINNING,
+    SESSION_GRAPH,
     TORCH_THREADS,
     ONE_THREAD,
     WAIT_PASSIVELY,
@@ -161,6 +203,19 @@ KNOBS = (
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
+    yield from _of_sessions(facts) if facts.runs_onnx else _of_torch(facts)
+
+
+def _of_sessions(facts: JobFacts) -> Iterator[Change]:
+    share = max(int(facts.cores_per_rank or 1), 1)
+    for count in dict.fromkeys((share, max(share // 2, 1), 1)):
+        if count != facts.session_threads:
+            yield setting(SESSION_THREADS, count, patch="onnx_session", threads=count)
+    yield setting(SESSION_SPINNING, "off", patch="onnx_session", spinning=False)
+    yield setting(SESSION_GRAPH, "all", patch="onnx_session", optimize=True)
+
+
+def _of_torch(facts: JobFacts) -> Iterator[Change]:
     for count in dict.fromkeys((*thread_counts(facts), 1)):
         if count != facts.threads_per_rank:
             yield setting(TORCH_THREADS, count, patch="num_threads", count=count)

@@ -59,6 +59,8 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "compile": {"mode": ("default", "reduce-overhead", "max-autotune-no-cudagraphs")},
     # torch.set_num_threads, also where the script sets another number.
     "num_threads": {"count": range(1, 257)},
+    # onnxruntime.InferenceSession.__init__: these of its options.
+    "onnx_session": {"threads": range(1, 257), "spinning": (False,), "optimize": (True,)},
     # transformers: generate(use_cache=True), and cache_implementation="static".
     "kv_cache": {"static": (True,)},
     # transformers: config._attn_implementation before the model is built.

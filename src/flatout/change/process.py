@@ -100,6 +100,8 @@ def changes(facts: JobFacts) -> Iterator[Change]:
         yield setting(BIND, "exclusive", patch="bind_cores", by="exclusive")
     yield setting(TORCHRUN_NUMA, "node", launch={"torchrun": ("--numa-binding=node",)})
     yield setting(SRUN_BINDING, "cores", launch={"srun": ("--cpu-bind=cores",)})
+    if facts.runs_onnx:  # whose threads are options of its sessions
+        return
     knob = THREADS_CPU if facts.device == "cpu" else THREADS
     for count in thread_counts(facts):
         yield setting(knob, count, environment={"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)})

@@ -219,6 +219,21 @@ def _num_threads(patch: Patch) -> Lines:
     return [f"torch.set_num_threads({patch.parameters['count']!r})  # in place of the script's own number"]
 
 
+def _onnx_session(patch: Patch) -> Lines:
+    body = ["import onnxruntime", "", "options = options or onnxruntime.SessionOptions()"]
+    if "threads" in patch.parameters:
+        body.append(f"options.intra_op_num_threads = {patch.parameters['threads']!r}")
+    if "spinning" in patch.parameters:
+        body.append('options.add_session_config_entry("session.intra_op.allow_spinning", "0")')
+    if "optimize" in patch.parameters:
+        body.append("options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL")
+    return _function(
+        "make_session(path, options=None, **yours)",
+        *body,
+        "return onnxruntime.InferenceSession(path, options, **yours)",
+    )
+
+
 def _kv_cache(patch: Patch) -> Lines:
     static = ', cache_implementation="static"' if patch.parameters.get("static") else ""
     return _function(
@@ -317,6 +332,7 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "compile": _compile,
     "fused_attention": _fused_attention,
     "kv_cache": _kv_cache,
+    "onnx_session": _onnx_session,
     "num_threads": _num_threads,
     "activation_checkpointing": _activation_checkpointing,
     "keep_cache": _keep_cache,

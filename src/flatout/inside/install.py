@@ -46,6 +46,7 @@ from flatout.inside.recording.batches import Count
 from flatout.inside.recording.forward_calls import FORWARD_CALLS, Call, Listener
 from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.recorder import Recorder
+from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
 from flatout.inside.recording.start_times import START_TIMES, hook_process_groups
 from flatout.inside.recording.thread_counts import THREAD_COUNTS
@@ -161,7 +162,7 @@ def install() -> list[Callable[[], None]]:
         guarded(note_failures)(Path(failures))
     if settings is not None:
         os.register_at_fork(after_in_child=_after_fork)
-        undos.append(guarded(THREAD_COUNTS.install)())
+        undos += [guarded(THREAD_COUNTS.install)(), guarded(SESSION_CALLS.install)()]
         hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints, _hook_forward_calls]
         if settings.watches_loaders:
             undos.append(guarded(hook_fetchers)(settings.state))

@@ -240,6 +240,7 @@ MOST_KNOWN_TOKENS = 4096  # of a sequence are compared with those of the call be
 
 # In a trace, the spans of a script that only infers.
 MODEL_SPAN = "flatout:model"  # a call of the model whose calls are steps
+SESSION_SPAN = "flatout:session"  # a run of ONNX Runtime, whose operators the trace does not have
 OTHER_MODEL_SPAN = "flatout:other_model "  # and the name of its class: a call of another model with parameters
 
 

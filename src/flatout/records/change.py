@@ -145,6 +145,9 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     threads_per_rank: int | None = None  # torch.get_num_threads()
     script_sets_threads: bool | None = None  # by torch.set_num_threads, which overrides the environment
     cores_of_machine: int | None = None  # of which the job may be allowed only some
+    runs_onnx: bool | None = None  # its calls are runs of sessions of ONNX Runtime
+    session_threads: int | None = None  # as the script sets them; 0: as many as the machine has cores
+    session_is_optimized: bool | None = None  # all optimizations of the graph are on
     cpu_has_bf16: bool | None = None  # has instructions for matrices of bf16
     # Features that the script already uses.
     wrapper: str | None = None  # ddp | fsdp2

@@ -422,6 +422,28 @@ def test_a_pool_needs_calls_at_once_and_more_threads_than_cores(
     assert ("thread-oversubscription" in names(diagnosis)) is is_told
 
 
+def sessions(threads: int | None, free: float = 2.0, **more: Any) -> Diagnosis:
+    """Half of the calls of a session take 10 ms, half 2 ms."""
+    model_s = [0.010 if place % 2 else 0.002 for place in range(NUM)]
+    facts = on_cores(2, free, runs_onnx=True, session_threads=threads, **more)
+    return diagnosed(calls(0.012, model_s), facts=facts)
+
+
+def test_calls_of_onnx_runtime_beyond_the_fastest_are_the_cost_of_its_threads() -> None:
+    finding = found(sessions(8), "thread-oversubscription")
+    assert finding.cost_s_per_step == pytest.approx(0.004, rel=0.02)
+    assert finding.changes[0] == "SessionOptions.intra_op_num_threads = 2"
+
+
+@pytest.mark.parametrize(
+    ("threads", "machine", "is_told"), [(2, 64, False), (3, 64, True), (0, 64, True), (0, 2, False), (0, None, False)]
+)
+def test_onnx_runtime_takes_the_cores_of_the_machine_unless_the_script_says_otherwise(
+    threads: int, machine: int | None, is_told: bool
+) -> None:
+    assert ("thread-oversubscription" in names(sessions(threads, cores_of_machine=machine))) is is_told
+
+
 # --- idle-cores
 
 

@@ -116,13 +116,12 @@ def test_a_model_that_is_a_container_of_torch_is_compiled_too(
     from torch._dynamo.utils import counters
 
     counters.clear()
-    monkeypatch.setattr(torch._dynamo.config, "wrap_top_frame", False)
     original = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self, **_: original(self, backend="eager"))
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     one = report("compile")
     compile_in_place(one)
-    with torch.inference_mode():
+    with torch.inference_mode(), torch._dynamo.config.patch(wrap_top_frame=False):
         for _ in range(3):
             model(torch.ones(1, 2))
     assert counters["stats"]["unique_graphs"] == 1

@@ -59,6 +59,10 @@ ON_CPU_INFERRING = (
     "torch.compile (rounding)",
     "fewer Python calls between the model's calls",
 )
+BETWEEN_SESSIONS = (
+    "fewer Python calls between the runs of a session",
+    "inputs and outputs bound once (IOBinding), so that a run copies nothing",
+)
 MIN_SYNCS_TOLD = 5
 MIN_WAIT_TOLD = 0.02  # of the step: a shorter wait of the other ranks is not in the title
 
@@ -107,6 +111,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _changes(context: DiagnosisContext) -> tuple[str, ...]:
+    if context.job_facts.runs_onnx:
+        return BETWEEN_SESSIONS
     if context.job_facts.only_infers:
         return ON_GPU_INFERRING if context.has_gpu else ON_CPU_INFERRING
     return ON_GPU if context.has_gpu else ON_CPU

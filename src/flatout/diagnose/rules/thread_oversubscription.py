@@ -13,7 +13,7 @@ Why it costs
 Evidence
     Threads and cores: those of the machine, those allowed, and those that other processes keep busy; the mean time of
     an operator. The cost is what operators took beyond the fastest call of the same operator with the same shapes. With
-    several calling threads, it is the time per call beyond that of the fastest hundredth of the calls on as many cores.
+    several calling threads, or ONNX Runtime, it is the time per call beyond the fastest hundredth of the calls.
 
 Change to try
     OMP_NUM_THREADS, or `torch.set_num_threads`, to the cores that are free, or to 1 for short operators;
@@ -48,6 +48,8 @@ FASTEST_SHARE = 0.01  # of the calls of a pool: hardly disturbed by the others
 def find(context: DiagnosisContext) -> list[Finding]:
     if is_pooled(context):
         return _of_pool(context)
+    if context.job_facts.runs_onnx:
+        return _of_sessions(context)
     return _of_operators(context)
 
 
@@ -97,6 +99,53 @@ def _of_operators(context: DiagnosisContext) -> list[Finding]:
         safety="exact",
         confidence="medium",
     )
+
+
+def _of_sessions(context: DiagnosisContext) -> list[Finding]:
+    """Return the finding for ONNX Runtime, whose operators no trace shows: by the times of its calls."""
+    log, facts, free = context.log, context.job_facts, free_cores(context.job_facts)
+    threads = facts.session_threads or facts.cores_of_machine
+    if log is None or free is None or threads is None or facts.device != "cpu":
+        return []
+    all_threads = threads * facts.ranks_on_host
+    calls_s = [calls.model_s[calls.is_measured] for calls in rank_calls(context)]
+    if all_threads <= free + MIN_EXCESS_THREADS or not sum(map(len, calls_s)):
+        return []
+    model_s = np.concatenate(calls_s)
+    fastest_s = float(np.quantile(model_s, FASTEST_SHARE))
+    cost = min(float(model_s.mean()) - fastest_s, log.without_stalls_s)
+    share = cost / log.step_s
+    if share < MIN_SHARE_OF_STEP:
+        return []
+    left_s = context.in_trace(cost)
+    for part in (Part.COMPUTE, Part.HOST_LAUNCH):
+        left_s -= context.claim(part, left_s)
+    return [
+        Finding(
+            code=CODE,
+            name=NAME,
+            title=(
+                f"{all_threads} threads of ONNX Runtime have {_cores(free)} to run on: {seconds(cost)} per call,"
+                f" {percent(share)} of the step, beyond the fastest calls"
+            ),
+            ranks=log.ranks,
+            cost_s_per_step=cost,
+            share_of_step=share,
+            evidence={
+                "threads": all_threads,
+                "free_cores": free,
+                "cores_of_machine": facts.cores_of_machine,
+                "call_s": float(np.median(model_s)),
+                "fastest_calls_s": fastest_s,
+            },
+            changes=(
+                f"SessionOptions.intra_op_num_threads = {max(int(free) // facts.ranks_on_host, 1)}",
+                'SessionOptions.add_session_config_entry("session.intra_op.allow_spinning", "0")',
+            ),
+            safety="exact",
+            confidence="medium",
+        )
+    ]
 
 
 def _of_pool(context: DiagnosisContext) -> list[Finding]:

@@ -31,6 +31,7 @@ MODULES: Mapping[str, str] = {
     "keep_cache": "kernels",
     "fused_attention": "attention",
     "kv_cache": "kv_cache",
+    "onnx_session": "onnx_session",
     "channels_last": "channels_last",
     "activation_checkpointing": "activation_checkpointing",
     "autocast": "autocast",

@@ -29,6 +29,7 @@ from flatout.inside.protocol import File, partial_name
 from flatout.inside.random_seed import sets_own_seed
 from flatout.inside.recording.forward_calls import FORWARD_CALLS
 from flatout.inside.recording.loader_watch import WATCHES
+from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.thread_counts import THREAD_COUNTS
 from flatout.secrets import masked_environment, write_private
 
@@ -202,6 +203,7 @@ def _object_facts(optimizers: list[Any]) -> dict[str, Any]:
         **_model_facts(models),
         **_loader_facts(iterators),
         "device": device,
+        **SESSION_CALLS.facts(),
     }
 
 

@@ -78,6 +78,28 @@ class ForwardCalls:
         self._listeners.append(listener)
         return lambda: self._drop(listener)
 
+    def around(self, model: int, count: Count, run: Callable[[], Any], tensors: Callable[[int, object], object]) -> Any:
+        """Report a call of something other than a module, and return its result.
+
+        `tensors` makes what the listeners get as the output, from the call's number and its result.
+        """
+        thread = _thread()
+        if thread in self._inside or not self._listeners:
+            return run()
+        self._inside.add(thread)
+        try:
+            number = self._num_calls
+            self._num_calls += 1
+            self._tell_listeners(model, count)
+            began_ns = _now()
+            output = run()
+            ended_ns = _now()
+        finally:
+            self._inside.discard(thread)
+        if self._listeners:
+            self._end_call(Call(number, model, count, None, began_ns, ended_ns), tensors(number, output))
+        return output
+
     def is_inside(self, thread: int) -> bool:
         """Whether a call of the model runs on the thread."""
         return thread in self._inside
@@ -140,8 +162,9 @@ class ForwardCalls:
     def _first_call(self, module: Any, args: Any) -> None:
         """Begin to count the calls of this module's class, if the script infers."""
         if torch.is_grad_enabled():
-            self._listeners.clear()
-            self._remove()
+            if not self._num_calls:  # else it runs sessions of ONNX Runtime, and prepares their inputs with torch
+                self._listeners.clear()
+                self._remove()
             return
         if self._prepares_inputs(module):
             return
@@ -214,15 +237,18 @@ class ForwardCalls:
         """Report a call; return its samples and known tokens, or None if no listener is left."""
         self._num_calls += 1
         count, num_known = self._counted(module, args, kwargs)
+        self._tell_listeners(id(module), count)
+        return (count, num_known) if self._listeners else None
+
+    def _tell_listeners(self, model: int, count: Count) -> None:
         for listener in self._listeners[:]:
             try:
-                is_of_interest = listener.begins(id(module), count)
+                is_of_interest = listener.begins(model, count)
             except Exception:  # noqa: BLE001 - an error of ours is never the job's
                 LOG.error("forward pass")
                 is_of_interest = False
             if not is_of_interest:
                 self._drop(listener)
-        return (count, num_known) if self._listeners else None
 
     def _counted(self, module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Count, int | None]:
         try:

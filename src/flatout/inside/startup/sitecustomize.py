@@ -74,6 +74,43 @@ class _WaitForTorch:
         loader.exec_module = exec_module  # type: ignore[attr-defined]
 
 
+class _WaitForSessions:
+    """A finder that imports torch after onnxruntime, if it is installed: the recorder needs it to work at all."""
+
+    def __init__(self) -> None:
+        self.is_looking = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name != "onnxruntime" or self.is_looking:
+            return None
+        self.is_looking = True
+        try:
+            from importlib.util import find_spec
+
+            spec = find_spec(name)
+            if spec is not None and spec.loader is not None:
+                self.import_after(spec.loader)
+            return spec
+        finally:
+            self.is_looking = False
+
+    def import_after(self, loader: object) -> None:
+        run_module = loader.exec_module  # type: ignore[attr-defined]
+
+        def exec_module(module: object) -> None:
+            finders: list[object] = sys.meta_path  # type: ignore[assignment]
+            if self in finders:
+                finders.remove(self)
+            del loader.exec_module  # type: ignore[attr-defined]
+            run_module(module)
+            try:
+                import torch  # noqa: F401
+            except Exception:  # noqa: BLE001 - the script itself does not need it
+                return
+
+        loader.exec_module = exec_module  # type: ignore[attr-defined]
+
+
 def _start_quietly(recording: str) -> None:
     try:
         _start(recording)
@@ -172,6 +209,7 @@ if _is_asked():
     _note(_recording, _protocol.ProcessEvent.PYTHON)
     if sys.implementation.name == "cpython":
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _WaitForSessions())  # type: ignore[arg-type]
         if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
             _note_failures_quietly(_recording)
             if os.environ.get(_protocol.Variable.DIVERT):

@@ -13,6 +13,9 @@ def unpredicted(situation: Situation, change: Change) -> Scenarios | str:
 
 MODELS = dict.fromkeys(
     (
+        "session-threads",
+        "session-spinning",
+        "session-graph",
         "torch-threads",
         "one-thread",
         "wait-passively",
