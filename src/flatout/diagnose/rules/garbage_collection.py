@@ -48,11 +48,11 @@ MIN_STEPS, MIN_RANKS = 4, 2
 CHANGES = (
     "gc.disable(), and gc.collect() at the same step on all ranks, every few hundred steps",
     "gc.freeze() once the data and the model exist",
-    "remove gc.collect() from the training loop",
+    "remove gc.collect() from the loop",
 )
 # For a script that has disabled the collector and calls it explicitly.
 CHANGES_OF_ITS_COLLECTIONS = (
-    "remove gc.collect() from the training loop",
+    "remove gc.collect() from the loop",
     "gc.freeze() once the data and the model exist",
     "call gc.collect() at the same step on all ranks, and less often",
 )

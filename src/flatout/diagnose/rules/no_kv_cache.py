@@ -83,7 +83,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 def _is_growing(calls: RankCalls) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which calls have the sequences of the call before and one token more."""
     length, before = calls.length, _shifted(calls.length)
-    grows = (length == before + 1) & (before >= 2) & (calls.num_samples == _shifted(calls.num_samples))
+    grows = (length == before + 1) & (calls.num_samples == _shifted(calls.num_samples))
     known = calls.num_known_tokens
     is_same = np.isnan(known) | (known >= np.minimum(before, MOST_KNOWN_TOKENS))
     return np.asarray(grows & is_same)

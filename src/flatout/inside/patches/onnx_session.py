@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 from flatout.inside.after_import import after_import
@@ -28,7 +28,7 @@ def onnx_session(
         report.did("sessions")
 
     def patch(module: Any) -> None:
-        onnxruntime: Any = import_module("onnxruntime")
+        onnxruntime: Any = sys.modules["onnxruntime"]  # the package that the module is of
         session = module.InferenceSession
         original = session.__init__
 

@@ -209,7 +209,8 @@ if _is_asked():
     _note(_recording, _protocol.ProcessEvent.PYTHON)
     if sys.implementation.name == "cpython":
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
-        sys.meta_path.insert(0, _WaitForSessions())  # type: ignore[arg-type]
+        if _recording or os.environ.get(_protocol.Variable.PATCHES):  # a heartbeat alone is not worth importing torch
+            sys.meta_path.insert(0, _WaitForSessions())  # type: ignore[arg-type]
         if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
             _note_failures_quietly(_recording)
             if os.environ.get(_protocol.Variable.DIVERT):
