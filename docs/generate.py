@@ -185,6 +185,7 @@ from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.recording_json import RecordedRank, RecordingReport
 from flatout.report.scaling import LostPart, Scaling
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
+from flatout.run_trackers.values import LoggedValues
 from flatout.schedule.live.actions import Action, Reservation
 from flatout.schedule.live.controller import Cycle
 from flatout.schedule.policies.names import POLICIES
@@ -292,6 +293,11 @@ def data_profile_json() -> str:
         *(LoaderSpeed, LoadingRate, FoundCause, StorageVerdict),
     )
     return _contract("flatout/data-profile", records)
+
+
+def logged_json() -> str:
+    """The contract `flatout/logged`."""
+    return _contract("flatout/logged", (LoggedValues,))
 
 
 def data_cache_json() -> str:
@@ -1010,6 +1016,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         comparison_json,
         data_profile_json,
         data_cache_json,
+        logged_json,
         packing_json,
         pack_json,
         pack_check_json,

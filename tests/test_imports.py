@@ -51,6 +51,7 @@ STAGES = {
 }
 COMPOSERS = {
     "api",
+    "callbacks",
     "bench_pipeline",
     "compare",
     "conditions",
@@ -63,6 +64,7 @@ COMPOSERS = {
     "plan_pipeline",
     "rank_executor",
     "run",
+    "run_trackers",
     "schedule",
     "serving",
     "staging",

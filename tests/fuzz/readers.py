@@ -150,6 +150,13 @@ def _collective_table(path: Path) -> object:
     return read_table(path)
 
 
+def _logged(path: Path) -> object:
+    from flatout.run_trackers.result import read_result_record
+    from flatout.run_trackers.values import logged_values
+
+    return logged_values(read_result_record(path))
+
+
 def _settings(path: Path) -> object:
     from flatout.cli.settings import default_map
 
@@ -612,6 +619,7 @@ READERS: tuple[Reader, ...] = (
         ],
         _settings,
     ),
+    Reader("log", _one("diagnosis.json"), _logged, ("flatout log result",)),
     Reader("data pack", _tables, _pack, ("flatout data pack source",)),
     Reader(
         "data verify",

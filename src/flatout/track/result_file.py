@@ -32,10 +32,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_result(path: Path) -> ResultFile:
     """Read a result. Raise InputError if it cannot be read, is not one of the known kinds, or has no measure."""
-    try:
-        data = read_bytes(path, max_bytes=_MAX_BYTES)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from error
+    data = _content(path)
     record = _decoded(path, data)
     schema = record.get("schema")
     source = SOURCES.get(schema) if isinstance(schema, str) else None
@@ -45,6 +42,18 @@ def read_result(path: Path) -> ResultFile:
     if not facts.measures:
         raise InputError(f"`{path}` has no measure: all its times and rates are unknown", hint=_HINT)
     return ResultFile(schema=str(schema), digest=hashlib.sha256(data).hexdigest()[:32], facts=facts)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the object in a file that a command printed. Raise InputError if there is none."""
+    return _decoded(path, _content(path))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_bytes(path, max_bytes=_MAX_BYTES)
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from error
 
 
 def _decoded(path: Path, data: bytes) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""Callbacks of trainers, which count their steps for a `Recorder`. Each imports its framework when it is made."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+from flatout.callbacks.recorder import Recorder
+
+
+def for_transformers(folder: str | PathLike[str], **options: Any) -> Any:
+    """Return a callback for Hugging Face's `Trainer`; `options` are those of `Recorder`."""
+    from transformers import TrainerCallback
+
+    recorder = Recorder(folder, **options)
+
+    class FlatoutCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
+            recorder.step()
+
+        def on_train_end(self, *arguments: Any, **keywords: Any) -> None:
+            recorder.close()
+
+    return FlatoutCallback()
+
+
+def for_lightning(folder: str | PathLike[str], **options: Any) -> Any:
+    """Return a callback for Lightning's `Trainer`; a step is one of the optimizer, as `global_step` counts them."""
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+    recorder = Recorder(folder, **options)
+
+    class FlatoutCallback(Callback):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last_step = 0
+
+        def on_train_batch_end(self, trainer: Any, *arguments: Any, **keywords: Any) -> None:
+            if trainer.global_step != self.last_step:
+                self.last_step = trainer.global_step
+                recorder.step()
+
+        def on_train_end(self, *arguments: Any, **keywords: Any) -> None:
+            recorder.close()
+
+    return FlatoutCallback()
+
+
+def for_keras(folder: str | PathLike[str], **options: Any) -> Any:
+    """Return a callback for Keras' `fit`. Raise ValueError unless torch is its backend, which the profiler records."""
+    import keras
+
+    if keras.backend.backend() != "torch":
+        backend = keras.backend.backend()
+        raise ValueError(f"Keras runs on {backend}, which this does not record: set KERAS_BACKEND=torch")
+    recorder = Recorder(folder, **options)
+
+    class FlatoutCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+        def on_train_batch_end(self, *arguments: Any, **keywords: Any) -> None:
+            recorder.step()
+
+        def on_train_end(self, *arguments: Any, **keywords: Any) -> None:
+            recorder.close()
+
+    return FlatoutCallback()
