@@ -505,3 +505,25 @@ def test_there_are_at_least_sixty_checks_in_five_families() -> None:
     assert len(CHECKS) >= 60
     assert len({check.id for check in CHECKS}) == len(CHECKS)
     assert {check.family for check in CHECKS} == {"gpu", "software", "host", "network", "storage"}
+
+
+SDR = """\
+Inlet Temp       | 04h | ok  |  7.1 | 23 degrees C
+Fan1             | 30h | ok  |  7.1 | 5640 RPM
+PS Redundancy    | 77h | ok  |  7.1 | Fully Redundant
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        (SDR, "ok", "2 sensors in order"),
+        (SDR.replace("30h | ok", "30h | cr"), "warn", "Fan1 critical"),
+        (SDR.replace("Fully Redundant", "Redundancy Lost"), "warn", "not redundant"),
+        ("Could not open device at /dev/ipmi0\n", "unknown", "not that of ipmitool"),
+    ],
+)
+def test_the_sensors_of_the_bmc(text: str, status: str, words: str) -> None:
+    found = result("bmc-sensors", Snapshot(outputs={"ipmitool sdr elist": Output(text=text)}))
+    assert found.status == status and words in found.reason
+    assert result("bmc-sensors", Snapshot()).status == "unknown"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flatout.doctor.parse.ipmi_text import read_sdr_text
 from flatout.errors import InputError, UsageError
 from flatout.probe import redfish_client
 from flatout.probe.redfish import read_redfish
@@ -19,7 +20,6 @@ from flatout.probe.redfish_client import PASSWORD, USER, RedfishClient, credenti
 from flatout.records.bmc import BmcReading, BmcSensor
 from flatout.secrets import Masker
 from flatout.watch.health.bmc_signs import LEAST_PEERS, MOST_FAN_PERCENT, MOST_FROM_PEERS_C, MOST_INTAKE_C, bmc_signs
-from flatout.watch.health.ipmi_text import read_sdr_text
 
 ROOT, CHASSIS = "/redfish/v1", "/redfish/v1/Chassis/1"
 

@@ -75,7 +75,7 @@ class RedfishClient:
             )
         if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
             raise UsageError(
-                f"`--redfish` must use https, or {parts.hostname} could send the password on in clear",
+                "`--redfish` must use https: over http, the password is sent unencrypted",
                 hint=f"--redfish https://{parts.netloc}",
             )
         self._origin = f"{parts.scheme}://{parts.netloc}"

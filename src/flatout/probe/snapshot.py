@@ -120,6 +120,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "df -P -i": ("df", "-P", "-i"),
     "systemctl is-active nvidia-fabricmanager": ("systemctl", "is-active", "nvidia-fabricmanager"),
     "chronyc tracking": ("chronyc", "tracking"),
+    "ipmitool sdr elist": ("ipmitool", "sdr", "elist"),
 }
 _PREFIXES = (
     *("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "FI_", "UCX_", "SLURM_JOB_NUM_NODES"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.doctor.parse.ipmi_text import read_sdr_text
 from flatout.doctor.parse.kernel_log import parse_kernel_log
 from flatout.errors import InputError
 from flatout.input_files import bounded_log, read_bytes, read_text
@@ -22,7 +23,6 @@ from flatout.records.watch import DrainCost, GpuAdvice, NodeAction, NodeHealth, 
 from flatout.watch.health.bmc_signs import bmc_signs
 from flatout.watch.health.expected_loss import Evidence, StopCosts, drain_cost, failure_probability
 from flatout.watch.health.history import read_history, renewed, write_history
-from flatout.watch.health.ipmi_text import read_sdr_text
 from flatout.watch.health.signs import find_signs
 from flatout.watch.health.xid_actions import advise
 
