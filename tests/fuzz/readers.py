@@ -27,7 +27,7 @@ import msgspec
 from tests.fuzz import trials
 from tests.fuzz.samples import Sample
 from tests.read.profiles import cpu_plane, gpu_planes, xspace
-from tests.read.rocprof_files import horovod, rocprof
+from tests.read.rocprof_files import horovod, jax_trace, rocprof
 from tests.read.sqlite_files import database, nsys_tables, rocpd_tables
 from typer.main import get_command
 
@@ -289,8 +289,8 @@ def _sqlite_samples() -> list[Sample]:
 
 
 def _other_json_samples() -> list[Sample]:
-    """Return JSON of rocprofv3 with two GPUs, and a timeline of Horovod with three ranks."""
-    contents = {"results.json": rocprof((0, 1)), "timeline.json": horovod(cached_from=2)}
+    """Return JSON of rocprofv3 with two GPUs, a timeline of Horovod with three ranks, and a JSON trace of JAX."""
+    contents = {"results.json": rocprof((0, 1)), "timeline.json": horovod(cached_from=2), "jax.json": jax_trace()}
     return [Sample(files={name: json.dumps(content).encode()}, given=name) for name, content in contents.items()]
 
 

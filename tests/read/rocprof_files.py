@@ -1,4 +1,4 @@
-"""Small JSON files of rocprofv3 and timelines of Horovod, of known content."""
+"""Small JSON files of rocprofv3, timelines of Horovod and JSON traces of JAX, of known content."""
 
 from __future__ import annotations
 
@@ -85,3 +85,27 @@ def horovod(late_rank: int = 1, *, late_ms: int = 30, cached_from: int | None = 
             events.append({"ph": "E", "ts": agreed + 2900, "pid": tensor})
             events.append({"ph": "E", "ts": agreed + 3000, "pid": tensor, "args": {"dtype": "float32"}})
     return events
+
+
+def jax_trace(ordinal: int = 0) -> dict[str, Any]:
+    """Return the JSON of a JAX process on a CPU: 3 steps with a product and an all-reduce. Times in us."""
+    events: list[Event] = [
+        {"ph": "M", "pid": 701, "name": "process_name", "args": {"name": "/host:CPU"}},
+        {"ph": "M", "pid": 701, "tid": 1, "name": "thread_name", "args": {"name": "python"}},
+        {"ph": "M", "pid": 701, "tid": 2, "name": "thread_name", "args": {"name": "tf_XLAPjRtCpuClient/1"}},
+    ]
+    for step in range(3):
+        at = 50_000.0 * step
+        of_run = {"run_id": str(-100 - step), "device_ordinal": str(ordinal)}
+        events += [
+            call(1, "train", at, 40_000, {"step_num": str(step)}),
+            call(1, "$loader.py:3 __next__", at + 1000, 8000.5),
+            call(2, "dot.1", at + 10_000, 16_000.25, {"hlo_op": "dot.1", **of_run}),
+            call(2, "all-reduce.9", at + 26_000.25, 4000, {"hlo_op": "all-reduce.9", **of_run}),
+        ]
+    return {"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}, "traceEvents": [*events, {}]}
+
+
+def call(thread: int, name: str, start_us: float, duration_us: float, args: dict[str, str] | None = None) -> Event:
+    event: Event = {"ph": "X", "pid": 701, "tid": thread, "ts": start_us, "dur": duration_us, "name": name}
+    return event if args is None else {**event, "args": args}

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.read.rocprof_files import MS, horovod, rocprof
+from tests.read.profiles import cpu_plane, xspace
+from tests.read.rocprof_files import MS, horovod, jax_trace, rocprof
 
 from flatout.attribute.rank import attribute_rank
 from flatout.diagnosis_pipeline import diagnose_paths
@@ -109,7 +110,45 @@ def test_cached_operations_of_horovod_have_no_known_wait(tmp_path: Path) -> None
     assert any("HOROVOD_CACHE_CAPACITY=0" in note.effect for note in diagnosis.data_quality)
 
 
-@pytest.mark.parametrize("content", [rocprof(), horovod()], ids=["rocprof", "horovod"])
+def test_a_json_trace_of_jax_has_the_events_of_its_xplane_and_its_losses_are_said(tmp_path: Path) -> None:
+    table = read_trace(source_of(tmp_path, jax_trace(2048), "host.trace.json.gz"))
+    assert (table.meta.format, table.meta.rank) == (TraceFormat.JAX_TRACE, 1)
+    assert {row for row in rows(table) if row[2] < 50} == {
+        ("USER_ANNOTATION", "ProfilerStep#0", 0, 50),
+        ("USER_ANNOTATION", "flatout:data_loading (loader.py:3 __next__)", 1, 8),
+        ("CPU_OP", "dot.1", 10, 16),
+        ("USER_ANNOTATION", "xla:all_reduce", 26, 4),
+    }
+    notes = [note.problem for note in table.quality]
+    assert "a trace.json.gz of XLA has less than the .xplane.pb that is written with it" in notes
+    assert "the file does not say when its times begin" in notes
+
+
+def test_a_json_trace_of_jax_with_a_million_events_lacks_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_events = sum(event.get("ph") == "X" for event in jax_trace()["traceEvents"])
+    for most, is_full in ((num_events + 1, False), (num_events, True)):
+        monkeypatch.setattr("flatout.read.jax_trace.MOST_EVENTS", most)
+        table = read_trace(source_of(tmp_path, jax_trace(), "host.trace.json"))
+        assert any("stops writing" in note.problem for note in table.quality) == is_full
+
+
+def test_the_xplane_is_read_and_the_json_of_the_same_recording_is_not(tmp_path: Path) -> None:
+    source_of(tmp_path, jax_trace(), "host.trace.json.gz")
+    (tmp_path / "host.xplane.pb").write_bytes(xspace(cpu_plane(0)))
+    diagnosis = diagnose_paths([tmp_path]).diagnosis
+    assert diagnosis.job.num_ranks == 1
+    assert not [note for note in diagnosis.data_quality if "trace.json.gz" in note.problem]
+
+
+def test_two_processes_recorded_on_cpus_name_the_late_rank_from_json_alone(shared_data: Path) -> None:
+    paths = [shared_data / "frameworks" / f"jax_gloo_rank{rank}.trace.json.gz" for rank in (0, 1)]
+    diagnosis = diagnose_paths(paths).diagnosis
+    assert diagnosis.findings[0].ranks == (1,)
+    waits_s = sum(each.wait_s for each in diagnosis.blame if each.blamed_rank == 1)
+    assert waits_s / diagnosis.job.num_steps == pytest.approx(0.053, abs=0.02)  # rank 1 sleeps 50 ms in each step
+
+
+@pytest.mark.parametrize("content", [rocprof(), horovod(), jax_trace()], ids=["rocprof", "horovod", "jax"])
 def test_a_file_cut_anywhere_gives_events_or_one_line(tmp_path: Path, content: Any) -> None:
     text = json.dumps(content).encode()
     for size in range(0, len(text), len(text) // 23):

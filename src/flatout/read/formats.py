@@ -24,6 +24,12 @@ def _xplane(source: TraceSource) -> EventTable:
     return read_xplane(source)
 
 
+def _jax_trace(source: TraceSource) -> EventTable:
+    from flatout.read.jax_trace import read_jax_trace
+
+    return read_jax_trace(source)
+
+
 def _sqlite(source: TraceSource) -> EventTable:
     from flatout.read.database import Database
     from flatout.read.nsys import read_nsys
@@ -48,6 +54,7 @@ def _rocprof(source: TraceSource) -> EventTable:
 
 _READERS: dict[TraceFormat, Callable[[TraceSource], EventTable]] = {
     TraceFormat.XPLANE: _xplane,
+    TraceFormat.JAX_TRACE: _jax_trace,
     TraceFormat.NSYS: _sqlite,
     TraceFormat.HOROVOD: _horovod,
     TraceFormat.ROCPROF: _rocprof,

@@ -23,6 +23,8 @@ def format_of_head(head: bytes) -> TraceFormat:
         return TraceFormat.NSYS  # or rocpd: its tables decide
     if b'"rocprofiler-sdk-tool"' in head[:256]:
         return TraceFormat.ROCPROF
+    if b'"highres-ticks"' in head[:1024] and (b'"/host:' in head or b'"/device:' in head):
+        return TraceFormat.JAX_TRACE
     if looks_like_xspace(head):
         return TraceFormat.XPLANE
     return TraceFormat.KINETO
