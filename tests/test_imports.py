@@ -59,6 +59,7 @@ COMPOSERS = {
     "diagnosis_pipeline",
     "doctor_pipeline",
     "loading_pipeline",
+    "training_log_pipeline",
     "nccl_tuner",
     "packing",
     "plan_pipeline",

@@ -29,6 +29,7 @@ from tests.fuzz.samples import Sample
 from tests.read.profiles import cpu_plane, gpu_planes, xspace
 from tests.read.rocprof_files import horovod, jax_trace, rocprof
 from tests.read.sqlite_files import database, nsys_tables, rocpd_tables
+from tests.read.test_training_log import LINES
 from typer.main import get_command
 
 from flatout.checkpoint.files import write_json
@@ -276,6 +277,10 @@ def _xplane_samples() -> list[Sample]:
             files={f"rank{rank}/plugins/profile/now/host.xplane.pb": xspace(cpu_plane(2048 * rank)) for rank in (0, 1)}
         ),
     ]
+
+
+def _training_logs() -> list[Sample]:
+    return [Sample(files={"train.log": "\n".join(lines).encode()}, given="train.log") for lines in LINES.values()]
 
 
 def _sqlite_samples() -> list[Sample]:
@@ -681,7 +686,7 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader(
         "track add",
-        lambda: [*_files("results"), _file(OWN / "ceilings.json"), _file(OWN / "diagnosis.json")],
+        lambda: [*_files("results"), _file(OWN / "ceilings.json"), _file(OWN / "diagnosis.json"), *_training_logs()],
         lambda path: run("track", "add", f"{path}.history", str(path), "--job", "a", "--machine", "b"),
         ("flatout track add results",),
     ),

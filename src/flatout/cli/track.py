@@ -54,7 +54,11 @@ def add(
     ],
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="RESULT...", parser=given_path, help="Results that commands printed with --json."),
+        typer.Argument(
+            metavar="RESULT...",
+            parser=given_path,
+            help="Results that commands printed with --json, or logs of a training.",
+        ),
     ],
     job: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the job. [default: the command that was measured]")
@@ -78,9 +82,10 @@ def add(
     """
     from flatout.report.phrases import counted
     from flatout.track.add import AddRequest, add_results
+    from flatout.training_log_pipeline import read_result_or_log
 
     request = AddRequest(job=job, machine=machine, commit=commit, settings=tuple(env or ()), is_elsewhere=elsewhere)
-    added, num_known = add_results(history, results, request)
+    added, num_known = add_results(history, results, request, read_result_or_log)
     known = f"; {num_known} had been added before" if num_known else ""
     print(f"flatout: added {counted(len(added), 'result')} to {history}{known}", file=sys.stderr)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -35,10 +35,12 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_elsewhere: bool = False  # measured on another machine than this one
 
 
-def add_results(history: Path, paths: Sequence[Path], request: AddRequest) -> tuple[list[TrackedResult], int]:
+def add_results(
+    history: Path, paths: Sequence[Path], request: AddRequest, read: Callable[[Path], ResultFile] = read_result
+) -> tuple[list[TrackedResult], int]:
     """Add results, all or none. Return those that were added, and how many the history had already."""
     environment = _settings(request.settings)
-    results = [tracked_result(path, read_result(path), request, environment) for path in paths]
+    results = [tracked_result(path, read(path), request, environment) for path in paths]
     added = append_results(history, results)
     return added, len(results) - len(added)
 
