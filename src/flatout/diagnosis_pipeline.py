@@ -116,6 +116,7 @@ def diagnose_paths(
     `then` is called with the result while unpacked archives still exist. `with_tracks` keeps the tracks that `predict/`
     replays. Traces that cannot be read are skipped and reported in the data quality; InputError if none can be read.
     """
+    paths = _with_xla_profiles(paths)
     recording = _recording(paths, ceilings)
     untraced = None if untraced_step_s is None else Untraced(step_s=untraced_step_s)
     if recording is not None:
@@ -171,6 +172,18 @@ def _with_hosts(diagnosis: Diagnosis, timelines: Sequence[RankTimeline], recordi
         return diagnosis
     job = msgspec.structs.replace(diagnosis.job, hosts=hosts)
     return msgspec.structs.replace(diagnosis, job=job)
+
+
+def _with_xla_profiles(paths: Sequence[Path]) -> Sequence[Path]:
+    """Return the folder of the profiles in place of a recording of a JAX job, which has no steps of torch."""
+    if len(paths) != 1 or any(paths[0].glob(File.STEPS.glob)) or not has_xla_profiles(paths[0]):
+        return paths
+    return [paths[0] / File.XLA]
+
+
+def has_xla_profiles(recording: Path) -> bool:
+    """Whether a recording has profiles of JAX."""
+    return (recording / File.RECORDING).is_file() and (recording / File.XLA).is_dir()
 
 
 def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None:

@@ -109,7 +109,7 @@ def profile(
 def _read_recording(path: Path, ended: ExitStatus, progress: Progress | None) -> ProfileResult:
     """Read the recording and diagnose its traces. What fails here is kept, as the job has already run."""
     from flatout.api.results import ProfileResult
-    from flatout.diagnosis_pipeline import with_known_ceilings
+    from flatout.diagnosis_pipeline import has_xla_profiles, with_known_ceilings
     from flatout.profile import read_recording
 
     recording: Recording | None = None
@@ -118,7 +118,7 @@ def _read_recording(path: Path, ended: ExitStatus, progress: Progress | None) ->
     try:
         recording = with_known_ceilings(read_recording(path))
         is_complete = ended.signal is None
-        if recording.traced_ranks and is_complete:
+        if (recording.traced_ranks or has_xla_profiles(path)) and is_complete:
             if progress is not None:
                 progress(0, len(recording.traced_ranks))
             diagnosis = diagnose(path, progress=progress)

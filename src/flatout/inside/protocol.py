@@ -120,6 +120,7 @@ class File:
     DIVERTED = FileName("diverted-", ".jsonl")  # by process
     STAGES = FileName("stages-", ".json")  # by process that makes or receives batches: the time of each stage
     LOG = FileName("inside-", ".log")  # by host: errors of `inside/`
+    XLA = "xla"  # folder: the profiles of a JAX job, in one folder per process
     ATTEMPTS = "attempts"  # folder: a separate recording for each time that the ranks were restarted, from 1
     STATE = ".state"  # folder: how processes communicate while the job runs; removed afterwards
     PROCESSES = FileName("processes-", "")  # by host, in STATE: the Python processes of the job, see ProcessEvent

@@ -305,6 +305,8 @@ def _is_ours(entry: Path) -> bool:
     if entry.name == File.ATTEMPTS and not entry.is_symlink() and entry.is_dir():
         inner = [file for folder in entry.iterdir() for file in (folder.iterdir() if folder.is_dir() else [folder])]
         return all(_is_of_recording(file.name) and file.is_file() for file in inner)
+    if entry.name == File.XLA and not entry.is_symlink() and entry.is_dir():
+        return all(each.name.startswith("rank") for each in entry.iterdir())
     return _is_of_recording(entry.name)
 
 

@@ -14,17 +14,26 @@ from flatout.records.recording import HostRecording, RankRecording
 
 # Reasons why PYTHONPATH does not reach a process: Python's own options, and programs that start a fresh environment.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
+_ONLY_TRACE = "its steps are those of the profile; step times of the whole job are unknown"
 _EXPORT_ALL = "use `srun --export=ALL`"
 _FRESH = {"sudo", "docker", "podman", "apptainer", "singularity", "ssh", "kubectl", "enroot"}
 
 
 def problems(
-    runs: Sequence[HostRecording], ranks: Sequence[RankRecording], traced: Sequence[int], sampled: Sequence[str]
+    runs: Sequence[HostRecording],
+    ranks: Sequence[RankRecording],
+    traced: Sequence[int],
+    sampled: Sequence[str],
+    *,
+    has_xla: bool = False,
 ) -> list[Quality]:
-    """Return the problems. `traced`: the ranks whose trace exists; `sampled`: the hosts whose samples exist."""
+    """Return the problems. `traced`: the ranks whose trace exists; `sampled`: the hosts whose samples exist.
+
+    `has_xla`: profiles of JAX exist.
+    """
     found = [Quality(problem=f"{run.hostname}: {problem}", effect="") for run in runs for problem in run.problems]
     if not ranks:
-        return [*found, *(_nothing(run) for run in runs if run.end_unix_s is not None)]
+        return [*found, *(_nothing(run, has_xla=has_xla) for run in runs if run.end_unix_s is not None)]
     found += _whole_job(runs, ranks, sampled)
     for rank in ranks:
         found += rank.problems
@@ -32,7 +41,7 @@ def problems(
     return found
 
 
-def _nothing(run: HostRecording) -> Quality:
+def _nothing(run: HostRecording, *, has_xla: bool) -> Quality:
     if run.num_left_running:
         left = f"{run.num_left_running} process{'es' * (run.num_left_running > 1)}"
         return Quality(
@@ -41,6 +50,8 @@ def _nothing(run: HostRecording) -> Quality:
         )
     if run.num_pythons == 0:
         problem = f"the recorder was not loaded into any Python process: {_why_not_loaded(run.command)}"
+    elif run.num_torch == 0 and has_xla:
+        return Quality(problem="the job ran JAX, which was recorded by its own profiler", effect=_ONLY_TRACE)
     elif run.num_torch == 0:
         into = f"{run.num_pythons} Python process{'es' * (run.num_pythons > 1)}"
         problem = f"the recorder was loaded into {into}, but none imported torch"

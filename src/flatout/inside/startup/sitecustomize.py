@@ -41,12 +41,14 @@ def _note(recording: str, event: str) -> None:
 class _WaitForTorch:
     """A finder that lets `torch` be imported as usual, and starts the recorder afterwards."""
 
+    module_name = "torch"
+
     def __init__(self, recording: str) -> None:
         self.recording = recording
         self.is_looking = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        if name != "torch" or self.is_looking:
+        if name != self.module_name or self.is_looking:
             return None
         self.is_looking = True
         try:
@@ -69,9 +71,25 @@ class _WaitForTorch:
                 finders.remove(self)
             del loader.exec_module  # type: ignore[attr-defined]
             run_module(module)
-            _start_quietly(self.recording)
+            self.start(module)
 
         loader.exec_module = exec_module  # type: ignore[attr-defined]
+
+    def start(self, module: object) -> None:
+        _start_quietly(self.recording)
+
+
+class _WaitForJax(_WaitForTorch):
+    """The same for `jax`, whose own profiler records the job."""
+
+    module_name = "jax"
+
+    def start(self, module: object) -> None:
+        try:
+            if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
+                _import_inside("xla_profile").install(module)  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 - never the job's problem
+            _note(self.recording, _protocol.ProcessEvent.FAILED)
 
 
 class _WaitForSessions:
@@ -211,6 +229,8 @@ if _is_asked():
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
         if _recording or os.environ.get(_protocol.Variable.PATCHES):  # a heartbeat alone is not worth importing torch
             sys.meta_path.insert(0, _WaitForSessions())  # type: ignore[arg-type]
+        if _recording:
+            sys.meta_path.insert(0, _WaitForJax(_recording))  # type: ignore[arg-type]
         if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
             _note_failures_quietly(_recording)
             if os.environ.get(_protocol.Variable.DIVERT):
