@@ -57,6 +57,7 @@ EVERY_KIND = (
         transport="nvlink",
         zero_grad_sets_to_none=False,
         loader_workers=2,
+        loader_start_method="spawn",
         loader_length_spread=0.3,
         loader_batch_tokens=4096,
     ),

@@ -348,6 +348,15 @@ def test_workers_that_live_on_are_exact_only_without_state_and_draws(
     assert persistent.safety == safety
 
 
+@pytest.mark.parametrize(
+    ("method", "is_offered"), [("spawn", True), ("fork", False), ("forkserver", False), (None, False)]
+)
+def test_workers_that_are_spawned_can_start_from_a_fork_server(method: str | None, is_offered: bool) -> None:
+    job = facts(loader_workers=2, loader_start_method=method)
+    proposed = names(candidates(diagnosis({"epoch-boundary": 0.1}), job))
+    assert ("dataloader-fork-server" in proposed) is is_offered
+
+
 def test_threads_share_the_allowed_cores() -> None:
     assert thread_counts(facts(cores_allowed=64.0)) == (16, 8)
     assert thread_counts(facts(cores_allowed=2.0, ranks_per_host=2)) == ()  # it has one already

@@ -24,7 +24,7 @@ EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for chan
 # Their causes are in the script, the data or the machine: nothing that can be set from outside mends them.
 WITHOUT_A_CHANGE = {
     "pipeline-bubble", "late-in-turn", "idle-devices",
-    "evaluation-stall", "periodic-stall", "epoch-sawtooth", "drift",
+    "periodic-stall", "epoch-sawtooth", "drift",
     "separate-reductions", "repeated-prefill", "small-batch",
 }  # fmt: skip
 

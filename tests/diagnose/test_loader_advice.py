@@ -11,6 +11,7 @@ from flatout.diagnose.loader_advice import (
     keep_workers,
     pin_memory,
     prefetch_more,
+    start_workers_fast,
 )
 from flatout.records.change import JobFacts
 
@@ -27,6 +28,17 @@ def test_workers_are_kept_where_there_are_some_that_end(
     """torch refuses persistent workers where there are none."""
     loader = JobFacts(loader_workers=workers, loader_has_persistent_workers=is_persistent)
     assert keep_workers(loader) == advice
+
+
+@pytest.mark.parametrize(
+    ("method", "is_persistent", "is_advised"),
+    [("spawn", False, True), ("spawn", True, False), ("fork", False, False), (None, None, False)],
+)
+def test_spawned_workers_are_to_start_from_a_fork_server(
+    method: str | None, is_persistent: bool | None, is_advised: bool
+) -> None:
+    loader = JobFacts(loader_start_method=method, loader_has_persistent_workers=is_persistent)
+    assert bool(start_workers_fast(loader)) is is_advised
 
 
 def test_new_workers_are_kept_unless_they_are_already() -> None:

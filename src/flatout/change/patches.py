@@ -18,6 +18,7 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
         "prefetch_factor": range(1, 65),
         "pin_memory": (True,),
         "persistent_workers": (True,),
+        "multiprocessing_context": ("forkserver",),
     },
     # DataLoader.__init__: batches of samples of like length, or of at most N tokens with their padding.
     "balanced_batches": {"max_tokens": range(1, 100_000_001)},

@@ -19,6 +19,13 @@ def keep_workers(loader: JobFacts) -> tuple[str, ...]:
     return ("DataLoader(persistent_workers=True)",)
 
 
+def start_workers_fast(loader: JobFacts) -> tuple[str, ...]:
+    """Return the advice to fork workers from a server, if each of them would import the script."""
+    if loader.loader_start_method != "spawn" or loader.loader_has_persistent_workers:
+        return ()
+    return ('DataLoader(multiprocessing_context="forkserver"): its workers are spawned, and each imports the script',)
+
+
 def keep_new_workers(loader: JobFacts) -> tuple[str, ...]:
     """Return the advice to keep workers over epochs, for a loader that is advised to have more of them."""
     if loader.loader_has_persistent_workers:

@@ -59,6 +59,7 @@ _SETTERS: dict[str, Setter] = {
     "dataloader-prefetch": _loader,
     "dataloader-pin-memory": _loader,
     "dataloader-persistent-workers": _loader,
+    "dataloader-fork-server": _loader,
 }
 
 

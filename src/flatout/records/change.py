@@ -158,6 +158,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_prefetch: int | None = None
     loader_pins_memory: bool | None = None
     loader_has_persistent_workers: bool | None = None
+    loader_start_method: str | None = None  # of its workers: fork | spawn | forkserver
     loader_batches: int | None = None  # of one epoch, per rank
     loader_is_iterable: bool | None = None  # an IterableDataset: by default, each worker yields all samples
     loader_load: float | None = None  # seconds of waiting for batches without workers, per second of the rest of a step

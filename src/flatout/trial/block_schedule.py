@@ -89,7 +89,7 @@ def _collection(parameters: Mapping[str, Scalar], facts: JobFacts) -> str | None
 
 
 def _loader(parameters: Mapping[str, Scalar], facts: JobFacts) -> str | None:
-    if parameters.get("persistent_workers"):
+    if parameters.get("persistent_workers") or parameters.get("multiprocessing_context"):
         return "acts where epochs begin, which are too rare for blocks"
     if facts.loader_is_iterable:
         return "cannot be switched within an epoch of an iterable dataset, whose position is in its iterator"

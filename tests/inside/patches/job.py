@@ -137,6 +137,8 @@ def load(kind: str, method: str = "") -> None:
     tell_losses([*losses, torch.rand(()).item()])
     tell("workers", len(pids[0]))
     tell("kept", pids[0] == pids[1])
+    context = loader.multiprocessing_context
+    tell("method", "default" if context is None else context.get_start_method())
 
 
 def images() -> None:

@@ -161,6 +161,17 @@ def test_loaders_of_each_kind_get_the_workers_that_they_may_have(
     assert done.said("kept") == str(is_kept)
 
 
+@pytest.mark.parametrize(("method", "used"), [("spawn", "forkserver"), ("", "default")])
+def test_workers_that_are_spawned_are_forked_from_a_server(tmp_path: Path, method: str, used: str) -> None:
+    wanted = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+    plain = run(tmp_path / "a", "load", "map", method)
+    done = run(tmp_path / "b", "load", "map", method, patches=[("dataloader", wanted)])
+    assert (done.code, done.losses) == (0, plain.losses), done.errors
+    assert (done.said("method"), done.said("workers")) == (used, "1")
+    note = "the workers of a loader are not spawned, so they start as before"
+    assert (note in done.reports["dataloader", 0]["notes"]) is (method == "")
+
+
 def test_a_dataset_that_no_worker_can_read_is_read_as_before(tmp_path: Path) -> None:
     plain = run(tmp_path / "a", "load", "only-here")
     done = run(tmp_path / "b", "load", "only-here", patches=[("dataloader", {"num_workers": 2})])

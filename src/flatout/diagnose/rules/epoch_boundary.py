@@ -15,7 +15,9 @@ Evidence
     are examples; `total_s` is the time of all of them.
 
 Change to try
-    `DataLoader(persistent_workers=True)` keeps the workers and what they have prepared. Otherwise make the data set's
+    `DataLoader(persistent_workers=True)` keeps the workers and what they have prepared. Workers that are spawned start
+    fast from a fork server: `DataLoader(multiprocessing_context="forkserver")`. Ranks that
+    `torch.multiprocessing.spawn` started spawn theirs, too. Otherwise make the data set's
     first access cheap, or use longer epochs.
 
 When this is wrong
@@ -26,7 +28,7 @@ When this is wrong
 from __future__ import annotations
 
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.loader_advice import keep_workers
+from flatout.diagnose.loader_advice import keep_workers, start_workers_fast
 from flatout.diagnose.stalls import ends_an_epoch, stall_finding, stalls_of
 from flatout.records.diagnosis import Finding
 from flatout.records.job_log import StallCause
@@ -48,6 +50,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         name=NAME,
         what="the training waits for its loader at the start of an epoch",
         changes=(
+            *start_workers_fast(context.job_facts),
             *keep_workers(context.job_facts),
             "make the first access of the data set cheap: open files and indices lazily or memory-mapped",
             "longer epochs",

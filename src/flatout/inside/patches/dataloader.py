@@ -1,4 +1,4 @@
-"""Change DataLoaders: the number of worker processes, prefetching, pinned memory, workers kept between epochs.
+"""Change DataLoaders: the number of worker processes and how they start, prefetching, pinned memory, workers kept.
 
 All loaders that the process creates, of any subclass, get the values at their creation. The loaded samples and their
 order stay the same: the base seed is drawn in each epoch, as it is without kept workers. An iterable dataset gives
@@ -8,8 +8,10 @@ iterator fails with our settings, the script's own settings are used from the sa
 
 from __future__ import annotations
 
+import inspect
 import io
 import multiprocessing
+import sys
 import weakref
 from functools import wraps
 from multiprocessing.reduction import ForkingPickler
@@ -23,7 +25,8 @@ from flatout.inside.patches.arguments import bind, value
 from flatout.inside.patches.report import Report
 
 _MAX_DEPTH, _MAX_LOOKED_AT = 4, 200
-_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+_CONTEXT = "multiprocessing_context"
+_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", _CONTEXT)
 _FALLBACK = "_flatout_fallback"
 
 
@@ -34,12 +37,14 @@ def dataloader(
     prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
     persistent_workers: bool | None = None,
+    multiprocessing_context: str | None = None,
 ) -> None:
     asked = {
         "num_workers": num_workers,
         "prefetch_factor": prefetch_factor,
         "pin_memory": pin_memory,
         "persistent_workers": persistent_workers,
+        _CONTEXT: multiprocessing_context,
     }
     own_settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
     report.waits("no DataLoader was made")
@@ -109,11 +114,17 @@ def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:
             wanted["num_workers"] = max(num_batches, own)
     workers = wanted.get("num_workers", own)
     if workers == 0:
-        for name in ("prefetch_factor", "persistent_workers"):
+        for name in ("prefetch_factor", "persistent_workers", _CONTEXT):
             if wanted.pop(name, None) is not None:
                 report.note(f"{name} requires workers, but a loader has none")
         if own > 0:  # the script's settings for workers are not allowed without workers
             wanted.update(prefetch_factor=None, persistent_workers=False)
+    if _CONTEXT in wanted and _start_method(bound) != "spawn":
+        del wanted[_CONTEXT]
+        report.note("the workers of a loader are not spawned, so they start as before")
+    if _CONTEXT in wanted:
+        # Python before 3.12.8 means to import the script in the server, and does not (python/cpython#126631).
+        multiprocessing.set_forkserver_preload(["__main__", *_imported_by_script(dataset)])
     if wanted.get("pin_memory") and not (torch.cuda.is_initialized() or torch.cuda.device_count() > 0):
         del wanted["pin_memory"]
         report.note("pin_memory needs a GPU")
@@ -125,15 +136,30 @@ def _why_no_workers(dataset: Any, bound: Any) -> str | None:
         return "a loader is made in a process that is not allowed to have children"
     if holds_device_tensors(dataset):
         return "a dataset holds tensors on the GPU, which workers cannot use"
-    method = value(bound, "multiprocessing_context") or multiprocessing.get_start_method(allow_none=True) or "fork"
-    name = method if isinstance(method, str) else method.get_start_method()
-    if name != "fork":
+    if _start_method(bound) != "fork":
         try:
             for part in (dataset, value(bound, "collate_fn"), value(bound, "worker_init_fn")):
                 ForkingPickler(_Nowhere()).dump(part)
         except Exception:  # noqa: BLE001 - whatever its own pickling raises
             return "a dataset cannot be sent to workers that are spawned"
     return None
+
+
+def _imported_by_script(dataset: Any) -> list[str]:
+    """Return the top-level modules that the script's names and its data set come from."""
+    script = vars(sys.modules["__main__"])
+    named = [
+        thing.__name__ if inspect.ismodule(thing) else getattr(thing, "__module__", None) for thing in script.values()
+    ]
+    named += ["torch.utils.data", type(dataset).__module__]
+    tops = {name.partition(".")[0] for name in named if isinstance(name, str)}
+    return sorted(top for top in tops if top not in ("__main__", "__mp_main__") and top in sys.modules)
+
+
+def _start_method(bound: Any) -> str:
+    """Return how the workers start: `fork`, `spawn` or `forkserver`. A process that was spawned spawns its own."""
+    method = value(bound, _CONTEXT) or multiprocessing.get_start_method(allow_none=True) or "fork"
+    return method if isinstance(method, str) else str(method.get_start_method())
 
 
 class _Nowhere(io.RawIOBase):
@@ -242,7 +268,10 @@ def _give_back(loader: Any, own: dict[str, Any], own_settings: Any) -> None:
     """Restore the loader's settings to the script's own."""
     del own_settings[loader]
     for name, setting in own.items():
-        loader.__dict__[name] = setting
+        if name == _CONTEXT:
+            loader.multiprocessing_context = setting  # a property
+        else:
+            loader.__dict__[name] = setting
     loader.__dict__["_iterator"] = None
 
 

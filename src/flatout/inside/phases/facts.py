@@ -10,6 +10,7 @@ because a job that ends before its trial is stopped no longer has loaders. Unkno
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -287,7 +288,16 @@ def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
         "loader_prefetch": getattr(busiest, "_prefetch_factor", None) if num_workers else None,
         "loader_pins_memory": bool(busiest._pin_memory),
         "loader_has_persistent_workers": bool(busiest._persistent_workers),
+        "loader_start_method": _start_method(busiest) if num_workers else None,
     }
+
+
+def _start_method(iterator: Any) -> str | None:
+    """Return how the workers of a loader were started: `fork`, `spawn` or `forkserver`."""
+    workers = getattr(iterator, "_workers", ())
+    if not workers:
+        return None
+    return getattr(workers[0], "_start_method", None) or multiprocessing.get_start_method(allow_none=True)
 
 
 def _num_batches(iterator: Any) -> int | None:
