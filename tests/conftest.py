@@ -33,7 +33,7 @@ DURATIONS: dict[str, float] = json.loads(Path(__file__).with_name("durations.jso
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """Return the number of workers for `-n auto`: two more than the cores, because tests that start jobs mostly wait
-    for them. Continuous integration, where no test may fail because the cores are busy, asks for one more (`.ci/run`).
+    for them. What fails because the cores are busy is run again, alone (`Makefile`).
     """
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None

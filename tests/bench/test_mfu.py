@@ -48,10 +48,11 @@ def recording(folder: Path, *, on_gpu: bool) -> Recording:
     """Two ranks on one host, each with steps of 0.1 s and 4e13 FLOP."""
     folder.mkdir()
     (folder / "recording.json").write_text("{}")
+    others = [0] * (len(STEP_COLUMNS) - 13)
     for rank in (0, 1):
         device = {"index": rank, "name": GPU, "memory_bytes": 1, "uuid": None} if on_gpu else None
         lines: list[object] = [header(rank, device=device)]
-        lines += [[n, n * 10**8, 10**8, 0, 0, None, None, 1, None, "", None, 5 + n, 0, *[0] * 8] for n in range(20)]
+        lines += [[n, n * 10**8, 10**8, 0, 0, None, None, 1, None, "", None, 5 + n, 0, *others] for n in range(20)]
         lines.append({"event": "plan", "generation": 0, "settled": 10, "flops_step": 15, "start": 19, "num_steps": 1})
         lines.append({"event": "flops", "flops_by_type": STEP_FLOPS, "problem": None})
         (folder / f"rank{rank}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -65,16 +65,28 @@ def end_marked(is_meant: Callable[[dict[str, str]], bool], *, grace_s: float = _
 
 
 def with_environment(is_meant: Callable[[dict[str, str]], bool]) -> Iterator[psutil.Process]:
-    """Yield the processes of this user with such an environment, except this one.
+    """Yield the processes of this user with such an environment, except this one; it must have a variable of Flatout's.
 
     Root can read the environments of all users, but their processes are not its own.
     """
     user = os.getuid()
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
+        if pid == os.getpid() or not _has_our_variables(pid):
+            continue
         with suppress(psutil.Error, OSError):  # it belongs to another user, or has ended
-            is_own = process.pid != os.getpid() and process.uids().real == user
+            process = psutil.Process(pid)
+            is_own = process.uids().real == user
             if is_own and is_meant(process.environ()) and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
+
+
+def _has_our_variables(pid: int) -> bool:
+    """Whether a process has any of Flatout's variables, which few of a node's processes have."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return b"FLATOUT_" in file.read()
+    except OSError:  # as above
+        return False
 
 
 def main() -> int:
