@@ -67,6 +67,7 @@ WRITTEN = {
         "flatout schedule replay --html",
     ),
     *("flatout schedule kubernetes --out", "flatout compare --out", "flatout init --out"),
+    *("flatout profile --html", "flatout cost jobs --csv", "flatout schedule replay --csv"),
     *("flatout log --wandb", "flatout log --tensorboard"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
     *("flatout tune nccl --out", "flatout tune --serve --out"),

@@ -112,6 +112,10 @@ def jobs(
             "--fail-on-budget", help="Exit with code 1 if a budget is or will be exceeded, or cannot be checked."
         ),
     ] = False,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Write a row for each team and project as CSV.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: AsJson = False,
 ) -> None:
     """Charge GPU time to teams: used, held idle and lost, in GPU-hours, USD, kWh and kg of CO2.
@@ -124,6 +128,8 @@ def jobs(
 
     if fail_on_budget and not budget:
         raise UsageError("`--fail-on-budget` needs a --budget to check", hint="--budget TEAM=USD")
+    if csv is not None:
+        _check_new(csv, force=force)
     options = PriceOptions(
         gpu_type=gpu_type, usd_per_gpu_hour=gpu_price, terms=terms, file=prices, usd_per_kwh=electricity
     )
@@ -140,6 +146,8 @@ def jobs(
             checkpoint_interval_s=checkpoint_interval.seconds if checkpoint_interval is not None else None,
             progress=progress.show,
         )
+    if csv is not None:
+        _write_csv(csv, result, force=force)
     if json:
         print_json("flatout/cost", result)
     else:
@@ -159,6 +167,20 @@ def _next_command(result: Chargeback) -> str:
     if has_option(words, more[0]):  # the option was given, and something is still unknown
         more = ["--json"]
     return shlex.join([*words, *more])
+
+
+def _check_new(path: Path, *, force: bool) -> None:
+    from flatout.report.files import check_new
+
+    check_new(path, force=force)
+
+
+def _write_csv(path: Path, result: Chargeback, *, force: bool) -> None:
+    from flatout.report.csv_rows import csv_text
+    from flatout.report.files import write_new
+
+    write_new(path, csv_text(result.teams), force=force)
+    print(f"wrote {path}", file=sys.stderr)
 
 
 @app.command(cls=Command)

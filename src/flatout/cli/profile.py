@@ -36,11 +36,14 @@ def profile(
         bool,
         typer.Option("--light", help="Record step times, data loading, memory and the machine's state, but no trace."),
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Write the diagnosis as an HTML report.")
+    ] = None,
     fail_on: Annotated[list[str] | None, fail_on_option("profile")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the result as one line of JSON after the job's output.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing recording.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing recording and report.")] = False,
 ) -> None:
     """Run a training command, unchanged, and record what slows it down.
 
@@ -53,11 +56,13 @@ def profile(
     from flatout.report.progress import ProgressLine
 
     conditions = finding_conditions("profile", fail_on or ())
+    if html is not None:
+        _check_html(html, light=light, force=force)
     with ProgressLine("reading traces") as progress:
         result = profile_job(
             command, out=out, steps=steps, warmup=warmup, light=light, force=force, progress=progress.show, say=_say
         )
-    problem = _report(result, light=light, json=json)
+    problem = _report(result, html, light=light, json=json)
     if problem is not None:
         _say(f"the recording is in {result.path}, but {problem}")
     sys.stdout.flush()
@@ -75,16 +80,38 @@ def _met(diagnosis: Diagnosis | None, conditions: Sequence[Condition]) -> list[s
     return met_by_diagnosis(diagnosis, conditions)
 
 
-def _report(result: ProfileResult, *, light: bool, json: bool) -> str | None:
+def _check_html(html: Path, *, light: bool, force: bool) -> None:
+    """Raise UsageError or OutputError before the job, if there can be no report afterwards."""
+    from flatout.errors import UsageError
+    from flatout.report.files import check_new
+
+    if light:
+        raise UsageError("`--html` needs a diagnosis, which `--light` records no trace for")
+    check_new(html, force=force)
+
+
+def _report(result: ProfileResult, html: Path | None, *, light: bool, json: bool) -> str | None:
     """Print what was recorded, and return what could not be read or printed; None if nothing failed."""
     try:
         if result.recording is not None:
             _print(result, light=light, json=json)
+        if html is not None:
+            _write_html(html, result)
     except Exception as error:  # noqa: BLE001 - whatever fails here, the job's own exit code counts
         if isinstance(error, OSError) and error.filename is None:
             return f"standard output failed: {error.strerror or error}"
         return f"reading it failed: {error}"
     return None if result.error is None else f"reading it failed: {result.error}"
+
+
+def _write_html(html: Path, result: ProfileResult) -> None:
+    from flatout.report.files import write_new
+
+    if result.diagnosis is None:
+        _say(f"{html} was not written: the recording has no diagnosis")
+        return
+    write_new(html, result.diagnosis.to_html(typed_command()), force=True)
+    _say(f"wrote the report: {html}")
 
 
 def _print(result: ProfileResult, *, light: bool, json: bool) -> None:

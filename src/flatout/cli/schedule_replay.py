@@ -65,6 +65,9 @@ def replay(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", readable=False, help="Write a self-contained HTML report.")
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Write a row for each policy as CSV.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -82,8 +85,9 @@ def replay(
 
     if jobs is None:
         raise UsageError("a replay needs a job history", hint=_EXAMPLE)
-    if html is not None:
-        check_new(html, force=force)
+    for target in (html, csv):
+        if target is not None:
+            check_new(target, force=force)
     names = policy or ["fifo"]
     with ProgressLine("replaying") as progress:
         result = replay_jobs(
@@ -100,6 +104,8 @@ def replay(
             starved_after_s=starved_after.seconds,
             progress=lambda done, total: progress.show(max(1, done), total),
         )
+    if csv is not None:
+        _write_csv(csv, result, force=force)
     _report(result, names, html, force=force, json=json)
 
 
@@ -117,6 +123,14 @@ def _report(result: ReplayResult, names: list[str], html: Path | None, *, force:
     from flatout.report.replay_text import replay_text
 
     print(replay_text(result, style=text_style(), next_command=next_command))
+
+
+def _write_csv(path: Path, result: ReplayResult, *, force: bool) -> None:
+    from flatout.report.csv_rows import csv_text
+    from flatout.report.files import write_new
+
+    write_new(path, csv_text(result.policies), force=force)
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def _next_command(names: list[str]) -> str:
