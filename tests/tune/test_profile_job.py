@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from tests.tune.simulated import WORKERS, SimulatedRunner, tuned
 
+from flatout.errors import FlatoutError
 from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule
+from flatout.records.tuning import TuningEnd
 from flatout.tune.profiled import Profiled
 
 
@@ -81,3 +83,26 @@ def test_of_few_trials_none_is_spent_on_the_profile(max_trials: int, is_counted:
     runner = Counting({})
     tuned(runner, max_trials=max_trials, max_rounds=1)
     assert (runner.rules[0] is not None) == is_counted
+
+
+class EndedByTheBudget(SimulatedRunner):
+    """A job that is still being traced when the budget ends."""
+
+    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+        self.now_s = 1e6
+        raise FlatoutError("the job could not be traced: the command was ended by signal 15")
+
+
+def test_a_budget_that_ends_during_the_profile_ends_the_tuning_and_is_no_error() -> None:
+    result = tuned(EndedByTheBudget({WORKERS: 1.4}), budget_s=600.0)
+    assert result.end == TuningEnd(ended_by="time_budget", limit=600.0, interrupts="profile")
+    assert result.num_trials >= 2 and not result.tuning.changes.changes
+
+
+def test_a_profile_that_fails_within_the_budget_is_an_error() -> None:
+    class Failing(SimulatedRunner):
+        def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+            raise FlatoutError("the job could not be traced")
+
+    with pytest.raises(FlatoutError, match="could not be traced"):
+        tuned(Failing({WORKERS: 1.4}), budget_s=1e6)

@@ -21,7 +21,7 @@ TriedOutcome = Literal[
 # Reasons for the end of a tuning run: one of its two budgets, the maximum number of rounds, no candidate worth a trial,
 # a failed profile of the applied changes, or the user with Ctrl-C.
 EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled", "interrupted"]
-TuningStage = Literal["noise_floor", "confirmation"]
+TuningStage = Literal["noise_floor", "confirmation", "profile"]
 
 
 # How the files that trials write are kept apart from the user's: by the kernel, which overlays folders for the trial's

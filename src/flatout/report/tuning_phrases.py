@@ -52,6 +52,7 @@ MIN_LEFT = 0.1  # share of the time budget that is worth mentioning if no trial 
 _INTERRUPTED: Mapping[TuningStage, str] = {
     "noise_floor": ", before the job had made enough steps",
     "confirmation": ", while a change was being confirmed",
+    "profile": ", while the job was being traced",
 }
 
 

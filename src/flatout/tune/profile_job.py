@@ -11,7 +11,7 @@ import msgspec
 from flatout.errors import FlatoutError, InvalidTrialError
 from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.tuning import TuningEnd
-from flatout.tune.budget import num_floor_trials, used_up
+from flatout.tune.budget import num_floor_trials, time_is_up, used_up
 from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Setup, StoppedError
 from flatout.tune.trials import next_length
@@ -21,7 +21,7 @@ from flatout.verdict.cost import TIMES
 def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
     """Profile the job with the applied changes, unless that is done.
 
-    If it fails after a change was adopted, raises StoppedError: the change stands.
+    Raises StoppedError if the budget ends first, or if it fails after a change was adopted: the change stands.
     """
     applied = progress.applied.changes
     known = progress.profiles.get(applied.name)
@@ -35,6 +35,8 @@ def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
     except InvalidTrialError:
         raise
     except FlatoutError as error:
+        if setup.runner.spent_s() >= setup.options.budget_s:  # which ended the command
+            raise StoppedError(progress, time_is_up(setup, interrupts="profile")) from error
         if not progress.applied:
             raise
         note = f"the job with the applied changes could not be profiled again: {error}"
