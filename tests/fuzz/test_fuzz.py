@@ -35,6 +35,7 @@ OPENING = {"open_file", "open_csv", "read_bytes", "read_text", "read_lines", "re
 
 # Modules that open files through `input_files`, and that no sample reaches; each with why that is right.
 NOT_OF_A_USER = {
+    "serving.model_repository": "adds lines to the text of a file in Triton's repository, and parses none",
     "catalog.prices": "reads the prices that the package ships; a user's are read by `input_records`",
     "emit.write": "compares an emitted file with the one that it would replace",
     "watch.exporter.ledger_tail": "follows the ledger of the run that it belongs to, line by line as `ledger` does",

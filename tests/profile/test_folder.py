@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from flatout.errors import InputError, OutputError
+from flatout.inside.protocol import STEP_COLUMNS
 from flatout.profile import read_recording
 from flatout.profile.folder import default_path, open_folder, shared_run_id
 from flatout.profile.problems import problems
 from flatout.records.recording import HostRecording
 
+UNUSED = [0] * (len(STEP_COLUMNS) - 13)  # the columns that a row leaves out after `num_alloc_retries`
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
 
 
@@ -172,7 +174,6 @@ def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
 
 
 def header(rank: int, **more: object) -> dict[str, object]:
-    from flatout.inside.protocol import STEP_COLUMNS
     from flatout.inside.recording.step_file import SCHEMA
 
     return {
@@ -194,7 +195,7 @@ def header(rank: int, **more: object) -> dict[str, object]:
 def test_a_rank_file_that_was_cut_short_is_read(tmp_path: Path) -> None:
     (tmp_path / "recording.json").write_text("{}")
     rows = [
-        [step, step * 10, 10, 2, 1, 4, None, 1, None, "", loss, None, None, *[0] * 8]
+        [step, step * 10, 10, 2, 1, 4, None, 1, None, "", loss, None, None, *UNUSED]
         for step, loss in ((0, 1.5), (1, "nan"))
     ]
     lines = [json.dumps(line) for line in (header(0), *rows)]
@@ -217,7 +218,7 @@ def test_the_spread_of_untraced_steps_is_known_and_an_outlier_plays_no_part_in_i
     times[350] = 9.0  # a checkpoint, say
     lines: list[object] = [header(0)]
     lines += [
-        [n, n * 10**8, int(s * 1e9), 0, 0, None, None, 1, None, "", None, None, None, *[0] * 8]
+        [n, n * 10**8, int(s * 1e9), 0, 0, None, None, 1, None, "", None, None, None, *UNUSED]
         for n, s in enumerate(times)
     ]
     plan = {"event": "plan", "generation": 0, "settled": 10, "flops_step": 400, "start": None, "num_steps": 1}
@@ -235,7 +236,7 @@ def test_an_mfu_needs_the_gpu_to_be_in_the_catalogue(tmp_path: Path) -> None:
     for rank, name in ((0, "NVIDIA H100 80GB HBM3"), (1, "NVIDIA H100 80GB HBM3")):
         device = {"index": 0, "name": name, "memory_bytes": 1, "uuid": None}
         lines: list[object] = [header(rank, device=device)]
-        lines += [[n, n * 10**8, 10**8, 0, 0, None, None, 1, None, "", None, 5 + n, 0, *[0] * 8] for n in range(20)]
+        lines += [[n, n * 10**8, 10**8, 0, 0, None, None, 1, None, "", None, 5 + n, 0, *UNUSED] for n in range(20)]
         lines.append({"event": "plan", "generation": 0, "settled": 10, "flops_step": 15, "start": 19, "num_steps": 1})
         lines.append({"event": "flops", "flops_by_type": {"bf16": 989.4e12 * 0.1 * 0.4}, "problem": None})
         (tmp_path / f"rank{rank}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -279,7 +280,7 @@ def test_why_nothing_was_loaded(command: tuple[str, ...], reason: str) -> None:
 def test_host_use_is_of_the_settled_steps(tmp_path: Path) -> None:
     (tmp_path / "recording.json").write_text("{}")
     lines: list[object] = [header(0)]
-    lines += [[n, n * 10**9, 10**9, 0, 0, None, None, 1, None, "", None, None, None, *[0] * 8] for n in range(20)]
+    lines += [[n, n * 10**9, 10**9, 0, 0, None, None, 1, None, "", None, None, None, *UNUSED] for n in range(20)]
     lines.append({"event": "plan", "generation": 0, "settled": 10, "flops_step": 15, "start": None, "num_steps": 1})
     (tmp_path / "rank0.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     samples: list[object] = [
