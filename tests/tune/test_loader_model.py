@@ -57,6 +57,17 @@ def test_where_workers_are_not_the_fix_one_trial_still_compares_the_model_with_t
     assert note is not None and "decode-bound" in note and "limited by its cores" in note
 
 
+@pytest.mark.parametrize(("steady_wait_s", "is_said"), [(0.0009, True), (0.0007, False)])
+def test_where_the_training_waits_for_loaders_to_start_no_word_is_said_of_workers(
+    steady_wait_s: float, is_said: bool
+) -> None:
+    decoding: dict[str, Any] = {"num_workers": 8, "cores_allowed": 2, "step_s": 0.016, "loader_wait_s": 0.014}
+    starts = {"aside_s": 0.014 - steady_wait_s, "steady_wait_s": steady_wait_s}
+    profile = a_profile(a_stage("decode", cpu_s=0.004), **decoding, **starts)
+    modelled = facts(loader_workers=8, loader_best_gain=1.0, loader_limit="cores")
+    assert (note_on_workers(modelled, profile) is not None) is is_said
+
+
 def test_there_is_no_note_where_workers_help_or_the_batches_arrive_in_time() -> None:
     profile = a_profile()
     assert note_on_workers(with_loader_model(facts(), profile), profile) is None

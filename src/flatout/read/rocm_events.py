@@ -7,6 +7,7 @@ the machine: the clocks of several hosts are aligned where they share collective
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -61,14 +62,7 @@ def parts_of(trace: RocmTrace, process: str | None = None) -> tuple[RankPart, ..
 def rocm_table(trace: RocmTrace, source: TraceSource, file_format: TraceFormat) -> EventTable:
     """Return the table of a trace, or of the GPU that the source's part names."""
     device = source.part.device if source.part is not None else None
-    events = [event for event in trace.events if device is None or event.device in (device, NULL)]
-    if device is not None:  # of the calls, those of this GPU: a launch of another one would count as lost
-        launched = {event.correlation for event in events if event.device == device}
-        events = [
-            event
-            for event in events
-            if event.kind != Kind.RUNTIME or event.correlation in launched or not _launches(event)
-        ]
+    events = trace.events if device is None else _events_of(trace.events, device)
     names: Codes[str] = Codes()
     threads: Codes[tuple[str, str]] = Codes()
     shown = _names(events)
@@ -97,7 +91,19 @@ def rocm_table(trace: RocmTrace, source: TraceSource, file_format: TraceFormat) 
     )
 
 
-def _names(events: list[RocmEvent]) -> list[str]:
+def _events_of(events: Sequence[RocmEvent], device: int) -> list[RocmEvent]:
+    """Return the events of one GPU and its host's; of the calls, those of this GPU: others would count as lost."""
+    of_host_or_device = [event for event in events if event.device in (device, NULL)]
+    launched = {event.correlation for event in of_host_or_device if event.device == device}
+
+    def belongs(event: RocmEvent) -> bool:
+        is_launch = event.kind == Kind.RUNTIME and _launches(event)
+        return not is_launch or event.correlation in launched
+
+    return [event for event in of_host_or_device if belongs(event)]
+
+
+def _names(events: Sequence[RocmEvent]) -> list[str]:
     """Return the name of each event in the table; ranges of steps and loaders get the names that `attribute` knows."""
     shown = []
     for event in events:

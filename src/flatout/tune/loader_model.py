@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from flatout.change.dataloader import MAX_WORKERS
-from flatout.loading.causes import MIN_GAIN
+from flatout.loading.causes import MIN_GAIN, MIN_WAIT
 from flatout.loading.speed import best_workers, predicted_speed
 from flatout.records.change import JobFacts
 from flatout.records.loading import LoadingProfile, RankLoading
@@ -43,12 +43,22 @@ def note_on_workers(facts: JobFacts, profile: LoadingProfile) -> str | None:
     gain, cause = facts.loader_best_gain, next(iter(profile.causes), None)
     if not profile.is_waiting or gain is None or gain >= MIN_GAIN or cause is None:
         return None
+    loading = _slowest(profile)
+    if loading is not None and _waits_for_starts_only(loading):
+        return None
     wait = percent(cause.share_of_step)
     return (
         f"the training waits for its batches {wait} of the step ({cause.name.value}), and no other number "
         f"of workers is predicted to make it faster by {percent(MIN_GAIN - 1)}: the loader is limited by its "
         f"{facts.loader_limit}"
     )
+
+
+def _waits_for_starts_only(loading: RankLoading) -> bool:
+    """Whether the regular steps get their batches in time: only starts of loaders are waited for."""
+    if not loading.step_s or loading.steady_wait_s is None:
+        return False
+    return loading.steady_wait_s < MIN_WAIT * loading.step_s
 
 
 def _slowest(profile: LoadingProfile) -> RankLoading | None:

@@ -34,6 +34,7 @@ from flatout.diagnose.finding import MIN_SHARE_OF_STEP, cost_words, finding
 from flatout.diagnose.host_evidence import busy_cores
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Finding, Part
+from flatout.records.timeline import CallFacts
 from flatout.units import percent, seconds
 
 CODE = "F28"
@@ -62,12 +63,9 @@ def free_cores(facts: JobFacts) -> float | None:
 
 def _of_operators(context: DiagnosisContext) -> list[Finding]:
     facts, free = context.job_facts, free_cores(context.job_facts)
-    calls = [context.facts(timeline.rank).calls for timeline in context.ranks]
     threads = facts.threads_per_rank
-    if context.has_gpu or threads is None or threads < 2 or free is None or not calls:
-        return []
-    known = [each for each in calls if each is not None and each.num_operators]
-    if len(known) < len(calls):
+    known = _calls_of_all_ranks(context)
+    if context.has_gpu or threads is None or threads < 2 or free is None or not known:
         return []
     excess_s = float(np.mean([context.per_step(each.repeats_excess_s) for each in known]))
     spent_s = float(np.mean([context.per_step(each.operators_s) for each in known]))
@@ -78,9 +76,9 @@ def _of_operators(context: DiagnosisContext) -> list[Finding]:
     if not lacks_cores and not are_short:
         return []
     cost = context.claim(Part.COMPUTE, excess_s)
-    why = f"{all_threads} compute threads have {_cores(free)} to run on"
-    if not lacks_cores:
-        why = f"operators of {seconds(operator_s)} are too short for {threads} threads each"
+    too_short = f"operators of {seconds(operator_s)} are too short for {threads} threads each"
+    too_many = f"{all_threads} compute threads have {_cores(free)} to run on"
+    why = too_many if lacks_cores else too_short
     return finding(
         context,
         code=CODE,
@@ -99,6 +97,13 @@ def _of_operators(context: DiagnosisContext) -> list[Finding]:
         safety="exact",
         confidence="medium",
     )
+
+
+def _calls_of_all_ranks(context: DiagnosisContext) -> list[CallFacts]:
+    """Return what the calls of each rank took; nothing if it is unknown of one, or a rank has no operators."""
+    calls = [context.facts(timeline.rank).calls for timeline in context.ranks]
+    known = [each for each in calls if each is not None and each.num_operators]
+    return known if len(known) == len(calls) else []
 
 
 def _of_sessions(context: DiagnosisContext) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -56,13 +56,8 @@ class RunStatus:
         ranks = sorted((*own, *others), key=lambda rank: rank.rank or 0)
         world_size = samples[0].world_size if samples else None
         totals = self._ledger.totals()
-        step_times = [rank.step_s for rank in ranks if rank.step_s is not None and rank.state == "running"]
         throughput = _throughput(samples)
         mfu = mfu_of([sample.block_median_s for sample in samples], world_size, self._peak_time)
-        notes = [reason for reason, is_missing in _NOT_SHOWN.items() if is_missing(throughput, mfu)]
-        if len(ranks) > 1 and all(rank.late_s is None for rank in ranks):
-            notes.append(_NO_EXCHANGE)
-        seen = {rank.rank for rank in ranks}
         return WatchStatus(
             name=job.name,
             program=job.program,
@@ -70,8 +65,8 @@ class RunStatus:
             attempt=_number_of(self.heartbeats.latest_attempt()),
             world_size=world_size,
             ranks=tuple(ranks),
-            missing_ranks=tuple(rank for rank in range(world_size or 0) if rank not in seen),
-            step_s=median(step_times) if step_times else None,
+            missing_ranks=_missing_ranks(ranks, world_size),
+            step_s=_median_step_s(ranks),
             goodput=totals.goodput,
             devices=totals.num_devices,
             tokens_per_s=throughput.tokens_per_s,
@@ -79,7 +74,7 @@ class RunStatus:
             mfu=mfu,
             promised=self._promised,
             findings=tuple(self._with_money(finding) for finding in self._diagnosis.findings),
-            notes=tuple(notes),
+            notes=_notes(ranks, throughput, mfu),
         )
 
     def _read_other_cores(self) -> float | None:
@@ -120,6 +115,25 @@ _NOT_SHOWN: dict[str, Callable[[_Throughput, float | None], bool]] = {
         lambda _, mfu: mfu is None
     ),
 }
+
+
+def _missing_ranks(ranks: Sequence[RankStatus], world_size: int | None) -> tuple[int, ...]:
+    seen = {rank.rank for rank in ranks}
+    return tuple(rank for rank in range(world_size or 0) if rank not in seen)
+
+
+def _median_step_s(ranks: Sequence[RankStatus]) -> float | None:
+    """Return the median step of the ranks that run; None if none of them is known."""
+    step_times = [rank.step_s for rank in ranks if rank.step_s is not None and rank.state == "running"]
+    return median(step_times) if step_times else None
+
+
+def _notes(ranks: Sequence[RankStatus], throughput: _Throughput, mfu: float | None) -> tuple[str, ...]:
+    """Say why numbers are not shown."""
+    notes = [reason for reason, is_missing in _NOT_SHOWN.items() if is_missing(throughput, mfu)]
+    if len(ranks) > 1 and all(rank.late_s is None for rank in ranks):
+        notes.append(_NO_EXCHANGE)
+    return tuple(notes)
 
 
 def _own_ranks(samples: list[HeartbeatSample], gpus: Mapping[str, GpuStatus]) -> list[RankStatus]:
