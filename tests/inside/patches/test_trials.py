@@ -78,7 +78,7 @@ def test_all_ranks_of_a_trial_stop_when_enough_steps_are_counted(tmp_path: Path)
 
 
 def test_a_time_limit_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
-    limits = {"FLATOUT_STOP_AFTER_S": "0.5", "FLATOUT_LIGHT": "1"}
+    limits = {"FLATOUT_STOP_AFTER_S": "1", "FLATOUT_LIGHT": "1"}
     done = run(tmp_path / "recording", "long", "ranks", ranks=2, is_recorded=True, **limits)
     assert done.code == 0, done.errors
     stops = _events(done, "stop")

@@ -201,7 +201,7 @@ def non_blocking(situation: Situation, change: Change) -> Scenarios | str:
     )
 
 
-def persistent(situation: Situation, change: Change) -> str:
+def epoch_starts(situation: Situation, change: Change) -> str:
     del situation, change
     return "a recording of a few steps does not contain the start of an epoch"
 
@@ -211,5 +211,6 @@ MODELS = {
     "dataloader-prefetch": prefetch,
     "dataloader-pin-memory": pin_memory,
     "non-blocking-copies": non_blocking,
-    "dataloader-persistent-workers": persistent,
+    "dataloader-persistent-workers": epoch_starts,
+    "dataloader-fork-server": epoch_starts,
 }
