@@ -116,6 +116,13 @@ def test_the_mean_of_the_last_steps_leaves_out_a_boundary() -> None:
     assert detector.mean_s == pytest.approx((4 * 0.5 + 5 * 0.1) / 9)
 
 
+def test_steps_in_bursts_are_compared_by_whole_bursts() -> None:
+    detector = WarmupDetector()
+    for step_s in [0.02, 0.2] * 6:
+        detector.add(step_s)
+    assert detector.num_stable == 4
+
+
 def identity(world_size: int = 2, rank: int = 0, num_nodes: int | None = 1) -> Identity:
     return Identity(rank=rank, world_size=world_size, local_rank=None, backend=None, num_nodes=num_nodes)
 

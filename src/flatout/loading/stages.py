@@ -264,9 +264,8 @@ def _steps(recorded: RankRecording | None) -> _Steps:
     loader_start_s = _known(steps.loader_start_s, counts)
     aside_s = loader_start_s + _known(steps.evaluation_s, counts)
     wait_s = steps.loader_s[counts]
-    steady_wait_s = np.clip(
-        wait_s - loader_start_s, 0.0, None
-    )  # a loader's start includes the wait for its first batch
+    # A loader's start includes the wait for its first batch.
+    steady_wait_s = np.clip(wait_s - loader_start_s, 0.0, None)
     return _Steps(
         step_s=float(steps.duration_s[counts].mean()),
         wait_s=float(wait_s.mean()),

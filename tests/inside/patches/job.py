@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import multiprocessing.forkserver
 import os
 import resource
 import shutil
@@ -139,6 +140,7 @@ def load(kind: str, method: str = "") -> None:
     tell("kept", pids[0] == pids[1])
     context = loader.multiprocessing_context
     tell("method", "default" if context is None else context.get_start_method())
+    tell("preloaded", *multiprocessing.forkserver._forkserver._preload_modules)  # in the server, before any worker
 
 
 def images() -> None:

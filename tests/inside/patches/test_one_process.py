@@ -168,6 +168,7 @@ def test_workers_that_are_spawned_are_forked_from_a_server(tmp_path: Path, metho
     done = run(tmp_path / "b", "load", "map", method, patches=[("dataloader", wanted)])
     assert (done.code, done.losses) == (0, plain.losses), done.errors
     assert (done.said("method"), done.said("workers")) == (used, "1")
+    assert ("torch" in done.said("preloaded").split()) is (method == "spawn"), "else each worker imports it"
     note = "the workers of a loader are not spawned, so they start as before"
     assert (note in done.reports["dataloader", 0]["notes"]) is (method == "")
 
