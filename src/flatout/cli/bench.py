@@ -105,9 +105,11 @@ class _Bar:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+            from flatout.report.streams import bar_stream
+
             label = TextColumn("{task.description:28}")
             self._progress = Progress(
-                label, BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+                label, BarColumn(), TimeElapsedColumn(), console=Console(file=bar_stream()), transient=True
             )
             self._progress.start()
             self._task = self._progress.add_task("starting", total=None)

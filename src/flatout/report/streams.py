@@ -2,8 +2,8 @@ r"""The one place where text leaves to a terminal: control and bidirectional cha
 
 In: whatever Flatout prints on standard output and standard error: reports, errors, hints, notes, help. Out: the same,
 in which a character that could move the cursor, change a setting or reorder the line stands as its escape (`\x1b`,
-`\u202e`). Only the bold and dim text of Flatout's own reports is let through, and the line of `ProgressLine`. The
-output of the user's job never comes here: the job writes to the terminal itself, untouched.
+`\u202e`). Only the bold and dim text of Flatout's own reports is let through, the line of `ProgressLine`, and the bar
+of `flatout bench`. The output of the user's job never comes here: the job writes to the terminal itself, untouched.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ def draw_line(text: str) -> None:
     """Replace the current line of standard error with `text`, for a line of progress that is drawn again and again."""
     stream = sys.stderr if isinstance(sys.stderr, CleanStream) else CleanStream(sys.stderr)
     stream.draw(text)
+
+
+def bar_stream() -> TextIO:
+    """Return standard error itself, for a progress bar that moves the cursor; what it writes must be Flatout's own."""
+    return sys.stderr._stream if isinstance(sys.stderr, CleanStream) else sys.stderr
 
 
 def standard_output() -> CleanStream:
