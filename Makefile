@@ -24,7 +24,7 @@ KEEP_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 ALONE = { code=$$?; [ $$code -eq 1 ] || exit $$code; \
 	echo "Tests failed beside others. They are run again, each alone:"; \
 	PYTEST_ADDOPTS= $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none --junitxml=build/junit-alone.xml; }
-DEMO_JOB := $(BIN)/torchrun --standalone --nproc-per-node 2 examples/jobs/train_slow.py
+DEMO_JOB := $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 examples/jobs/train_slow.py
 
 demo: $(VENV)/torch.stamp
 	@mkdir -p build

@@ -92,41 +92,16 @@ class _WaitForJax(_WaitForTorch):
             _note(self.recording, _protocol.ProcessEvent.FAILED)
 
 
-class _WaitForSessions:
-    """A finder that imports torch after onnxruntime, if it is installed: the recorder needs it to work at all."""
+class _WaitForSessions(_WaitForTorch):
+    """The same for `onnxruntime`: it imports torch after it, if that is installed. The recorder needs it to work."""
 
-    def __init__(self) -> None:
-        self.is_looking = False
+    module_name = "onnxruntime"
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        if name != "onnxruntime" or self.is_looking:
-            return None
-        self.is_looking = True
+    def start(self, module: object) -> None:
         try:
-            from importlib.util import find_spec
-
-            spec = find_spec(name)
-            if spec is not None and spec.loader is not None:
-                self.import_after(spec.loader)
-            return spec
-        finally:
-            self.is_looking = False
-
-    def import_after(self, loader: object) -> None:
-        run_module = loader.exec_module  # type: ignore[attr-defined]
-
-        def exec_module(module: object) -> None:
-            finders: list[object] = sys.meta_path  # type: ignore[assignment]
-            if self in finders:
-                finders.remove(self)
-            del loader.exec_module  # type: ignore[attr-defined]
-            run_module(module)
-            try:
-                import torch  # noqa: F401
-            except Exception:  # noqa: BLE001 - the script itself does not need it
-                return
-
-        loader.exec_module = exec_module  # type: ignore[attr-defined]
+            import torch  # noqa: F401
+        except Exception:  # noqa: BLE001 - the script itself does not need it
+            return
 
 
 def _start_quietly(recording: str) -> None:
@@ -228,7 +203,7 @@ if _is_asked():
     if sys.implementation.name == "cpython":
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
         if _recording or os.environ.get(_protocol.Variable.PATCHES):  # a heartbeat alone is not worth importing torch
-            sys.meta_path.insert(0, _WaitForSessions())  # type: ignore[arg-type]
+            sys.meta_path.insert(0, _WaitForSessions(_recording))  # type: ignore[arg-type]
         if _recording:
             sys.meta_path.insert(0, _WaitForJax(_recording))  # type: ignore[arg-type]
         if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
