@@ -46,6 +46,8 @@ def counts_of(data: bytes) -> dict[str, dict[str, list[int]]]:
         lines = found.setdefault(plane.name, {})
         for line in plane.lines:
             durations = [event.duration_ns for event in line.events]
+            if not durations:
+                continue
             before = lines.setdefault(line.name, [0, 0])
             lines[line.name] = [before[0] + len(durations), before[1] + round(sum(durations))]
     return found

@@ -16,7 +16,7 @@ from tests.read.profiles import BASE_NS, MS, cpu_plane, gpu_planes, plane, xspac
 from flatout.attribute.rank import attribute_rank
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import InputError
-from flatout.read import SeveralRanksError, read_trace, wire
+from flatout.read import SeveralRanksError, TraceSource, read_trace, wire
 from flatout.read.xspace import read_xspace
 from flatout.records.diagnosis import Diagnosis, Part
 from flatout.records.events import EventTable, Kind, TraceFormat
@@ -147,6 +147,86 @@ def test_work_on_a_cpu_counts_before_a_loader_that_runs_beside_it(tmp_path: Path
     beside = plane("/host:CPU", {"python": [("$loader.py:3 __next__", 12 * MS, 15 * MS, {})]})
     table = read_trace(profiles.write(tmp_path, xspace(cpu_plane(0), beside)))
     assert parts_in_ms(table)["COMPUTE"] == 48  # the loader takes 1 ms at most, after the second product
+
+
+HOST_COPY = (
+    "%copy-done.2 = f32[4,1024]{1,0} copy-done((f32[4,1024]{1,0}, f32[4,1024]{1,0:S(5)}, u32[]{:S(2)}) %copy-start.2)"
+)
+
+
+def tpu_plane(*, has_asynchronous: bool) -> bytes:
+    """Return 4 runs of a program on a TPU: 10 ms computing, 20 waiting for a copy, 10 for an all-reduce of 30."""
+    operators: list[profiles.Event] = []
+    asynchronous: list[profiles.Event] = []
+    programs: list[profiles.Event] = []
+    for run in range(4):
+        at = (50 + run * 40) * MS
+        programs.append(("jit_f(123)", at, 40 * MS, {}))
+        operators += [
+            ("%all-reduce-start.1", at, 0, {}),
+            ("%fusion.3", at, 10 * MS, {}),
+            ("%fusion.9", at + 2 * MS, 0, {}),  # its end was lost: the work around it lasts all the same
+            (HOST_COPY, at + 10 * MS, 20 * MS, {}),
+            ("%all-reduce-done.1", at + 30 * MS, 10 * MS, {}),
+        ]
+        asynchronous.append(("%all-reduce-start.1", at + 10 * MS, 30 * MS, {}))
+    lines = {"XLA Modules": programs, "XLA Ops": operators}
+    return plane("/device:TPU:0", lines | ({"Async XLA Ops": asynchronous} if has_asynchronous else {}))
+
+
+def calls_ahead(*numbers: int) -> bytes:
+    """Return a host that makes all its calls before the device begins."""
+    return plane("/host:CPU", {"main": [("train", number * MS, MS, {"step_num": number}) for number in numbers]})
+
+
+@pytest.mark.parametrize("has_asynchronous", [True, False])
+def test_copies_and_collectives_that_a_tpu_waits_for_are_not_compute(tmp_path: Path, has_asynchronous: bool) -> None:
+    table = read_trace(profiles.write(tmp_path, xspace(tpu_plane(has_asynchronous=has_asynchronous))))
+    assert any("runs of jit_f on the device count as the steps" in note.effect for note in table.quality)
+    # Communication hides the copy where the line of asynchronous operators shows that it ran meanwhile.
+    hidden = 20 if has_asynchronous else 0
+    expected = {"COMPUTE": 40, "COMMUNICATION_UNSPLIT": 40 + 4 * hidden, "MEMORY_COPY": 80 - 4 * hidden}
+    assert parts_in_ms(table) == {part: time for part, time in expected.items() if time}
+    copies = table.kind == Kind.MEMCPY
+    assert {table.names[code] for code in table.name[copies]} == {"Memcpy HtoD"}
+    assert set(table.num_bytes[copies].tolist()) == {4 * 1024 * 4}
+
+
+@pytest.mark.parametrize(("marked", "steps"), [((7, 8, 9, 10), [7, 8, 9, 10]), ((3, 4), [3, 4]), ((), [0, 1, 2, 3])])
+def test_steps_of_a_tpu_are_runs_of_its_program_with_the_numbers_of_the_script(
+    tmp_path: Path, marked: tuple[int, ...], steps: list[int]
+) -> None:
+    data = xspace(tpu_plane(has_asynchronous=True), calls_ahead(*marked))
+    timeline = attribute_rank(read_trace(profiles.write(tmp_path, data)))
+    assert [step.number for step in timeline.steps] == steps
+    assert [(step.end_ns - step.start_ns) // MS for step in timeline.steps] == [160 // len(steps)] * len(steps)
+
+
+def published(path: Path) -> tuple[list[int | None], EventTable]:
+    """Return the devices of a published profile that are ranks, and the events of the first one."""
+    source = TraceSource(path=str(path), name=path.name, size_bytes=path.stat().st_size)
+    with pytest.raises(SeveralRanksError) as error:
+        read_trace(source)
+    return [part.device for part in error.value.parts], read_trace(source.split(error.value.parts)[0])
+
+
+def test_the_wait_for_copies_of_a_real_tpu_is_that_of_its_operators(shared_data: Path) -> None:
+    devices, table = published(shared_data / "frameworks" / "xprof_tpu_v6e.xplane.pb")
+    assert devices == [0, 1, 2, 3]
+    assert len(attribute_rank(table).steps) == 100
+    # By jax.profiler.ProfileData: `copy-done` takes 76.048 of the 78.415 s of the 100 runs of the program.
+    assert parts_in_ms(table)["MEMORY_COPY"] == pytest.approx(76_048, rel=2e-3)
+
+
+def test_gpus_to_which_tensorflow_only_copies_are_no_ranks(shared_data: Path) -> None:
+    devices, table = published(shared_data / "frameworks" / "tf_gpu_multi_worker.xplane.pb")
+    assert devices == [4, 6]
+    (step,) = attribute_rank(table).steps
+    compute = table.kind == Kind.KERNEL
+    # By jax.profiler.ProfileData: a step of 19.865 ms, with kernels of 14.825 ms.
+    assert (step.end_ns - step.start_ns) / MS == pytest.approx(19.865, abs=0.1)
+    assert table.duration_ns[compute].sum() / MS == pytest.approx(14.825, abs=0.001)
+    assert any("only copied do not count as ranks: [1]" in note.problem for note in table.quality)
 
 
 def test_without_marks_the_calls_of_the_jitted_function_are_the_steps_and_that_is_said(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     process: str | None = None  # None: all processes and devices whose name contains the rank
     device: int | None = None  # of a process with several; None: the file has no such processes
     by: str | None = None  # what distinguishes the ranks of the file, if it is neither of these
+    left_out: str | None = None  # what the file has apart from the ranks, said with one of them
 
     @property
     def name(self) -> str:

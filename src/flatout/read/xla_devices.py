@@ -6,11 +6,12 @@ In: a profile, or the name of a plane. Out: numbers of devices, and a `RankPart`
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from flatout.read.processes import RankPart
-from flatout.read.xla_lines import XlaProfile
+from flatout.read.xla_lines import XlaLine, XlaProfile
 from flatout.records.events import NULL
 
 _DEVICE = re.compile(r"^/device:(?:GPU|TPU):(\d{1,9})$")
@@ -18,6 +19,7 @@ _DEVICE = re.compile(r"^/device:(?:GPU|TPU):(\d{1,9})$")
 # kMaxCpuDevicesPerProcess.
 DEVICES_PER_CPU_PROCESS = 2048
 _MOST_PROCESSES = 1 << 20
+_COPIES = ("Memcpy", "Memset")
 
 
 def device_number(plane: str) -> int | None:
@@ -26,18 +28,36 @@ def device_number(plane: str) -> int | None:
     return int(match[1]) if match is not None else None
 
 
+def is_of_tpu(line: XlaLine) -> bool:
+    return line.plane.startswith("/device:TPU:")
+
+
 def parts_of(profile: XlaProfile) -> tuple[RankPart, ...]:
-    """Return the devices of a profile that worked, if they are several: each is a rank."""
+    """Return the devices of a profile that computed, if they are several or others only copied: each is a rank."""
     numbers = {number for line in profile.lines if (number := device_number(line.plane)) is not None}
-    if numbers:
-        worked = sorted(numbers)
-    else:
-        worked = sorted(cpu_devices(profile))
-    if len(worked) < 2:
+    computed = {number for number in numbers if _computes(profile, number)}
+    worked = sorted(computed or numbers or cpu_devices(profile))
+    if len(worked) < 2 and len(worked) == len(numbers or worked):
         return ()
     num_local = len(worked)
     ranks = [None if numbers else cpu_rank(number, num_local) for number in worked]
-    return tuple(RankPart(rank=rank, device=number) for rank, number in zip(ranks, worked, strict=True))
+    only_copied = sorted(numbers - set(worked))
+    left_out = f"devices that only copied do not count as ranks: {only_copied}" if only_copied else None
+    notes = [left_out, *[None] * (num_local - 1)]
+    return tuple(
+        RankPart(rank=rank, device=number, left_out=note)
+        for rank, number, note in zip(ranks, worked, notes, strict=True)
+    )
+
+
+def _computes(profile: XlaProfile, number: int) -> bool:
+    """Whether a device has other events than copies: TensorFlow copies to all GPUs that it sees."""
+    lines = (line for line in profile.lines if device_number(line.plane) == number)
+    return any(not _only_copies(line, profile.names) for line in lines)
+
+
+def _only_copies(line: XlaLine, names: Sequence[str]) -> bool:
+    return all(names[code].startswith(_COPIES) for code in np.unique(line.event_name).tolist())
 
 
 def cpu_devices(profile: XlaProfile) -> set[int]:

@@ -1,8 +1,9 @@
 """Find the steps in an XLA profile, and the host's main thread.
 
 In: the lines of a profile. Out: `Marks`. The steps are those that the script marked with `StepTraceAnnotation`, else
-those that a TPU marks, else the calls of the jitted function that takes most of the time, else the runs of the program
-that does. A step lasts until the next one begins, so that what the script does between two marks belongs to a step.
+those that a device marks, else the calls of the jitted function that takes most of the time, else the runs of the
+program that does. A TPU's own marks and programs come first: its host runs ahead, and no event links the two. A step
+lasts until the next one begins, so that what the script does between two marks belongs to a step.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.read.xla_devices import is_of_tpu
 from flatout.read.xla_lines import XlaLine, XlaProfile
 from flatout.records.events import NULL, Quality
 
 MIN_CALLS = 3  # of a function whose calls count as steps
 _JITTED = re.compile(r"^(?:PjitFunction|PjRt.*Execute|pjit)\((.*)\)$")
+_PROGRAM_ID = re.compile(r"\(\d+\)$")
 _MAX_STEP = 1 << 53
+_Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # numbers, starts and ends
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +40,15 @@ def find_marks(profile: XlaProfile, host: Sequence[XlaLine], device: Sequence[Xl
     main = _main_line(host, names)
     thread = main.name if main is not None else None
     marked = _annotated(host)
+    of_device = _device_steps(device, names)
+    is_tpu = any(map(is_of_tpu, device))
+    if of_device is not None and (is_tpu or marked is None):
+        return _contiguous(*of_device, thread)
+    programs = _programs(device, names)
+    if programs is not None:
+        return _of_programs(programs, marked, thread)
     if marked is not None:
         return _contiguous(*marked, thread)
-    of_tpu = _tpu_steps(device, names)
-    if of_tpu is not None:
-        return _contiguous(*of_tpu, thread)
     for found in (_calls(main, names), _runs(host, names)):
         if found is not None:
             (number, start_ns, end_ns), what = found
@@ -73,7 +81,7 @@ def _main_line(host: Sequence[XlaLine], names: Sequence[str]) -> XlaLine | None:
     return main if any(weight(main)) else None
 
 
-def _annotated(host: Sequence[XlaLine]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
+def _annotated(host: Sequence[XlaLine]) -> _Spans | None:
     """Return the marked steps, of the annotation with the most of them: training and evaluation may both be marked."""
     best = None
     for line in host:
@@ -88,9 +96,7 @@ def _annotated(host: Sequence[XlaLine]) -> tuple[NDArray[np.int64], NDArray[np.i
     return best
 
 
-def _tpu_steps(
-    device: Sequence[XlaLine], names: Sequence[str]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
+def _device_steps(device: Sequence[XlaLine], names: Sequence[str]) -> _Spans | None:
     line = next((each for each in device if each.name == "Steps"), None)
     if line is None:
         return None
@@ -101,9 +107,33 @@ def _tpu_steps(
     return number[line.event_name[rows]], line.start_ns[rows], line.start_ns[rows] + line.duration_ns[rows]
 
 
-def _calls(
-    main: XlaLine | None, names: Sequence[str]
-) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], str] | None:
+def _programs(device: Sequence[XlaLine], names: Sequence[str]) -> tuple[_Spans, str] | None:
+    """Return the runs of the program that takes most of the time of a TPU, if it runs often enough."""
+    line = next((each for each in device if is_of_tpu(each) and each.name == "XLA Modules"), None)
+    if line is None:
+        return None
+    spent = np.bincount(line.event_name, weights=line.duration_ns)
+    rows = np.flatnonzero(line.event_name == spent.argmax())
+    if len(rows) < MIN_CALLS:
+        return None
+    rows = rows[np.argsort(line.start_ns[rows], kind="stable")]
+    start_ns = line.start_ns[rows]
+    spans = np.arange(len(rows)), start_ns, start_ns + line.duration_ns[rows]
+    return spans, f"runs of {_PROGRAM_ID.sub('', names[int(spent.argmax())])} on the device"
+
+
+def _of_programs(programs: tuple[_Spans, str], marked: _Spans | None, thread: str | None) -> Marks:
+    """Return the runs of a TPU's program as the steps, in groups of equal size if the script marks fewer steps."""
+    (number, start_ns, end_ns), what = programs
+    if marked is None:
+        return _contiguous(number, start_ns, end_ns, thread, _guess_note(what))
+    num_runs, rest = divmod(len(number), len(marked[0]))
+    if num_runs == 0 or rest:
+        return _contiguous(*marked, thread)
+    return _contiguous(np.sort(marked[0]), start_ns[::num_runs], end_ns[num_runs - 1 :: num_runs], thread)
+
+
+def _calls(main: XlaLine | None, names: Sequence[str]) -> tuple[_Spans, str] | None:
     """Return the calls of the jitted function that takes most of the time, if it is called often enough."""
     if main is None:
         return None
@@ -130,9 +160,7 @@ def outermost(line: XlaLine, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     return rows[line.start_ns[rows] >= before]
 
 
-def _runs(
-    host: Sequence[XlaLine], names: Sequence[str]
-) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], str] | None:
+def _runs(host: Sequence[XlaLine], names: Sequence[str]) -> tuple[_Spans, str] | None:
     """Return the runs of programs on a CPU by their number, if there are enough."""
     run = np.concatenate([line.number("run_id") for line in host]) if host else _none()
     is_run = run != NULL

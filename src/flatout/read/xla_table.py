@@ -21,7 +21,7 @@ from flatout.read.assembled import Source, assemble
 from flatout.read.decoded import Codes, Columns
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart
-from flatout.read.xla_devices import cpu_devices, cpu_rank, device_number
+from flatout.read.xla_devices import cpu_devices, cpu_rank, device_number, is_of_tpu
 from flatout.read.xla_lines import XlaLine, XlaProfile
 from flatout.read.xla_steps import Marks, find_marks, outermost
 from flatout.records.events import NULL, CollectiveArgs, EventTable, Kind, Quality, TraceFormat
@@ -29,6 +29,7 @@ from flatout.records.events import NULL, CollectiveArgs, EventTable, Kind, Quali
 _SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})(?!\d)")
 _DIRECTION = re.compile(r"^(Memcpy)?\s*([HDP])(?:to|2)([HDP])$")
 _MAX_PARENTS = 64
+_OPERATORS, _ASYNCHRONOUS = "XLA Ops", "Async XLA Ops"  # lines of a TPU
 Rows = dict[str, NDArray[Any]]
 
 
@@ -69,6 +70,8 @@ class _Builder:
         self.is_collective = self.names.matching(xla_names.collective)
         self.is_container = self.names.matching(xla_names.is_container)
         self.is_end = self.names.matching(xla_names.is_end_of_collective)
+        self.is_device_copy = self.names.matching(xla_names.is_device_copy)
+        self.asynchronous_planes = {line.plane for line in profile.lines if line.name == _ASYNCHRONOUS}
         self.meanings = [xla_names.meaning(each) for each in profile.names]
         self.meaning_code = np.array(
             [
@@ -128,6 +131,8 @@ class _Builder:
 
     def _lacks(self, is_on_cpu: bool) -> list[Quality]:
         notes = []
+        if self.part is not None and self.part.left_out is not None:
+            notes.append(Quality(problem=self.part.left_out, effect="their copies are not shown"))
         if self.collectives:
             notes.append(
                 Quality(
@@ -148,33 +153,59 @@ class _Builder:
     def _device_rows(self, line: XlaLine) -> Rows | None:
         """Return the kernels and copies of a stream of a GPU, or the operators of a TPU; None of any other line."""
         is_stream = line.name.startswith("Stream #")
-        is_tpu = line.plane.startswith("/device:TPU") and line.name in ("XLA Ops", "Async XLA Ops")
+        is_tpu = is_of_tpu(line) and line.name in (_OPERATORS, _ASYNCHRONOUS)
         if not (is_stream or is_tpu):
             self.dropped[f"events of the line {line.name!r}"] += len(line.start_ns)
             return None
         operator = self._operator(line, is_tpu)
         is_kept = np.ones(len(line.start_ns), np.bool_)
         if is_tpu:  # the kernels of a GPU's stream never contain each other
-            is_asynchronous = line.name.startswith("Async")
-            is_kept = self.is_collective[operator] if is_asynchronous else ~self.is_end[operator]
-            is_kept &= ~self.is_container[operator]
+            is_kept = self._is_work_of_tpu(line, operator)
         kind = np.full(len(line.start_ns), Kind.KERNEL, np.uint8)
         kind[self._is_copy(line, "Memcpy", "memcpy_details")] = Kind.MEMCPY
+        if is_tpu:
+            kind[self.is_device_copy[operator]] = Kind.MEMCPY
         kind[self._is_copy(line, "Memset", "memset_details")] = Kind.MEMSET
         number = device_number(line.plane)
         stream = zlib.crc32(line.name.encode()) if not is_stream else _number_in(line.name)
         rows: Rows = {
             "kind": kind,
-            "name": self._device_names(line),
+            "name": self._tpu_names(operator) if is_tpu else self._device_names(line),
             "device": np.full(len(kind), NULL if number is None else number, np.int32),
             "stream": np.full(len(kind), stream, np.int64),
             "thread": np.full(len(kind), self.threads[self.pid, f"{line.plane} {line.name}"], np.int32),
             "correlation": line.number("correlation_id"),
-            "num_bytes": self._num_bytes(line),
+            "num_bytes": self._tpu_bytes(operator) if is_tpu else self._num_bytes(line),
             "collective": self._collective_codes(operator),
             **_times(line),
         }
         return _kept(rows, is_kept)
+
+    def _is_work_of_tpu(self, line: XlaLine, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return the operators of a TPU that do work: no containers, and each collective once.
+
+        A collective that another operator starts is on the line of asynchronous ones, from its start to its end; where
+        a device has no such line, the operator that waits for its end is all that is known. Operators without a
+        duration start something, or their end was lost.
+        """
+        is_work = ~self.is_container[operator]
+        if line.name == _ASYNCHRONOUS:
+            return np.asarray(is_work & self.is_collective[operator])
+        has_duration = line.duration_ns > 0
+        self.dropped["operators of a TPU without a duration"] += int((~has_duration).sum())
+        is_counted_there = self.is_end[operator] & (line.plane in self.asynchronous_planes)
+        return np.asarray(is_work & has_duration & ~is_counted_there)
+
+    def _tpu_names(self, operator: NDArray[np.int32]) -> NDArray[np.int32]:
+        codes: NDArray[np.int32] = self.names.table_codes(_tpu_name)[operator]
+        return codes
+
+    def _tpu_bytes(self, operator: NDArray[np.int32]) -> NDArray[np.int64]:
+        sizes = [
+            size if xla_names.is_device_copy(name) and (size := xla_names.device_copy_bytes(name)) is not None else NULL
+            for name in self.profile.names
+        ]
+        return np.array([*sizes, NULL], np.int64)[operator]
 
     def _operator(self, line: XlaLine, is_tpu: bool) -> NDArray[np.int32]:
         operator = line.text("hlo_op")
@@ -369,6 +400,11 @@ def _number_repetitions(sequence: NDArray[np.int64], start_ns: NDArray[np.int64]
 def _number_in(text: str) -> int:
     match = re.search(r"\d{1,9}", text)
     return int(match[0]) if match is not None else 0
+
+
+def _tpu_name(name: str) -> str:
+    """Return the name of a TPU's operator without its instruction, or that of a copy."""
+    return xla_names.device_copy_name(name) if xla_names.is_device_copy(name) else xla_names.instruction_name(name)
 
 
 def _copy_name(name: str) -> str:

@@ -44,6 +44,9 @@ def read_xspace(data: bytes, wants: Callable[[str], bool]) -> XlaProfile:
     return _Reader(data).read((0, len(data) - len(wire.PADDING)), wants)
 
 
+_COPY = " copy-done("  # in an instruction
+
+
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -139,8 +142,9 @@ class _Reader:
         except DamagedError:
             return
         name, shown = (self._text(each) if isinstance(each := metadata.get(field), tuple) else "" for field in (2, 4))
-        # On TPUs, the name is the whole instruction, and the short one is for display.
-        names[wire.signed(key)] = shown if shown and (not name or name.startswith("%")) else name
+        # On TPUs, the name is the whole instruction, which says from where a copy is, and the short one is for display.
+        is_instruction = name.startswith("%") and _COPY not in name
+        names[wire.signed(key)] = shown if shown and (not name or is_instruction) else name
 
     def _text(self, span: Span) -> str:
         return self.data[span[0] : min(span[1], span[0] + _MAX_TEXT_BYTES)].decode("utf-8", "replace")
