@@ -3,6 +3,7 @@
     FlatoutError            exit 2
     ├── InputError          the given input cannot be used: a missing path, a file that is not a trace
     │   └── InvalidTrialError   a trial read what an earlier trial wrote, so that nothing can be concluded from it
+    ├── NotTracedError      a job ran well, but ended before any of its steps was traced
     ├── UsageError          arguments that contradict each other
     └── OutputError         the output cannot be written: it already exists, the disk is full
 
@@ -33,6 +34,10 @@ class InputError(FlatoutError):
 
 class InvalidTrialError(InputError):
     """A trial did other work than the trials before it, because it read what they wrote."""
+
+
+class NotTracedError(FlatoutError):
+    """A job that did not fail ended before any of its steps was traced."""
 
 
 class UsageError(FlatoutError):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flatout.inside.protocol import Variable
-from flatout.inside.random_seed import seed_random_numbers, sets_own_seed
+from flatout.inside.random_seed import draw_other_samples, seed_random_numbers, sets_own_seed
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +65,28 @@ def test_pythons_own_random_numbers_stay_different(monkeypatch: pytest.MonkeyPat
 def test_the_largest_seed_that_numpy_takes_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn(monkeypatch, str(2**32 - 1), "3")
     assert sets_own_seed() is False
+
+
+def test_a_loader_draws_other_samples_and_the_model_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(other: str) -> tuple[float, list[int], list[int]]:
+        monkeypatch.setenv(Variable.OTHER_SAMPLES, other)
+        undo = draw_other_samples()
+        torch.manual_seed(3)  # the script's own seed
+        weight = float(torch.rand(1))
+        loader: torch.utils.data.DataLoader[int] = torch.utils.data.DataLoader(range(100), batch_size=50, shuffle=True)  # type: ignore[arg-type]
+        epochs = [torch.cat(list(loader)).tolist() for _ in range(2)]
+        if undo is not None:
+            undo()
+        return weight, *epochs
+
+    usual, other = run(""), run("5")
+    assert usual[0] == other[0]
+    assert usual[1] != other[1] and usual[2] != other[2]
+    assert sorted(other[1]) == list(range(100)) and other[1] != other[2]  # only the first loader's start is seeded
+    assert run("5") == other
+
+
+def test_with_other_samples_it_is_not_known_whether_the_script_has_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn(monkeypatch, "7")
+    monkeypatch.setenv(Variable.OTHER_SAMPLES, "5")
+    assert sets_own_seed() is None

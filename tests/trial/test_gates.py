@@ -256,6 +256,40 @@ def test_a_script_without_a_seed_hides_no_broken_training(fault: Fault, family: 
     assert not gate.is_passed and gate.reason.startswith("the mean loss of 30 steps differs by")
 
 
+def with_other_samples(seed: int) -> TrialResult:
+    return msgspec.structs.replace(trial(losses(resample_seed=seed)), has_other_samples=True)
+
+
+def test_one_run_with_other_samples_shows_how_far_losses_differ_by_the_samples_drawn() -> None:
+    """At the edge of divergence, means differ by more than the noise of the batches of one run says."""
+    rate = 0.7
+    seeded = [trial(losses(rate=rate))] * 2
+    other = msgspec.structs.replace(trial(losses(resample_seed=2, rate=rate)), has_other_samples=True)
+    candidates = [trial(losses(resample_seed=50 + seed, rate=rate)) for seed in range(20)]
+
+    def num_passed(baselines: list[TrialResult]) -> int:
+        return sum(check_losses(one, baselines, changes(family="dataloader")).is_passed for one in candidates)
+
+    assert num_passed(seeded) < 15 and num_passed([*seeded, other]) == 20
+
+
+def test_a_run_with_other_samples_makes_the_gate_no_more_lenient_for_other_families() -> None:
+    baselines = [*DETERMINISTIC, with_other_samples(1)]
+    resampled = trial(losses(resample_seed=50))
+    assert check_losses(resampled, baselines, changes(family="dataloader")).is_passed
+    for fault in FAULTS:
+        alone = check_losses(trial(losses(fault)), DETERMINISTIC, changes())
+        assert check_losses(trial(losses(fault)), baselines, changes()) == alone
+    assert not check_losses(resampled, baselines, changes()).is_passed
+    assert loss_note(baselines) == loss_note(DETERMINISTIC)
+
+
+@pytest.mark.parametrize("fault", ["half", "frozen", "wrong sign"])
+def test_a_run_with_other_samples_hides_no_loader_that_breaks_the_training(fault: Fault) -> None:
+    broken = trial(losses(fault, resample_seed=60))
+    assert not check_losses(broken, [*DETERMINISTIC, with_other_samples(1)], changes(family="dataloader")).is_passed
+
+
 def runs_that_differ_as_a_whole(num_baselines: int, count: int) -> Iterator[tuple[TrialResult, list[TrialResult]]]:
     """A candidate and its baselines, all of the same training: each run has one factor, with a deviation of 10 %.
 

@@ -67,7 +67,7 @@ class SimulatedRunner:
         self._job = job
         self._left_over = dict(left_over or {})  # what a finding still costs where a change of its family is on
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
         index, self.num_trials = self.num_trials, self.num_trials + 1
         names = [change.name for change in changes.changes]
         speedup = float(np.prod([self._speedups.get(name, 1.0) for name in names]))
@@ -76,7 +76,8 @@ class SimulatedRunner:
         noise_seed = int(self._random.integers(1 << 30))
         fault = next((self._faults[name] for name in names if name in self._faults), "none")
         how = {"rate": self._rate, "max_norm": self._max_norm, "noise_seed": noise_seed}
-        trained = train(fault, num_steps=20, float_noise=2e-4, **how)  # type: ignore[arg-type]
+        resample_seed = 7 if other_samples else None
+        trained = train(fault, num_steps=20, float_noise=2e-4, resample_seed=resample_seed, **how)  # type: ignore[arg-type]
         result = {
             "index": index,
             "arm": changes.name,
@@ -86,6 +87,7 @@ class SimulatedRunner:
             "gradients": trained.gradients,
             "start_s": self._start_s,
             "peak_memory_bytes": 1000,
+            "has_other_samples": other_samples,
         } | self._ends(index, changes)
         found = TrialResult(**result)  # type: ignore[arg-type]
         took_s = self._start_s + float(steps.sum())

@@ -64,7 +64,9 @@ def test_a_change_that_the_budget_leaves_undecided_is_in_the_headline_with_what_
 @pytest.mark.parametrize("interrupted_at", range(1, 7))
 def test_ctrl_c_at_any_trial_ends_with_the_best_verdict_so_far(interrupted_at: int) -> None:
     class Interrupted(SimulatedRunner):
-        def trial(self, changes: ChangeSet, length: StopRule | int, place: str = "") -> TrialResult:
+        def trial(
+            self, changes: ChangeSet, length: StopRule | int, place: str = "", *, other_samples: bool = False
+        ) -> TrialResult:
             if self.num_trials == interrupted_at:
                 raise KeyboardInterrupt
             assert isinstance(length, int)
@@ -80,7 +82,9 @@ def test_ctrl_c_at_any_trial_ends_with_the_best_verdict_so_far(interrupted_at: i
 
 def test_ctrl_c_before_anything_was_measured_has_no_result() -> None:
     class Interrupted(SimulatedRunner):
-        def trial(self, changes: ChangeSet, length: StopRule | int, place: str = "") -> TrialResult:
+        def trial(
+            self, changes: ChangeSet, length: StopRule | int, place: str = "", *, other_samples: bool = False
+        ) -> TrialResult:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -29,7 +29,7 @@ class EpochRunner(SimulatedRunner):
         self.later, self.fails = later, fails
         self.long: list[str] = []  # arms of trials with an epoch boundary
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
         result = super().trial(changes, num_steps, place)
         end = EPOCH - 10
         if num_steps <= end:
@@ -105,7 +105,9 @@ def test_where_no_boundary_can_be_had_the_words_say_so(job: JobFacts, options: d
 
 def test_a_job_that_ends_within_its_first_epoch_is_known_whole() -> None:
     class OneEpochRunner(EpochRunner):
-        def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+        def trial(
+            self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False
+        ) -> TrialResult:
             result = super().trial(changes, num_steps, place)
             return msgspec.structs.replace(result, step_s=result.step_s[: EPOCH - 10], epoch_ends=())
 

@@ -40,7 +40,7 @@ class JournalledRunner(SimulatedRunner):
         )
         self._slower = slower
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
         key = trial_key(changes, num_steps)
         found = self.journal.recall(key, place)
         if found is not None:
@@ -86,7 +86,7 @@ class InterruptedRunner(JournalledRunner):
 
     most = 6
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
         if self.journal.session == 0 and self.num_trials == self.most:
             raise KeyboardInterrupt
         return super().trial(changes, num_steps, place)

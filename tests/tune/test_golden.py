@@ -70,12 +70,12 @@ class RecordedRunner(Runner):
             say=lambda line: None,
         )
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
-        self.arms.append(changes.name)
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
+        self.arms.append(changes.name)  # these journals are older than trials with other samples
         return super().trial(changes, num_steps, place if self._has_places else "")
 
     def _run(
-        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float
+        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float, *, other_samples: bool
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         failed = TrialResult(index=index, arm=changes.name, outcome="failed", problem="it was not tried", step_s=())
         return failed, ()

@@ -429,7 +429,7 @@ class RoundsRunner(SimulatedRunner):
         super().__init__({}, between_sd=0.0, costs=COMMUNICATION)
         self.screened: list[tuple[str, str]] = []
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "") -> TrialResult:
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
         made = super().trial(changes, num_steps)
         if place.endswith("confirmation") or changes.name == BASELINE:
             return made

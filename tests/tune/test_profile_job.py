@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.tune.simulated import WORKERS, SimulatedRunner, tuned
 
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, NotTracedError
 from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule
 from flatout.records.tuning import TuningEnd
@@ -97,6 +97,23 @@ def test_a_budget_that_ends_during_the_profile_ends_the_tuning_and_is_no_error()
     result = tuned(EndedByTheBudget({WORKERS: 1.4}), budget_s=600.0)
     assert result.end == TuningEnd(ended_by="time_budget", limit=600.0, interrupts="profile")
     assert result.num_trials >= 2 and not result.tuning.changes.changes
+
+
+class Short(Counting):
+    """A job that ends before the trace if a profile first counts as many steps as a trial."""
+
+    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+        if rule is not None:
+            self.rules.append(rule)
+            raise NotTracedError("the job could not be traced: the job ended before the traced steps")
+        return super().profile(changes)
+
+
+def test_a_job_that_is_too_short_for_a_trial_before_the_trace_is_profiled_without() -> None:
+    runner = Short({WORKERS: 1.4})
+    result = tuned(runner, max_rounds=1)
+    assert [rule is None for rule in runner.rules[:2]] == [False, True]
+    assert result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
 
 
 def test_a_profile_that_fails_within_the_budget_is_an_error() -> None:

@@ -22,6 +22,7 @@ from flatout.launch import ExitStatus
 from flatout.profile.record import Options, RecordResult
 from flatout.records.change import Change, ChangeSet, Knob, Patch
 from flatout.records.recording import HostRecording, Recording
+from flatout.records.start_costs import StartCosts
 from flatout.records.stop_rule import fixed_steps
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.runner import Runner, trial_key
@@ -140,7 +141,33 @@ def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> 
     assert "FLATOUT_DATA_CHECK" not in options.variables
     assert options.variables["FLATOUT_GRADIENTS"] == "1"
     assert options.variables[Variable.SEED] == module._SEED
+    assert Variable.OTHER_SAMPLES not in options.variables
     assert job.environments == [{"HOME": "/home/user", Variable.TUNING: made.mark}]
+
+
+def test_a_trial_with_other_samples_has_another_seed_and_no_trial_stands_in_for_it(job: Job, tmp_path: Path) -> None:
+    first = runner(tmp_path)
+    first.trial(NOTHING, 25)
+    other = first.trial(NOTHING, 25, other_samples=True)
+    seeds = job.options[1].variables
+    assert seeds[Variable.SEED] == module._SEED and seeds[Variable.OTHER_SAMPLES] not in ("", module._SEED)
+    assert other.has_other_samples
+    resumed = runner(tmp_path)
+    assert [resumed.trial(NOTHING, 25, other_samples=wanted).has_other_samples for wanted in (True, False)] == [
+        True,
+        False,
+    ]
+    assert len(job.options) == 2
+
+
+def test_a_trial_is_told_to_stop_so_early_that_it_has_ended_with_the_budget(job: Job, tmp_path: Path) -> None:
+    made = runner(tmp_path, budget_s=45.0)
+    made.trial(NOTHING, 20)
+    before_s = float(job.options[-1].variables[Variable.STOP_AFTER_S])
+    costs = StartCosts(**dict.fromkeys(StartCosts.__struct_fields__, 0.0) | {"end_s": 8.0})
+    made._complete = [msgspec.structs.replace(made._complete[0], start_costs=costs)]
+    made.trial(NOTHING, 20)
+    assert before_s - float(job.options[-1].variables[Variable.STOP_AFTER_S]) == pytest.approx(8, abs=1)
 
 
 def test_what_a_change_sets_reaches_the_run(job: Job, tmp_path: Path) -> None:

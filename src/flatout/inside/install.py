@@ -40,7 +40,7 @@ from flatout.inside.overlay.redirect import redirect
 from flatout.inside.packed_reads.reads import hook_packed_reads
 from flatout.inside.patches.apply import apply_patches
 from flatout.inside.protocol import Variable
-from flatout.inside.random_seed import seed_random_numbers
+from flatout.inside.random_seed import draw_other_samples, seed_random_numbers
 from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.batches import Count
 from flatout.inside.recording.forward_calls import FORWARD_CALLS, Call, Listener
@@ -145,7 +145,11 @@ def install() -> list[Callable[[], None]]:
     guarded(seed_random_numbers)()
     guarded(redirect)(LOG.folder)
     guarded(save_safely)()
-    undos: list[Callable[[], None] | None] = [guarded(hook_reads)(), guarded(hook_packed_reads)()]
+    undos: list[Callable[[], None] | None] = [
+        guarded(draw_other_samples)(),
+        guarded(hook_reads)(),
+        guarded(hook_packed_reads)(),
+    ]
     if os.environ.get(Variable.NCCL_TABLE):
         undos.append(guarded(hook_equal_tables)())
     if settings is not None and settings.has_gradients:

@@ -25,6 +25,7 @@ class Variable:
     STOP_AFTER = "FLATOUT_STOP_AFTER"  # stop the job after this many measured steps, at a step boundary of all ranks
     STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same after this many seconds
     STOP_RULE = "FLATOUT_STOP_RULE"  # JSON: how many steps a trial counts, see `records.stop_rule`
+    OTHER_SAMPLES = "FLATOUT_OTHER_SAMPLES"  # start random numbers here when the first loader starts
     SEED = "FLATOUT_SEED"  # start torch's and numpy's random numbers here; a script that seeds them is not affected
     BLOCKS = "FLATOUT_BLOCKS"  # JSON: changes to switch on and off in blocks of steps, see `inside.blocks.schedule`
 

@@ -63,9 +63,13 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> GateResult:
     """Compare the losses of the candidate with those of the baselines, step by step from the first."""
+    is_resampled = may_resample(candidate, baselines, changes)
+    if not is_resampled:
+        baselines = with_usual_samples(baselines)
     # The recorder cannot know the first step's loss of a job that accumulates gradients.
     start = _num_unknown_first(baselines)
-    base = [known for trial in baselines if (known := _known(trial, start)).size]
+    known = [(losses, trial.has_other_samples) for trial in baselines if (losses := _known(trial, start)).size]
+    base, others = [losses for losses, _ in known], [has_other for _, has_other in known]
     mine = _known(candidate, start)
     if not base:
         return GateResult(is_passed=True, reason="the job's loss is unknown or not a number: not checked")
@@ -82,11 +86,11 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         return GateResult(is_passed=False, reason="its loss is not finite, but the baseline's is")
     if any(np.array_equal(mine, losses) for losses in together):
         return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
-    spread = _spread(together)
+    # Other samples may change the losses by any amount, which the last check allows for.
+    spread = _spread(together[[not has_other for has_other in others]])
     if spread > MAX_SPREAD:
         differ = f"mean losses of the unchanged job differ by {percent(spread)} between runs"
         return GateResult(is_passed=False, reason=f"it cannot be judged: {differ}; {_CAUSES}")
-    is_resampled = may_resample(candidate, baselines, changes)
     if changes.safety == "exact" and not is_resampled:
         refusal = _first_losses(mine, together)
         if refusal is not None:
@@ -179,8 +183,14 @@ def check_memory(candidate: TrialResult, baselines: Sequence[TrialResult]) -> Ga
     return GateResult(is_passed=after <= (1 + MAX_MORE_MEMORY) * max(before), reason=words)
 
 
+def with_usual_samples(baselines: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the baselines with the samples that candidates draw, unless these change the loader."""
+    return [trial for trial in baselines if not trial.has_other_samples]
+
+
 def loss_note(baselines: Sequence[TrialResult]) -> str | None:
     """Say why the job's own losses are a poor reference for changes; None if they are a good reference."""
+    baselines = with_usual_samples(baselines)
     start = _num_unknown_first(baselines)
     known = [_known(trial, start) for trial in baselines]
     if not any(losses.size for losses in known):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from flatout.records.change import ChangeSet
 from flatout.records.trial import GradientNorms, TrialResult
-from flatout.trial.gates import GateResult, may_resample, step_noise
+from flatout.trial.gates import GateResult, may_resample, step_noise, with_usual_samples
 from flatout.units import percent
 
 BAND = {"exact": 0.05, "rounding": 0.2}  # relative, of the mean over the steps
@@ -64,6 +64,9 @@ def check_gradients(
     """
     if changes.safety == "semantic":
         return GateResult(is_passed=True, reason="the change alters what is trained: gradients are not compared")
+    is_resampled = may_resample(candidate, baselines, changes)
+    if not is_resampled:
+        baselines, others = with_usual_samples(baselines), with_usual_samples(others)
     groups = [[trial.gradients for trial in group if trial.gradients] for group in (baselines, others)]
     base = groups[0]
     if not base or not candidate.gradients:
@@ -77,7 +80,7 @@ def check_gradients(
         if _has_other_parameters(mine, repeated[0], changes):
             results.append(f"{where}an argument of the script changed its parameters: not compared")
             continue
-        is_lossy, is_resampled = _is_lossy(changes), may_resample(candidate, baselines, changes)
+        is_lossy = _is_lossy(changes)
         refused, passed = _whole(mine, repeated, is_lossy=is_lossy, is_resampled=is_resampled), ""
         if refused is None and not is_lossy:
             refused, passed = _size(mine, repeated, changes, is_resampled=is_resampled)
@@ -91,7 +94,7 @@ def check_gradients(
 
 def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
     """Say why the job's own gradients are a poor reference for changes; None if they are a good reference."""
-    known = [trial.gradients for trial in baselines if trial.gradients]
+    known = [trial.gradients for trial in with_usual_samples(baselines) if trial.gradients]
     if not known:
         return "the job's gradients are unknown: whether changes alter them is not checked"
     for optimizer in range(min(map(len, known))):

@@ -65,6 +65,7 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float
     session: int = 0
     loader_workers: int | None = None
+    has_other_samples: bool = False
     sets_own_seed: bool | None = None
     steps_per_epoch: int | None = None
     read_earlier: str | None = None  # the error if it read what an earlier trial had written
@@ -112,6 +113,7 @@ def trial_result(run: TrialRun) -> TrialResult:
         model_outputs=read_model_outputs(traces) if traces is not None else (),
         padding=read_padding(run.folder),
         loader_workers=run.loader_workers,
+        has_other_samples=run.has_other_samples,
         sets_own_seed=run.sets_own_seed,
         start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
         start_costs=start_costs(ranks, run.ended.start_unix_s or run.began_unix_s, run.ended.end_unix_s),

@@ -35,7 +35,7 @@ def measure_baseline(setup: Setup) -> Progress:
     progress = _with_baseline(setup, progress)
     setup.say(trial_sentence(outlook(setup, progress)))
     while len(progress.evidence.baselines) < FEWEST_FLOOR_TRIALS:
-        progress = _with_baseline(setup, progress)
+        progress = _with_baseline(setup, progress, other_samples=_draws_samples(progress.evidence.baselines[0]))
     if len(progress.evidence.baselines) < num_floor_trials(setup):
         progress, _ = profile_job(setup, progress)  # it saves the last trial if it is as good as one
     while len(progress.evidence.baselines) < num_floor_trials(setup):
@@ -51,8 +51,13 @@ def measure_baseline(setup: Setup) -> Progress:
     return progress
 
 
-def _with_baseline(setup: Setup, progress: Progress) -> Progress:
-    progress, result = run_trial(setup, progress, NOTHING, place="baseline")
+def _draws_samples(first: TrialResult) -> bool:
+    """Whether changes of the loader can make this job train on other samples, and so with other losses."""
+    return first.loader_workers is not None and bool(first.losses)
+
+
+def _with_baseline(setup: Setup, progress: Progress, *, other_samples: bool = False) -> Progress:
+    progress, result = run_trial(setup, progress, NOTHING, place="baseline", other_samples=other_samples)
     if result.outcome == "timed_out" and setup.runner.spent_s() >= setup.options.budget_s:
         raise StoppedError(progress, time_is_up(setup, interrupts="noise_floor"))
     if not result.is_complete:

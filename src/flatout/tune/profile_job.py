@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.errors import FlatoutError, InvalidTrialError
+from flatout.errors import FlatoutError, InvalidTrialError, NotTracedError
+from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.tuning import TuningEnd
 from flatout.tune.budget import num_floor_trials, time_is_up, used_up
@@ -29,7 +30,7 @@ def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
         return progress, known
     try:
         with setup.interrupts.raised():
-            profiled = setup.runner.profile(applied, rule=_rule(setup, progress))
+            profiled = _profile(setup, applied, _rule(setup, progress))
     except KeyboardInterrupt as interrupt:
         raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
     except InvalidTrialError:
@@ -45,6 +46,20 @@ def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
         progress = progress.with_trial(applied, profiled.trial)
     profiles = {**progress.profiles, applied.name: profiled}
     return msgspec.structs.replace(progress, profiles=profiles), profiled
+
+
+def _profile(setup: Setup, applied: ChangeSet, rule: StopRule | None) -> Profiled:
+    """Profile the job. A job that ends before the trace is profiled again, without as many steps as a trial before it.
+
+    Raises FlatoutError if it cannot be profiled so either.
+    """
+    try:
+        return setup.runner.profile(applied, rule=rule)
+    except NotTracedError as error:
+        if rule is None:
+            raise
+        setup.say(f"{error}: profiling it again with fewer steps before the trace")
+    return setup.runner.profile(applied)
 
 
 def _rule(setup: Setup, progress: Progress) -> StopRule | None:

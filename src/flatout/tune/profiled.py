@@ -13,7 +13,7 @@ import msgspec
 from flatout.change.collectives import with_collectives
 from flatout.change.transport import with_transport
 from flatout.diagnosis_pipeline import Diagnosed, diagnose_paths
-from flatout.errors import FlatoutError, InputError
+from flatout.errors import FlatoutError, InputError, NotTracedError
 from flatout.profile import read_recording
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import JobFacts
@@ -40,14 +40,18 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def read_profile(folder: Path, *, has_failed: bool = False) -> Profiled:
-    """Diagnose the recording in the folder. Raises FlatoutError if the job was not traced."""
+    """Diagnose the recording in the folder.
+
+    Raises FlatoutError if the job was not traced: NotTracedError if it did not fail.
+    """
     recording, output = recording_in(folder / "recording"), folder / "output.log"
     hint = f"its output is in {output}"
     if has_failed and (recording is None or not recording.ranks):  # the job failed before it trained
         raise FlatoutError(f"the job could not be traced: {error_line(output)}", hint=hint)
     if recording is None or not recording.traced_ranks:
         why = recording.problems[0].problem if recording is not None and recording.problems else error_line(output)
-        raise FlatoutError(f"the job could not be traced: {why}", hint=hint)
+        kind = FlatoutError if has_failed else NotTracedError
+        raise kind(f"the job could not be traced: {why}", hint=hint)
     try:
         done = diagnose_paths([folder / "recording"], with_tracks=True)
     except InputError as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -43,9 +44,11 @@ from flatout.verdict.cost import trial_costs
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from outside
 MAX_TRIAL_S = 1800.0
+_MIN_TRIAL_S = 30.0
 _SEED = (
     "86753090"  # of all trials, so that losses of a script without a seed can be compared; unlikely to be a script's
 )
+_OTHER_SEED = "30986753"  # of the samples in the one trial that draws others
 EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
 MAX_ENDED_BY_CLUSTER = 3  # runs in a row
 
@@ -142,22 +145,25 @@ class Runner:
         """
         return time.monotonic() - self._began - self._launcher.waited_s + self._resumed_s
 
-    def trial(self, changes: ChangeSet, length: StopRule | int, place: str = "") -> TrialResult:
+    def trial(
+        self, changes: ChangeSet, length: StopRule | int, place: str = "", *, other_samples: bool = False
+    ) -> TrialResult:
         """Run one trial with these changes, or take it from the journal if that has an unused one for this place.
 
-        `length` says when it has counted enough steps, or how many it counts.
+        `length` says when it has counted enough steps, or how many it counts. With `other_samples`, the job's loader
+        draws other samples than in the other trials.
         """
         rule = fixed_steps(length) if isinstance(length, int) else length
         index = self.num_trials
         self.num_trials += 1
-        key = trial_key(changes, rule)
+        key = trial_key(changes, rule) + (" other samples" if other_samples else "")
         recalled = self.journal.recall(key, place)
         if recalled is not None:
             self.num_resumed += 1
             self._resumed_s += recalled.took_s or 0.0
             result = msgspec.structs.replace(recalled, index=index)
         else:
-            result, reads = self._run_kept_apart(changes, rule, index)
+            result, reads = self._run_kept_apart(changes, rule, index, other_samples=other_samples)
             self.journal.add(key, result, place)
             if reads:
                 raise invalid_trial(f"trial {index}", reads)
@@ -169,7 +175,7 @@ class Runner:
                 self.usual_s, self._usual_steps = took_s, rule.min_steps
             self._complete.append(result)
         if self._reports_trials:
-            self._report(result)
+            self._report(result, "with other samples: " if other_samples else "")
         return result
 
     def _with_comparable_start(self, result: TrialResult, changes: ChangeSet) -> TrialResult:
@@ -182,7 +188,7 @@ class Runner:
         problem = other_start(result.start, self._starts, changes)
         if problem is not None:
             return msgspec.structs.replace(result, outcome="failed", cause="other_start", problem=problem)
-        if changes.name == BASELINE:
+        if changes.name == BASELINE and not result.has_other_samples:
             self._starts.append(result.start)
         return result
 
@@ -262,22 +268,22 @@ class Runner:
         return BlocksRun(recording=recording, problem=problem, took_s=took_s)
 
     def _run_kept_apart(
-        self, changes: ChangeSet, rule: StopRule, index: int
+        self, changes: ChangeSet, rule: StopRule, index: int, *, other_samples: bool
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         """Run a trial; if the first one fails in the overlay, run it again without one, as the overlay may be why."""
         began_s = self.spent_s()
-        result, reads = self._run(changes, rule, index, began_s)
+        result, reads = self._run(changes, rule, index, began_s, other_samples=other_samples)
         is_first = self.files.is_overlay and not self.files.works
         may_be_the_overlay = result.outcome == "failed" and result.cause in ("error", "no_step")
         if is_first and may_be_the_overlay:
             self.files.use_hooks(f"the job failed in one: {result.problem}")
             self._say(f"trial {index} failed with its files in an overlay; running it again without one")
-            result, reads = self._run(changes, rule, index, began_s)
+            result, reads = self._run(changes, rule, index, began_s, other_samples=other_samples)
         self.files.works |= result.is_complete
         return result, reads
 
     def _run(
-        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float
+        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float, *, other_samples: bool
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         folder = self._folder(f"trial-{index:03d}")
         limit_s = self._limit_s(rule.min_steps)
@@ -286,6 +292,8 @@ class Runner:
             Variable.STOP_AFTER_S: str(int(limit_s)),
             Variable.GRADIENTS: "1",
         }
+        if other_samples:
+            variables[Variable.OTHER_SAMPLES] = _OTHER_SEED
         if "data" in changes.gates:
             variables[Variable.DATA_CHECK] = "1"
         options = Options(is_light=True, warmup=self._warmup)
@@ -305,6 +313,7 @@ class Runner:
             limit_s=limit_s,
             session=self.journal.session,
             loader_workers=facts.loader_workers,
+            has_other_samples=other_samples,
             sets_own_seed=facts.sets_own_seed,
             steps_per_epoch=facts.steps_per_epoch,
             read_earlier=str(invalid_trial(f"trial {index}", reads)) if reads else None,
@@ -385,11 +394,19 @@ class Runner:
     def _limit_s(self, num_steps: int = 0) -> float:
         """Return the time limit of a run: a trial that takes five times as long as the baseline is not better.
 
-        A trial of more steps than the baseline's has more time.
+        A trial of more steps than the baseline's has more time. The job is asked to stop so early that it has ended
+        when the budget is used up.
         """
         times = max(num_steps / self._usual_steps, 1.0) if self._usual_steps else 1.0
         usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s * times, 60.0)
-        return max(min(usual, self._budget_s - self.spent_s(), MAX_TRIAL_S), 30.0)
+        left_s = self._budget_s - self.spent_s() - self._usual_end_s()
+        return max(min(usual, left_s, MAX_TRIAL_S), _MIN_TRIAL_S)
+
+    def _usual_end_s(self) -> float:
+        """Return how long the trials took from their last step to their end; 0 if unknown."""
+        costs = [trial.start_costs for trial in self._complete if trial.start_costs is not None]
+        ends_s = [cost.end_s for cost in costs if cost.end_s is not None]
+        return median(ends_s) if ends_s else 0.0
 
     def _folder(self, name: str) -> Path:
         folder = self.out / "runs" / name

@@ -30,7 +30,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_trial(
-    setup: Setup, progress: Progress, changes: ChangeSet, *, place: str, num_reserved: int = 0
+    setup: Setup,
+    progress: Progress,
+    changes: ChangeSet,
+    *,
+    place: str,
+    num_reserved: int = 0,
+    other_samples: bool = False,
 ) -> tuple[Progress, TrialResult]:
     """Run one trial, and return what is known with it. Raises StoppedError if the budget does not allow it."""
     end = used_up(setup, progress, num_reserved=num_reserved)
@@ -39,7 +45,7 @@ def run_trial(
     length = next_length(setup, progress, changes)
     try:
         with setup.interrupts.raised():
-            result = setup.runner.trial(changes, length, place)
+            result = setup.runner.trial(changes, length, place, other_samples=other_samples)
     except KeyboardInterrupt as interrupt:
         raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
     return progress.with_trial(changes, result), result
