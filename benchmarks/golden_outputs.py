@@ -1,12 +1,13 @@
 """Capture what many commands print, and compare two captures: a refactoring may change words, never numbers or keys.
 
-    python benchmarks/golden_outputs.py capture build/golden/before [--only REGEX]
+    python benchmarks/golden_outputs.py capture build/golden/before [--only REGEX] [--checkout FOLDER]
     python benchmarks/golden_outputs.py compare build/golden/before build/golden/after
 
-`capture` runs each command of COMMANDS with the `flatout` of this interpreter, in an empty folder, on the traces of
-`examples/` and on `../shared/data` where that exists, and keeps standard output, standard error, the exit code and the
-pages that were written. `compare` prints each difference that is not of wording alone: another exit code, another key,
-type or value of JSON, other numbers in a text or page, other elements of a page. It exits with 1 if there is one.
+`capture` runs each command of `commands` with the Flatout of this checkout, or of another one (`git worktree add`),
+in an empty folder, on the traces of `examples/` and on `../shared/data` where that exists, and keeps standard output,
+standard error, the exit code and the pages that were written. `compare` prints each difference that is not of wording
+alone: another exit code, another key, type or value of JSON, other numbers in a text or page, other elements of a
+page. It exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ PLAN = "plan --model llama3-70b --cluster h100x512 --global-batch 1024 --seq 819
 SLURM_JOBS = "{shared}/job_traces/philly.csv.gz"
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    """Yield the name and the arguments of each command to capture."""
+def commands(shared: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the arguments of each command to capture; `shared` has public data, if it exists."""
     for trace in sorted(TRACES.glob("*.tar.xz")):
         name = trace.name.removesuffix(".tar.xz")
         yield f"diagnose-{name}", f"diagnose {trace} --json"
@@ -55,23 +56,23 @@ def commands() -> Iterator[tuple[str, str]]:
     yield "plan-moe", "plan --model mixtral-8x7b --cluster h100x64 --global-batch 256 --seq 4096 --json"
     yield "prices", "cost --help"
     yield "missing", "diagnose nothing-here"
-    if not SHARED.is_dir():
+    if not shared.is_dir():
         return
-    for trace in sorted((SHARED / "cases/traces").glob("*.tar.xz")):
+    for trace in sorted((shared / "cases/traces").glob("*.tar.xz")):
         yield f"case-{trace.name.removesuffix('.tar.xz')}", f"diagnose {trace} --json"
-    yield "plan-evaluate", f"plan evaluate {SHARED}/published_runs/published_runs.csv --json"
-    yield "plan-evaluate-text", f"plan evaluate {SHARED}/published_runs/published_runs.csv"
+    yield "plan-evaluate", f"plan evaluate {shared}/published_runs/published_runs.csv --json"
+    yield "plan-evaluate-text", f"plan evaluate {shared}/published_runs/published_runs.csv"
     for cluster in ("n1", "n4", "n4d4"):
-        arguments = f"--model llama3-8b --cluster {SHARED}/cases/plan/{cluster}.toml --global-batch 64 --seq 4096"
+        arguments = f"--model llama3-8b --cluster {shared}/cases/plan/{cluster}.toml --global-batch 64 --seq 4096"
         yield f"plan-{cluster}", f"plan {arguments} --json"
     samples = ("kernel_logs", "nccl_logs", "nvidia_smi", "pci", "topo_m", "topo_xml", "sysfs_infiniband")
     for folder in samples:
-        for sample in sorted((SHARED / "samples" / folder).iterdir()):
+        for sample in sorted((shared / "samples" / folder).iterdir()):
             yield f"doctor-{folder}-{sample.name}", f"doctor --from {sample} --json"
-    for sample in sorted((SHARED / "cases/doctor").iterdir()):
+    for sample in sorted((shared / "cases/doctor").iterdir()):
         yield f"doctor-case-{sample.name}", f"doctor --from {sample}"
         yield f"doctor-case-{sample.name}-json", f"doctor --from {sample} --json"
-    replay = f"schedule replay {SHARED}/cases/schedule/share_late.csv --nodes 1 --gpus-per-node 4"
+    replay = f"schedule replay {shared}/cases/schedule/share_late.csv --nodes 1 --gpus-per-node 4"
     for policy in ("fifo", "flatout", "easy", "srtf", "las", "gittins", "tiresias", "goodput"):
         yield f"replay-{policy}", f"{replay} --policy {policy} --json"
     yield "replay-text", f"{replay} --policy fifo --policy flatout --html page.html"
@@ -93,17 +94,23 @@ class _Elements(HTMLParser):
             self.texts.append(data)
 
 
-def capture(folder: Path, only: str) -> None:
-    """Run each command whose name matches `only` and keep its output in `folder`."""
+def capture(folder: Path, only: str, checkout: Path, shared: Path) -> None:
+    """Run each command whose name matches `only` with the Flatout of `checkout`, and keep its output in `folder`."""
+    folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    flatout = Path(sys.executable).with_name("flatout")
-    environment = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1", "XDG_STATE_HOME": str(folder / "state")}
-    for name, arguments in commands():
+    environment = {
+        **os.environ,
+        "COLUMNS": "160",
+        "NO_COLOR": "1",
+        "XDG_STATE_HOME": str(folder / "state"),
+        "PYTHONPATH": str(checkout.absolute() / "src"),
+    }
+    for name, arguments in commands(shared.absolute()):
         if not re.search(only, name):
             continue
         with tempfile.TemporaryDirectory() as cwd:
             done = subprocess.run(
-                [flatout, *shlex.split(arguments)],
+                [sys.executable, "-m", "flatout", *shlex.split(arguments)],
                 cwd=cwd,
                 env=environment,
                 capture_output=True,
@@ -195,12 +202,14 @@ def main() -> int:
     capturing = verbs.add_parser("capture")
     capturing.add_argument("folder", type=Path)
     capturing.add_argument("--only", default="", metavar="REGEX", help="only commands whose name matches")
+    capturing.add_argument("--checkout", type=Path, default=ROOT, metavar="FOLDER", help="the Flatout that is run")
+    capturing.add_argument("--data", type=Path, default=SHARED, metavar="FOLDER", help="public data")
     comparing = verbs.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     arguments = parser.parse_args()
     if arguments.verb == "capture":
-        capture(arguments.folder, arguments.only)
+        capture(arguments.folder, arguments.only, arguments.checkout, arguments.data)
         return 0
     return 1 if compare(arguments.before, arguments.after) else 0
 

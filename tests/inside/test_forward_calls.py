@@ -100,8 +100,8 @@ def test_a_model_within_one_of_its_own_class_is_no_call_of_its_own(recorder: Rec
 def test_a_first_model_that_is_never_called_again_is_not_waited_for(
     recorder: Recorder, num_calls: int, is_counted: bool
 ) -> None:
-    infer(Model(), 1)
-    later = Model()
+    first, later = Model(), Model()  # both exist until the end, so that they differ in their `id`
+    infer(first, 1)
     infer(later, num_calls)
     assert (id(later) in recorder.models) is is_counted
 

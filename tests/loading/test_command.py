@@ -30,10 +30,10 @@ def job(folder: Path, *options: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory, warm: None) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A job whose samples sleep, in the training process."""
+    """A job whose samples sleep 8 ms, in the training process."""
     folder = tmp_path_factory.mktemp("waiting")
     out = folder / "out"
-    done = run(*DATA, "profile", "--out", str(out), "--", *job(folder, "--sleep-ms", "3"))
+    done = run(*DATA, "profile", "--out", str(out), "--", *job(folder, "--sleep-ms", "8", "--samples", "80"))
     assert done.returncode == 0, done.stderr
     return out, done
 
@@ -54,16 +54,19 @@ def test_a_job_whose_samples_wait_is_told_to_use_more_workers_than_cores(
     assert (profile["schema"], profile["version"], profile["is_waiting"]) == ("flatout/data-profile", 1, True)
     (rank,) = profile["ranks"]
     code = next(stage for stage in rank["stages"] if stage["name"] == "code")
-    assert code["waiting_s"] >= 0.003 * 0.9 and code["share"] > 0.5
-    total_s = sum(stage["wall_s"] for stage in rank["stages"])
-    assert total_s == pytest.approx(rank["sample_s"], rel=0.5)  # of the timed batches, and of all
+    # Other processes that keep the cores busy lengthen a sample, but neither what it computes nor what it sleeps.
+    work_s = sum(stage["cpu_s"] + stage["waiting_s"] for stage in rank["stages"])
+    assert 0.008 * 0.9 <= code["waiting_s"] <= work_s <= 0.008 * 1.5
+    timed_s = sum(stage["wall_s"] for stage in rank["stages"])
+    assert rank["sample_s"] >= 0.008 and timed_s >= 0.008
+    assert timed_s * rank["num_timed"] <= rank["sample_s"] * rank["num_batches"] * 1.01, "some of all batches"
     by_workers = {speed["num_workers"]: speed["samples_per_s"] for speed in rank["speeds"]}
     assert by_workers[2] == pytest.approx(2 * by_workers[0], rel=0.01)  # samples that wait need no core
 
 
 def test_the_losses_are_those_of_the_unchanged_job(waiting: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = waiting
-    plain = run(*job(out.parent, "--sleep-ms", "0", "--step-ms", "0"))
+    plain = run(*job(out.parent, "--sleep-ms", "0", "--step-ms", "0", "--samples", "80"))
     assert plain.stdout and done.stdout == plain.stdout
 
 

@@ -231,6 +231,31 @@ def test_the_cache_was_missed_if_the_job_itself_read_its_data_one_and_a_half_tim
     assert judged(host, reads=reads).finding == finding
 
 
+@pytest.mark.parametrize(
+    ("reads", "finding"),
+    [
+        (JobReads(waiting_s=1.0, read_bytes=9e9, device_bytes=131_072), StorageFinding.LATENCY),
+        (JobReads(waiting_s=1.0, read_bytes=9e9, device_bytes=131_071), StorageFinding.UNKNOWN),
+        (JobReads(waiting_s=1.0, read_bytes=0, device_bytes=0), StorageFinding.LATENCY),  # its kernel counts neither
+        (JobReads(waiting_s=1.0, read_bytes=9e9), StorageFinding.LATENCY),
+    ],
+)
+def test_a_disk_of_which_the_job_reads_less_than_a_thousandth_is_not_what_it_waits_for(
+    reads: JobReads, finding: StorageFinding, tmp_path: Path
+) -> None:
+    """2000 reads of 64 KiB in 20 s, each 1 ms."""
+    times = [{"/proc/diskstats": disk(1000 * number, 65_536_000 * number, 1000 * number)} for number in range(3)]
+    verdict = judged(recorded(tmp_path, times, mountinfo=ON_A_DISK), reads=reads)
+    assert verdict.finding == finding
+    assert (verdict.reason == StorageReason.OTHERS_READ) is (finding == StorageFinding.UNKNOWN)
+
+
+def test_of_a_server_only_the_mounts_own_requests_are_counted(tmp_path: Path) -> None:
+    times = nfs_times(small_files, read_bytes=lambda n: 5000 * n * 20_000)
+    reads = JobReads(waiting_s=60.0, read_bytes=9e9, device_bytes=0)
+    assert judged(recorded(tmp_path, times), reads=reads).finding == StorageFinding.METADATA
+
+
 @pytest.mark.parametrize(("available", "is_missed"), [(5000, True), (4990, False)])
 def test_data_that_takes_more_than_four_fifths_of_the_memory_does_not_fit(
     available: int, is_missed: bool, tmp_path: Path

@@ -30,6 +30,7 @@ class StorageReason(StrEnum):
     FEW_REQUESTS = "few requests"
     NO_TIMES = "no times"
     LITTLE_TIME = "little time"
+    OTHERS_READ = "others read"
     NO_CEILING = "no ceiling"
     NO_MOUNT = "no mount"
 

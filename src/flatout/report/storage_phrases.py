@@ -14,6 +14,7 @@ _WHY_UNKNOWN = {
     StorageReason.FEW_REQUESTS: "it had too few requests to judge",
     StorageReason.NO_TIMES: "its client counts requests, but not the time that they take",
     StorageReason.LITTLE_TIME: "its requests took only a small part of the time in which the loader waits",
+    StorageReason.OTHERS_READ: "nearly all that was read from it was read by other processes",
     StorageReason.NO_CEILING: "its rate is not steady, and the most that it can deliver is unknown",
     StorageReason.NO_MOUNT: "the host's list of mounts does not have it",
 }

@@ -35,6 +35,7 @@ LARGE_READ_BYTES = 65536
 MIN_IN_FLIGHT = 2.0
 MAX_SPREAD = 0.25  # of the bytes per second from time to time, for a steady rate
 MIN_OWN_READS = 0.5  # of a server's bytes, that these processes asked for: else others read, or files are mapped
+MIN_OF_DISK = 0.001  # of the bytes read from a local disk: below it, its requests are those of other processes
 MIN_EXPLAINED = 0.25  # of the time in which the loader's processes wait
 
 
@@ -57,6 +58,8 @@ def storage_verdict(host: HostStorage, mount: Mount, reads: JobReads) -> Storage
         return _unknown(undecided, StorageReason.ONE_SAMPLE)
     if total.num_reads + total.num_metadata < MIN_REQUESTS:
         return _unknown(undecided, StorageReason.FEW_REQUESTS)
+    if _is_read_by_others(mount, total, reads):
+        return _unknown(undecided, StorageReason.OTHERS_READ)
     if _is_at_limit(mount, total):
         return _decided(undecided, StorageFinding.BANDWIDTH)
     if total.requests_s is not None and reads.waiting_s and total.requests_s < MIN_EXPLAINED * reads.waiting_s:
@@ -155,8 +158,20 @@ def _was_cache_missed(undecided: StorageVerdict) -> bool:
 
 def _own_bytes(mount: Mount, total: MountUse, reads: JobReads) -> float:
     """Return the bytes that the job read from a mount: of a local disk only its own, since all processes use it."""
-    is_local = mount.source.startswith("/dev/")
-    return reads.device_bytes if is_local and reads.device_bytes is not None else total.read_bytes
+    if _is_local(mount) and reads.device_bytes is not None:
+        return reads.device_bytes
+    return total.read_bytes
+
+
+def _is_local(mount: Mount) -> bool:
+    return mount.source.startswith("/dev/")
+
+
+def _is_read_by_others(mount: Mount, total: MountUse, reads: JobReads) -> bool:
+    """Whether hardly a read of a local disk is the job's, whose files are then in the page cache."""
+    if not (_is_local(mount) and reads.read_bytes):  # a kernel that counts no bytes of a process counts no reads either
+        return False
+    return reads.device_bytes is not None and reads.device_bytes < MIN_OF_DISK * total.read_bytes
 
 
 def _data_bytes(total: MountUse, reads: JobReads) -> float | None:
