@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flatout.inside.identity import Identity, find_identity
 from flatout.inside.phases.consensus import NUM_UNTRACED_STEPS, PlanFile, TracePlan, make_plan
+from flatout.inside.phases.phases import Phases
 from flatout.inside.phases.warmup import WarmupDetector
 from flatout.inside.recording.step_detector import StepSource
+from flatout.inside.settings import RecorderSettings, StopRule
 
 
 def steps_until_settled(
@@ -138,6 +142,37 @@ def test_other_ranks_have_time_to_read_the_plan(world_size: int, num_nodes: int,
     assert plan.flops_step - plan.settled == least
     assert plan.start is not None
     assert plan.start > plan.flops_step + 2
+
+
+class PlanEvent:
+    """In place of the step file: keeps the plan."""
+
+    def __init__(self) -> None:
+        self.plan: dict[str, Any] = {}
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name == "plan":
+            self.plan = fields
+
+
+@pytest.mark.parametrize("burst", [[0.02, 0.02, 0.3], [0.3, 0.02], [0.1]])
+def test_a_profile_measures_for_the_wanted_time_also_where_batches_come_in_bursts(
+    tmp_path: Path, burst: list[float]
+) -> None:
+    """The median of steps in bursts is that of their short or of their long ones, several times off their mean."""
+    settings = RecorderSettings(
+        recording=tmp_path, has_facts=False, stop_rule=StopRule(min_steps=2, max_steps=900, min_s=3.0)
+    )
+    file = PlanEvent()
+    phases = Phases(settings, identity(world_size=1), file)  # type: ignore[arg-type]
+    times = list(islice(cycle(burst), 1000))
+    for step, step_s in enumerate(times):
+        phases.add(step, step_s, "")
+        phases.advance(step, StepSource.OPTIMIZER, is_training=True)
+        if file.plan:
+            break
+    measured_s = sum(times[file.plan["settled"] : file.plan["flops_step"]])
+    assert 2.8 <= measured_s <= 4.0
 
 
 def test_long_steps_are_traced_less_often() -> None:
