@@ -94,6 +94,15 @@ def test_without_a_decision_it_ends_at_the_last_analysis() -> None:
     assert result.judged.verdict.num_candidates == 20
 
 
+def test_a_gate_that_stays_undecided_after_the_verdict_ends_at_the_last_analysis() -> None:
+    """The verdict is final after the sixth trial of B; the slowdown is so close to the gate that it is not decided."""
+    arms = SimulatedArms(0.05, shape="warming", seed=10_004)
+    result, _ = compared(arms, gate=0.03, max_trials=60)
+    assert result.judged.gate is not None
+    assert (result.judged.verdict.verdict, result.judged.gate.outcome) == ("worse", "undecided")
+    assert (result.ended_by, len(result.evidence.trials)) == ("last_analysis", 39)
+
+
 @pytest.mark.parametrize(
     ("fails", "message"),
     [

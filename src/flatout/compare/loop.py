@@ -92,9 +92,12 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
 def _is_analysis_due(evidence: Evidence) -> bool:
     """Whether the last trial is one of B after which its trials are analysed: no other trial changes the verdict."""
     last = evidence.trials[-1]
-    num_of_b = sum(trial.is_complete for trial in evidence.trials_of("B"))
     is_of_b = last.is_complete and arm_of(last.index) == "B"
-    return is_of_b and num_of_b in _ANALYSED
+    return is_of_b and _num_of_b(evidence) in _ANALYSED
+
+
+def _num_of_b(evidence: Evidence) -> int:
+    return sum(trial.is_complete for trial in evidence.trials_of("B"))
 
 
 def _judged(evidence: Evidence, options: CompareOptions, *, is_last: bool = False) -> Judged:
@@ -113,14 +116,15 @@ def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions, so_far:
         return None
     if so_far.is_decided:
         return "decided"
-    if so_far.verdict.num_candidates >= ANALYSES[-1].num_fresh:
+    # The verdict may be older than the last analysis: it is final once it decides, and the gate is asked further.
+    num_of_b = _num_of_b(evidence)
+    if num_of_b >= ANALYSES[-1].num_fresh:
         return "last_analysis"
     if options.max_trials is not None and len(evidence.trials) >= options.max_trials:
         return "trial_budget"
     if runner.spent_s() + evidence.trial_s > options.budget_s:
         return "time_budget"
-    is_analysed = any(analysis.num_fresh == so_far.verdict.num_candidates for analysis in ANALYSES)
-    if options.gate is None or not is_analysed:
+    if options.gate is None or num_of_b not in _ANALYSED:
         return None
     is_hopeless = is_gate_hopeless(evidence.trials, objective=evidence.objective, gate=options.gate)
     return "hopeless" if is_hopeless else None
