@@ -87,6 +87,21 @@ def test_why_another_node_gave_up_ends_the_job_unless_the_launcher_is_elastic(tm
     assert "n2" not in first.newly_lost(), "it has ended, and is not lost"
 
 
+def test_a_node_that_goes_back_is_followed_by_those_of_its_job_while_it_runs(tmp_path: Path) -> None:
+    first, second, clock = pair(tmp_path)
+    assert second.reverted_node() is None
+    first.reverts()
+    later(clock, second)
+    assert (first.reverted_node(), second.reverted_node()) == (None, "n1")
+    began_s = clock.now
+    assert second.reason() is None
+    assert clock.now == began_s, "its ranks were ended on purpose: no failure is waited for"
+    new = PeerBoard(tmp_path, "n3", TORCHRUN, clock=clock)
+    later(clock, new)
+    later(clock, new)
+    assert new.reverted_node() is None, "n1 has said nothing since"
+
+
 def test_what_an_earlier_job_left_in_the_folder_is_not_heard(tmp_path: Path) -> None:
     _, second, clock = pair(tmp_path)
     second.gives_up("a bug")

@@ -9,17 +9,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from tests.keep.beating import Clock, Rank
 from tests.keep.conftest import ahead
+from tests.keep.test_nodes import later, pair
+from tests.keep.test_rules import PEER_GONE, evidence, failed
 
 import flatout as package
 from flatout.change.catalogue import all_changes
 from flatout.change.combine import combine
 from flatout.emit import tuned_toml
 from flatout.errors import UsageError
+from flatout.keep.attempt import AttemptResult
 from flatout.keep.expectation import (
     LEAST_WINDOW_S,
     LEAST_WINDOW_STEPS,
@@ -29,13 +33,17 @@ from flatout.keep.expectation import (
     observed,
 )
 from flatout.keep.heartbeats import HeartbeatReader, ranks_of
+from flatout.keep.job_identity import JobIdentity
 from flatout.keep.ledger import LedgerFile
+from flatout.keep.peer_board import PeerBoard
+from flatout.keep.supervise import Restarts, StepProgress, keep_alive
+from flatout.launch import ExitStatus
 from flatout.records.change import JobFacts
 from flatout.records.expectation import ObservedSteps, StepExpectation
 from flatout.records.tuning import Tuning
 from flatout.records.verdict import Verdict
 from flatout.report.expectation_text import expectation_sentence, other_scale_sentence
-from flatout.run import RunRequest
+from flatout.run import RunRequest, prepare, run
 from flatout.run.tuning_check import TuningCheck
 
 JOB = Path(__file__).parents[1] / "jobs" / "keep_job.py"
@@ -64,15 +72,18 @@ def verdict(**values: Any) -> Verdict:
     return msgspec.convert(defaults | values, Verdict)
 
 
-def tuned_file(path: Path, *, step_s: float | None, num_ranks: int = 2, **values: Any) -> Path:
+def tuned_file(
+    path: Path, *, step_s: float | None, num_ranks: int = 2, num_hosts: int | None = None, **values: Any
+) -> Path:
     """Write the tuned.toml of a tuning that accepted one harmless change."""
     change = next(each for each in all_changes(FACTS) if each.environment and not each.launch)
+    hosts = {} if num_hosts is None else {"num_hosts": str(num_hosts)}
     tuning = Tuning(
         command=("torchrun", "keep_job.py"),
         changes=combine([change], FACTS),
         verdict=verdict(**values),
         step_s=step_s,
-        machine={"device": "cpu", "num_ranks": str(num_ranks)},
+        machine={"device": "cpu", "num_ranks": str(num_ranks)} | hosts,
     )
     path.write_text(tuned_toml.emit(tuning).text)
     return path
@@ -157,7 +168,8 @@ def checked(
     ranks = [Rank(tmp_path / "beats", number, 2, clock, patch) for number in range(2)]
     reader = HeartbeatReader(tmp_path / "beats")
     writer = LedgerFile(tmp_path / "ledger.jsonl")
-    check = TuningCheck(expectation, writer, reverts=reverts, device=None, say=said)
+    alone = PeerBoard(None, "n1", JobIdentity(name=None, spans_nodes=False, node_key="", job_key=""))
+    check = TuningCheck(expectation, writer, nodes=alone, reverts=reverts, device=None, num_nodes=1, say=said)
     ends = []
     for step in range(1, 200):
         for rank in ranks:
@@ -203,11 +215,13 @@ def test_on_another_scale_nothing_is_compared(tmp_path: Path, monkeypatch: pytes
     assert ([line["outcome"] for line in lines], ends) == (["not_compared"], [])
 
 
-def test_another_device_is_another_scale() -> None:
-    gpu = msgspec.structs.replace(TUNED, device="NVIDIA H100")
-    assert other_scale_sentence(gpu, num_ranks=2, device="NVIDIA H200") is not None
-    assert other_scale_sentence(gpu, num_ranks=2, device="NVIDIA H100") is None
-    assert other_scale_sentence(gpu, num_ranks=2, device=None) is None
+def test_another_device_and_other_nodes_are_another_scale() -> None:
+    gpu = msgspec.structs.replace(TUNED, device="NVIDIA H100", num_nodes=2)
+    assert other_scale_sentence(gpu, num_ranks=2, num_nodes=2, device="NVIDIA H200") is not None
+    assert other_scale_sentence(gpu, num_ranks=2, num_nodes=2, device="NVIDIA H100") is None
+    assert other_scale_sentence(gpu, num_ranks=2, num_nodes=None, device=None) is None
+    other = other_scale_sentence(gpu, num_ranks=2, num_nodes=1, device=None)
+    assert other == "the gain of the tuning is not checked: it was measured on 2 nodes, not 1"
 
 
 def test_each_outcome_has_a_sentence_with_its_numbers() -> None:
@@ -224,6 +238,67 @@ def test_reverting_needs_changes_and_a_way_to_resume() -> None:
         RunRequest(command=("a",), config=Path("tuned.toml"), on_regression="revert").check()
     resumes = {"checkpoint": Path("c.pt"), "resume_arguments": ("--resume",)}
     RunRequest(command=("a",), config=Path("tuned.toml"), on_regression="revert", **resumes).check()  # type: ignore[arg-type]
+
+
+class Attempts:
+    """In place of the runner of attempts: the first one loses its peers, the second one ends well."""
+
+    def __init__(self, is_reverting: Any) -> None:
+        self.is_reverting = is_reverting
+        self._codes = [1, 0]
+
+    def run(self, *_: object, **__: object) -> AttemptResult:
+        code = self._codes.pop(0)
+        failures = (failed("RuntimeError", PEER_GONE),) if code else ()
+        ended = ExitStatus(code=code, signal=None, start_unix_s=0.0, end_unix_s=1.0)
+        return AttemptResult(ended=ended, evidence=evidence(code=code, failures=failures), ranks=())
+
+
+@pytest.mark.parametrize("has_reverted", [True, False])
+def test_ranks_that_lost_those_of_a_node_that_went_back_use_up_no_restart(tmp_path: Path, has_reverted: bool) -> None:
+    """The other node's word is heard once per second, and its ranks are gone sooner."""
+    first, second, clock = pair(tmp_path)
+    writer, said = LedgerFile(tmp_path / "ledger.jsonl"), Said()
+    check = TuningCheck(TUNED, writer, nodes=second, reverts=True, device=None, num_nodes=2, say=said)
+    assert not check.ends_attempt(())
+    if has_reverted:
+        first.reverts()
+    else:
+        first.fails("rank 0 raised ValueError")
+    later(clock, second)
+    ended = keep_alive(
+        Attempts(check.ends_attempt),  # type: ignore[arg-type]
+        Restarts(0),
+        StepProgress(),
+        next_words=lambda *_: ("job",),
+        environment={},
+        state=tmp_path,
+        book=Mock(),
+        say=said,
+        nodes=second,
+    )
+    writer.close()
+    assert ended.code == (0 if has_reverted else 1)
+    went_back = "n1 restarts the job without the changes: so does this node"
+    assert said == [went_back] if has_reverted else went_back not in said
+    assert ("reverted" in (tmp_path / "ledger.jsonl").read_text()) is has_reverted
+
+
+def test_reverting_on_several_nodes_needs_a_folder_in_which_they_hear_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = RunRequest(
+        command=("torchrun", "--nnodes=2", "--rdzv-id=job", "--rdzv-endpoint=n1:29500", "keep_job.py"),
+        config=tuned_file(tmp_path / "tuned.toml", step_s=0.1),
+        on_regression="revert",
+        ledger=tmp_path / "ledger.jsonl",
+        checkpoint=tmp_path / "ckpt.pt",
+        resume_arguments=("--resume",),
+    )
+    with pytest.raises(UsageError, match="on several nodes needs a ledger folder"):
+        run(request, prepare(request, {}))
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def run_job(folder: Path, options: Sequence[str], *, num_steps: int, **tuned: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.keep.conftest import ahead
+from tests.keep.test_tuning_check import tuned_file
 from tests.nodes import Node, two_nodes_in
 from tests.slurm import free_port
 
@@ -31,12 +32,17 @@ class Together:
     """The job on both machines, with one folder that both see."""
 
     def __init__(
-        self, nodes: tuple[Node, Node], folder: Path, *job: str, launcher: tuple[str, ...] = ("--nnodes=2",)
+        self,
+        nodes: tuple[Node, Node],
+        folder: Path,
+        *job: str,
+        launcher: tuple[str, ...] = ("--nnodes=2",),
+        options: tuple[str, ...] = ("--max-restarts=3",),
     ) -> None:
         self.nodes, self.folder = nodes, folder
         self.books = folder / "books"
         self.books.mkdir()
-        self._launcher = launcher
+        self._launcher, self._options = launcher, options
         self._meeting = f"n1:{free_port()}"
         self._job = job
         for node in nodes:
@@ -44,7 +50,7 @@ class Together:
 
     def start(self, node: Node) -> None:
         checkpoint = ["--resume-arg=--init_from=resume", f"--checkpoint={self.folder / 'out' / 'ckpt.pt'}"]
-        kept = [sys.executable, "-m", "flatout", "run", "--max-restarts=3", f"--ledger={self.books}", *checkpoint]
+        kept = [sys.executable, "-m", "flatout", "run", *self._options, f"--ledger={self.books}", *checkpoint]
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--rdzv-backend=c10d"]
         meeting = [f"--rdzv-endpoint={self._meeting}", "--rdzv-id=job"]
         inherited = {n: v for n, v in os.environ.items() if not n.startswith(("FLATOUT_", "TORCHELASTIC"))}
@@ -194,6 +200,38 @@ def test_a_bug_on_one_node_ends_the_job_on_both(ran: Together) -> None:
     )
     assert judged(n1)[-1].startswith(("flatout: n2 does not restart it: the same failure", judged(n2)[-1]))
     assert 0 not in job.codes()
+
+
+def slower_than_tuned(folder: Path) -> Together:
+    """Steps of 100 ms, of which a tuning on two nodes promises that they take a millisecond."""
+    config = tuned_file(folder / "tuned.toml", step_s=0.001, num_hosts=2)
+    options = ("--config", str(config), "--on-regression=revert")
+    with two_nodes_in(folder) as nodes:
+        both = Together(nodes, folder, "--steps=180", "--step_s=0.1", options=options)
+        both.wait_for_the_end()
+    return both
+
+
+@ahead(slower_than_tuned)
+def test_a_job_that_is_slower_than_tuned_goes_back_on_both_nodes_at_once(ran: Together) -> None:
+    job = ran
+    n1, n2 = job.nodes
+    assert job.codes() == [0, 0]
+    (check,) = [line for node in ("n1", "n2") for line in job.events(node, "tuning_check")]
+    assert (check["outcome"], check["reverts"]) == ("regression", True)
+    for node in ("n1", "n2"):
+        assert len(job.events(node, "reverted")) == 1
+        assert len(job.events(node, "attempt")) == 2
+        assert job.events(node, "failure") == []
+    followed = [line for line in (*n1.said(), *n2.said()) if "restarts the job without the changes: so does" in line]
+    assert len(followed) == 1
+    assert not any("restart 1 of" in line for line in (*n1.said(), *n2.said()))
+    losses: dict[int, set[float]] = {}
+    for step, loss in job.losses():
+        losses.setdefault(step, set()).add(loss)
+    assert sorted(losses) == list(range(180))
+    assert all(len(values) == 1 for values in losses.values()), "steps that were made again have the same losses"
+    assert len(job.losses()) - 180 < 30, "it goes back soon after a checkpoint"
 
 
 ELASTIC = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=15")

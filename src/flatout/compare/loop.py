@@ -117,14 +117,13 @@ def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions, so_far:
     if so_far.is_decided:
         return "decided"
     # The verdict may be older than the last analysis: it is final once it decides, and the gate is asked further.
-    num_of_b = _num_of_b(evidence)
-    if num_of_b >= ANALYSES[-1].num_fresh:
+    if _num_of_b(evidence) >= ANALYSES[-1].num_fresh:
         return "last_analysis"
     if options.max_trials is not None and len(evidence.trials) >= options.max_trials:
         return "trial_budget"
     if runner.spent_s() + evidence.trial_s > options.budget_s:
         return "time_budget"
-    if options.gate is None or num_of_b not in _ANALYSED:
+    if options.gate is None:
         return None
     is_hopeless = is_gate_hopeless(evidence.trials, objective=evidence.objective, gate=options.gate)
     return "hopeless" if is_hopeless else None

@@ -105,14 +105,19 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         if not is_usable:
             return None
         without_s = measured.step_s * measured.mean_speedup
-        num_ranks = self.machine.get("num_ranks", "")
         return StepExpectation(
             low_s=without_s / high,
             high_s=without_s / low,
             without_s=without_s,
-            num_ranks=int(num_ranks) if num_ranks.isascii() and num_ranks.isdigit() else None,
+            num_ranks=_count(self.machine, "num_ranks"),
+            num_nodes=_count(self.machine, "num_hosts"),
             device=self.machine.get("device"),
         )
+
+
+def _count(machine: dict[str, str], name: str) -> int | None:
+    text = machine.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def emit(tuning: Tuning) -> Emitted:

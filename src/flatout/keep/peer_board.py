@@ -59,6 +59,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_failures: int = 0
     given_up: str | None = None  # why this node does not restart the job
     has_ended: bool = False  # its `flatout run` has ended, in whatever way
+    has_reverted: bool = False  # it runs the job without the changes of its tuning from now on
 
 
 class _Heard(msgspec.Struct, kw_only=True):
@@ -127,6 +128,10 @@ class PeerBoard:
     def gives_up(self, why: str) -> None:
         self._report(given_up=self._clean(why), ranks=())
 
+    def reverts(self) -> None:
+        """Report that this node restarts the job without the changes of its tuning."""
+        self._report(has_reverted=True)
+
     def ends(self) -> None:
         """Report that this `flatout run` ends, so that its silence is not taken for a loss."""
         self._report(has_ended=True, ranks=())
@@ -165,6 +170,13 @@ class PeerBoard:
                 return f"{heard.status.node} does not restart it: {heard.status.given_up}"
         return None
 
+    def reverted_node(self) -> str | None:
+        """Return a node of the job that runs it without the changes of its tuning, so that this node has to, too."""
+        for heard in self._heard.values():
+            if heard.is_new and heard.status.has_reverted and self._is_needed(heard):
+                return heard.status.node
+        return None
+
     def new_namesakes(self) -> list[str]:
         """Return the nodes with another job of this job's name, each only once."""
         unreported = self._namesakes - self._reported_namesakes
@@ -194,7 +206,10 @@ class PeerBoard:
                 heard.side_by_side = (heard.status.run, self._own.attempt)
 
     def reason(self) -> str | None:
-        """Return the failure that other nodes reported a moment ago, after waiting a few seconds for it."""
+        """Return the failure that other nodes reported a moment ago, after waiting a few seconds for it.
+
+        A node that ended its ranks to go back to the job without its changes has none.
+        """
         if self._folder is None or not any(heard.is_new for heard in self._heard.values()):
             return None
         deadline = self._clock() + _HEAR_S
@@ -203,7 +218,7 @@ class PeerBoard:
             recent = self._recent_failures()
             if recent:
                 return "; ".join(f"on {status.node}: {status.failure}" for status in recent)
-            if self._clock() >= deadline:
+            if self._clock() >= deadline or self.reverted_node() is not None:
                 return None
             time.sleep(0.1)
 

@@ -265,6 +265,8 @@ def keep_alive(
         done = watched.run(words, environment, folder, reached=progress.step)
         ran_s = time.monotonic() - began_s
         judgement = REVERTED if done.is_reverted else _with_reason(judge(done.evidence), nodes)
+        if _is_failure(judgement) and nodes.reverted_node() is not None and watched.is_reverting(done.ranks):
+            judgement = REVERTED  # that node ended its ranks a moment before
         is_silent = not done.ranks and done.ended.shell_code < _BY_SIGNAL
         decision = restarts.decide(judgement, done.evidence.step, silent_s=ran_s if is_silent else None)
         if _is_failure(judgement):

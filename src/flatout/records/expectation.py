@@ -17,6 +17,7 @@ class StepExpectation(msgspec.Struct, frozen=True, kw_only=True):
     high_s: float
     without_s: float  # per step without the changes
     num_ranks: int | None = None
+    num_nodes: int | None = None
     device: str | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flatout import units
 from flatout.records.expectation import ObservedSteps, StepExpectation
+from flatout.report.phrases import counted
 
 
 def expectation_sentence(observed: ObservedSteps, expectation: StepExpectation) -> str:
@@ -23,12 +24,18 @@ def expectation_sentence(observed: ObservedSteps, expectation: StepExpectation) 
             return f"the changes do not help here: {step}, but the tuning measured {tuned}, {without}"
 
 
-def other_scale_sentence(expectation: StepExpectation, *, num_ranks: int, device: str | None) -> str | None:
-    """Return why the step times cannot be compared, or None if they can."""
+def other_scale_sentence(
+    expectation: StepExpectation, *, num_ranks: int, num_nodes: int | None, device: str | None
+) -> str | None:
+    """Return why the step times cannot be compared, or None if they can. Unknown nodes and devices are not compared."""
     if expectation.num_ranks is not None and expectation.num_ranks != num_ranks:
-        return (
-            f"the gain of the tuning is not checked: it was measured on {expectation.num_ranks} ranks, not {num_ranks}"
-        )
+        return _other_scale(counted(expectation.num_ranks, "rank"), num_ranks)
+    if expectation.num_nodes is not None and num_nodes is not None and expectation.num_nodes != num_nodes:
+        return _other_scale(counted(expectation.num_nodes, "node"), num_nodes)
     if expectation.device is not None and device is not None and expectation.device != device:
-        return f"the gain of the tuning is not checked: it was measured on {expectation.device}, not {device}"
+        return _other_scale(expectation.device, device)
     return None
+
+
+def _other_scale(tuned: str, here: str | int) -> str:
+    return f"the gain of the tuning is not checked: it was measured on {tuned}, not {here}"

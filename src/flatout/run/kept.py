@@ -17,7 +17,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.change.launchers import launch_value, launched_program
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, UsageError
 from flatout.keep.attempt import AttemptRunner
 from flatout.keep.clocks import ClockWatch
 from flatout.keep.hang import Hang
@@ -62,7 +62,8 @@ class KeptRun:
     ) -> None:
         """Check for other jobs and open the ledger. `state` is a folder for this run alone.
 
-        Raises InputError for an unusable recording or ledger, and if another job is in the way.
+        Raises InputError for an unusable recording or ledger, and if another job is in the way; UsageError if the nodes
+        of a job could not revert its changes together.
         """
         self._request = request
         self._prepared = prepared
@@ -75,6 +76,12 @@ class KeptRun:
         self._others_continue = goes_on_without_host(launch_value(self._command, "torchrun", "--nnodes", environment))
         self._start = start_of(os.environ, launch_value(self._command, "torchrun", "--rdzv-id", environment))
         self._spans_nodes = spans_nodes(self._command, environment)
+        self._shared = request.ledger if request.ledger is not None and request.ledger.is_dir() else None
+        if request.on_regression == "revert" and self._spans_nodes and self._shared is None:
+            raise UsageError(
+                "`--on-regression revert` on several nodes needs a ledger folder, by which each node learns of it",
+                hint="pass an existing folder that all nodes see: --ledger FOLDER",
+            )
         self._identity = identify(self._command, environment, self._start, spans=self._spans_nodes)
         self._recorded = self._recorded_steps()
         node = self._clean(os.uname().nodename)
@@ -87,7 +94,7 @@ class KeptRun:
         self._progress = StepProgress(self._previous)
         self._gpus = Gpus()
         self._nodes = PeerBoard(
-            request.ledger if request.ledger is not None and request.ledger.is_dir() else None,
+            self._shared,
             node,
             self._identity,
             others_go_on=self._others_continue,
@@ -124,6 +131,11 @@ class KeptRun:
     def _num_nodes(self) -> int:
         return count_nodes(self._command, self._environment)
 
+    def _known_num_nodes(self) -> int | None:
+        """Return the number of nodes of the job; None if its command does not say it."""
+        num_nodes = self._num_nodes()
+        return None if self._spans_nodes and num_nodes == 1 else num_nodes
+
     def _settle_with_others(self, node: str) -> bool:
         request = self._request
         checkpoints = (request.checkpoint, request.checkpoint_folder)
@@ -158,16 +170,18 @@ class KeptRun:
         )
 
     def _new_tuning_check(self) -> TuningCheck | None:
-        """Return the check of the tuning's gain, if there is one to check on one node."""
+        """Return the check of the tuning's gain, if there is one to check."""
         expectation, mode = self._prepared.expectation, self._request.on_regression
-        if expectation is None or mode == "off" or self._spans_nodes:
+        if expectation is None or mode == "off":
             return None
         names = [str(gpu["name"]) for gpu in self._gpus.facts() if "name" in gpu]
         return TuningCheck(
             expectation,
             self._writer,
+            nodes=self._nodes,
             reverts=mode == "revert",
             device=names[0] if names else None,
+            num_nodes=self._known_num_nodes(),
             say=lambda text: say(self._clean(text)),
         )
 

@@ -1,7 +1,8 @@
 """Check a running job against its tuning, and go back to the job without the changes if they do not help here.
 
 In: heartbeats of the running job. Out: messages, lines of the ledger, and whether the attempt is to be ended: after a
-regression was found, once a further checkpoint is written. Each job is checked once.
+regression was found, once a further checkpoint is written. Each job is checked once. On several nodes, the one with
+rank 0 checks, and the others go back when it does: no two nodes may run different settings.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from flatout.keep.expectation import ExpectationWatch
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.ledger import LedgerFile
+from flatout.keep.peer_board import PeerBoard
 from flatout.records.expectation import ObservedSteps, StepExpectation
 from flatout.report.expectation_text import expectation_sentence, other_scale_sentence
 
@@ -26,24 +28,30 @@ class TuningCheck:
         expectation: StepExpectation,
         writer: LedgerFile,
         *,
+        nodes: PeerBoard,
         reverts: bool,
         device: str | None,
+        num_nodes: int | None,
         say: Callable[[str], object],
     ) -> None:
         self._expectation = expectation
         self._watch = ExpectationWatch(expectation)
         self._writer = writer
+        self._nodes = nodes
         self._reverts = reverts
         self._device = device
+        self._num_nodes = num_nodes
         self._say = say
         self._num_checkpoints: int | None = None  # when the regression was found; None: there is nothing to revert
         self.is_reverted = False
 
     def look(self, ranks: Sequence[HeartbeatSample]) -> None:
         """Compare the steps, once there are enough."""
-        if self._watch.is_done or not ranks:
+        if self._watch.is_done or not ranks or ranks[0].rank != 0:
             return
-        reason = other_scale_sentence(self._expectation, num_ranks=ranks[0].world_size, device=self._device)
+        reason = other_scale_sentence(
+            self._expectation, num_ranks=ranks[0].world_size, num_nodes=self._num_nodes, device=self._device
+        )
         if reason is not None and ranks[0].num_steps:
             self._watch.is_done = True
             self._say(reason)
@@ -54,14 +62,24 @@ class TuningCheck:
             self._report(observed, ranks)
 
     def ends_attempt(self, ranks: Sequence[HeartbeatSample]) -> bool:
-        """Return whether to end the attempt now: after a regression, a further checkpoint is complete."""
-        if self._num_checkpoints is None or self.is_reverted or _num_checkpoints(ranks) <= self._num_checkpoints:
+        """Return whether to end the attempt now, or why it has ended: to restart the job without the changes.
+
+        That is after a regression, once a further checkpoint is complete; or once another node has done so.
+        """
+        if self.is_reverted or not self._reverts:
             return False
+        other = self._nodes.reverted_node()
+        if other is not None:
+            self._revert(ranks, f"{other} restarts the job without the changes: so does this node", node=other)
+        elif self._num_checkpoints is not None and _num_checkpoints(ranks) > self._num_checkpoints:
+            self._revert(ranks, "a checkpoint was written: the job is restarted without the changes")
+        return self.is_reverted
+
+    def _revert(self, ranks: Sequence[HeartbeatSample], sentence: str, **fields: str) -> None:
         self.is_reverted = True
-        step = max((rank.num_steps for rank in ranks), default=0)
-        self._say("a checkpoint was written: the job is restarted without the changes")
-        self._writer.write("reverted", steps=step)
-        return True
+        self._nodes.reverts()
+        self._say(sentence)
+        self._writer.write("reverted", steps=max((rank.num_steps for rank in ranks), default=0), **fields)
 
     def _report(self, observed: ObservedSteps, ranks: Sequence[HeartbeatSample]) -> None:
         reverts = self._reverts and observed.outcome == "regression"
