@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from flatout.catalog.failures import CLASSES, Phase, fit, known_failures, phrase_pattern
+from flatout.catalog import failure_words
+from flatout.catalog.failure_words import Estimate
+from flatout.catalog.failures import CLASSES, Phase, Restart, fit, known_failures, phrase_pattern
 from flatout.keep.classify import classify
 from flatout.keep.error_text import errors_in, phase_in, without_names
-from flatout.keep.explain_failure import explain_failure
+from flatout.keep.explain_failure import LEAST_LIKELY, explain_failure
 
 DATA = Path(__file__).parents[1] / "data" / "failures"
 # `failure_messages.csv` was there before the table of failures; `public_texts.csv` was collected from public issues, or
@@ -23,7 +27,12 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 # words. What the table reaches now says nothing about texts that it has never seen. Of the sets from j on, which are of
 # public issues and logs, only some rows are here. At first sight: 67 and 80 % of 60 (j),
 # 74 and 79 % of 53 (k), 72 and 84 % of 50 (l).
-CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv")
+# `fresh_texts.csv` has whole sets of texts found in public issues, docs and logs, whose answers were written before
+# `explain` was tried on them. At first sight, class and decision were right in 79 and 87 % of 82 (r, by the table
+# alone), 87 and 90 % of 79 (s, with the first estimates by words), 79 and 90 % of 81 (t; 77 and 85 % by the table
+# alone). One answer of t was changed afterwards, because an earlier set has another one for the same words.
+# `harmless_lines.csv` has lines of healthy jobs, which say nothing.
+CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv", "fresh_texts.csv")
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -39,8 +48,15 @@ def phase_of(row: dict[str, str]) -> Phase:
     return "start" if row["phase"] == "start" else "training"
 
 
+def class_by_table(text: str, phase: Phase | None = None) -> str:
+    """Return the class that the table gives, without an estimate by words."""
+    classification = classify(errors_in(text), phase)
+    return classification.failure_class if classification is not None else "unknown"
+
+
 @pytest.mark.parametrize(
-    ("corpus", "least"), [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537)]
+    ("corpus", "least"),
+    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 242)],
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -314,7 +330,7 @@ def test_the_status_that_begins_a_message_is_its_class(status: str, expected: tu
 def test_what_a_library_requires_is_a_mistake_also_when_the_phase_is_unknown() -> None:
     answer = explain_failure("RuntimeError: the number of heads must be even")
     assert (answer.failure_class, answer.restart) == ("mistake", "no")
-    assert explain_failure("RuntimeError: the number of heads is 3").failure_class == "unknown"
+    assert class_by_table("RuntimeError: the number of heads is 3") == "unknown"
 
 
 def test_secrets_in_a_message_are_masked() -> None:
@@ -343,7 +359,7 @@ def test_the_text_of_a_native_exception_counts_and_not_its_announcement() -> Non
 )
 def test_an_errno_is_read_however_it_is_spelled(message: str) -> None:
     assert explain_failure(f"OSError: {message}", "training").failure_class == "disk-full"
-    assert explain_failure(f"OSError: {message.replace('122', '1220')}", "training").failure_class == "job"
+    assert class_by_table(f"OSError: {message.replace('122', '1220')}", "training") == "job"
 
 
 @pytest.mark.parametrize(
@@ -362,7 +378,7 @@ def test_a_status_of_http_is_read_however_it_is_spelled(message: str) -> None:
     assert explain_failure(f"HTTPError: {message}", "training").failure_class == "network"
     refused = explain_failure(f"HTTPError: {message.replace('503', '403')}", "training")
     assert (refused.failure_class, refused.restart) == ("mistake", "no")
-    assert explain_failure("HTTPError: read 503 samples", "training").failure_class == "job"
+    assert class_by_table("HTTPError: read 503 samples", "training") == "job"
 
 
 @pytest.mark.parametrize(
@@ -386,7 +402,7 @@ def test_an_error_of_cuda_is_read_however_it_is_spelled(message: str) -> None:
 
 def test_a_constant_in_quotes_counts_and_a_name_of_data_does_not() -> None:
     assert explain_failure('RuntimeError: "cudaErrorECCUncorrectable"', "training").name == "gpu-ecc"
-    assert explain_failure('RuntimeError: no class "uncorrectable ECC error"', "training").name == "exception"
+    assert class_by_table('RuntimeError: no class "uncorrectable ECC error"', "training") == "job"
 
 
 @pytest.mark.parametrize(
@@ -412,3 +428,70 @@ def test_an_exception_after_a_traceback_may_have_any_name() -> None:
 
 def test_a_warning_is_a_line_and_no_exception() -> None:
     assert explain_failure("UserWarning: The NVIDIA driver on your system is too old", "start").failure_class == "host"
+
+
+def test_nine_in_ten_lines_of_healthy_jobs_say_nothing() -> None:
+    texts = rows("harmless_lines.csv")
+    wrong = [row["message"] for row in texts if explain_failure(row["message"]).failure_class != "unknown"]
+    assert len(wrong) <= 0.1 * len(texts), wrong
+
+
+def test_a_likelihood_is_that_of_the_words_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two words of equal importance, of which one speaks for `network` by 2 and one against it by 1, worked by hand."""
+    weights = {
+        "source": "",
+        "labels": [("network", "yes"), ("unknown", "yes")],
+        "bias": [0, 50],
+        "words": {"blorb": [100, 0, 200], "glum": [100, 0, -100]},
+    }
+    monkeypatch.setattr(failure_words, "_weights", lambda: msgspec.convert(weights, failure_words._Weights))
+    found = failure_words.estimate("", "the BLORB", None)
+    assert (found.failure_class, found.likelihood) == ("network", pytest.approx(1 / (1 + math.exp(0.5 - 2.0))))
+    both = failure_words.estimate("", "the blorb is glum", None)  # each counts 1 / sqrt(2)
+    assert both.likelihood == pytest.approx(1 / (1 + math.exp(0.5 - (2.0 - 1.0) / math.sqrt(2))))
+    nothing = failure_words.estimate("", "no word of it", None)
+    assert (nothing.failure_class, nothing.likelihood) == ("unknown", pytest.approx(1 / (1 + math.exp(-0.5))))
+
+
+def test_a_text_without_known_words_is_estimated() -> None:
+    answer = explain_failure("waiting for rank 4 for 300 s now", "training")
+    assert (answer.failure_class, answer.restart, answer.name) == ("timeout", "yes", None)
+    assert answer.likelihood is not None and answer.likelihood > LEAST_LIKELY
+    assert explain_failure("RuntimeError: CUDA error: an illegal memory access").likelihood is None
+
+
+def test_an_estimate_counts_only_from_the_least_likelihood_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def likely(likelihood: float, restart: Restart = "yes") -> None:
+        found = Estimate(failure_class="host", restart=restart, likelihood=likelihood)
+        monkeypatch.setattr("flatout.keep.explain_failure.estimate", lambda *_: found)
+
+    line, error = "the blorb is glum", "RuntimeError: the blorb is glum"
+    likely(0.36)
+    assert explain_failure(line).failure_class == "host"
+    assert explain_failure(error).failure_class == "unknown"  # an exception's type says something, too
+    likely(0.34)
+    assert explain_failure(line).failure_class == "unknown"
+    likely(0.49, "elsewhere")
+    assert explain_failure(line).restart == "yes"  # leaving a host needs more
+    likely(0.51, "elsewhere")
+    assert (explain_failure(line).restart, explain_failure(error).restart) == ("elsewhere", "elsewhere")
+    assert explain_failure("KeyError: 'x'", "start").restart == "no"  # never against the type of a mistake
+
+
+def test_case_and_endings_of_words_hardly_count() -> None:
+    words_of = failure_words.words_of
+    assert words_of("", "Workers KILLED", None) == words_of("", "workers killed", None)
+    assert "connec" in words_of("", "connecting", None) and "connec" in words_of("", "connection", None)
+
+
+def test_a_full_disk_in_a_call_for_shared_memory_is_full_shared_memory() -> None:
+    frames = 'Traceback (most recent call last):\n  File "/lib/multiprocessing/synchronize.py", line 57, in __init__\n'
+    call = "    sl = self._semlock = _multiprocessing.SemLock(\n"
+    error = "OSError: [Errno 28] No space left on device"
+    assert explain_failure(frames + call + error).failure_class == "shm-full"
+    assert explain_failure(frames + "    self._file.write(data)\n" + error).failure_class == "disk-full"
+
+
+def test_the_file_that_a_line_comes_from_is_not_what_it_says() -> None:
+    said = "NCCL WARN Timeout Detected! Transport: NET"
+    assert fit("", f"<proxy.cc:812> {said}") == fit("", f"<net.cc:9> {said}")

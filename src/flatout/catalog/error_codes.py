@@ -16,6 +16,8 @@ _ERRNO = re.compile(
 _HTTP_STATUS = re.compile(
     r"\b([45]\d\d) (?:Client|Server) Error\b|\bHTTP(?: Error|/\d(?:\.\d)?| status(?: code)?| code)?[ :=]+([45]\d\d)\b"
     r"|\b(?:response|status)[ _-]?code[ :=]+([45]\d\d)\b|\bstatus[ :=]+([45]\d\d)\b|\(([45]\d\d)\) when calling\b"
+    r"|\b([45]\d\d)[: ]+(?:Unauthorized|Forbidden|Not Found|Bad Request|Bad Gateway|Service Unavailable"
+    r"|Gateway Time-?out|Too Many Requests|Internal Server Error|Request Time-?out|Payload Too Large)\b"
     r"|\bError ([45]\d\d) \(|\breturned error(?: code)?:? ([45]\d\d)\b|<Response \[([45]\d\d)\]>",
     re.IGNORECASE,
 )

@@ -44,6 +44,7 @@ _IS_INFORMATION = re.compile(r"\b(?:INFO|DEBUG|TRACE|VERBOSE|NOTICE|[Cc]orrected
 _DENIES = re.compile(r"(?i)\b(?:no|without|never)\s+(?:\w+\s+(?:or|and)\s+)?$")
 _DENIAL_CHARACTERS = 30
 _AFTER_A_HEADING = re.compile(r"(Last error:)\s+")  # NCCL's own words stand on the next line
+_SOURCE = re.compile(r"<[\w .-]*\.(?:cc|cpp|hpp|cu|cuh|h)(?::\d+)?>")  # `<proxy.cc:812>`: where, and not what
 _MAX_GAP = 200  # maximum number of characters that a `*` matches
 
 
@@ -98,11 +99,19 @@ class KnownFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.in_training if phase == "training" else None
 
 
+class LikelyFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a class means where no known wording says more."""
+
+    means: str
+    way_out: str
+
+
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str
     groups: dict[str, tuple[str, ...]]
     words: dict[str, tuple[str, ...]]
     cuda_errors: dict[str, tuple[str, ...]]
+    likely: dict[FailureClass, LikelyFailure]
     failure: tuple[KnownFailure, ...]
 
 
@@ -174,9 +183,9 @@ class _Matcher(msgspec.Struct, frozen=True, kw_only=True):
         if not _contains_any(self.about, message.lowered) or not _contains_any(self.says, message.lowered):
             return None
         for line in _AFTER_A_HEADING.sub(r"\1 ", message.text).splitlines():
-            if _IS_INFORMATION.search(line) is not None or _first_in(self.about, line) is None:
+            if is_information(line) or _first_in(self.about, line) is None:
                 continue
-            said = _first_in(self.says, line)
+            said = _first_in(self.says, _SOURCE.sub("", line))
             if said is not None:
                 return said
         return None
@@ -234,6 +243,16 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 def known_failures() -> tuple[KnownFailure, ...]:
     """Return all entries, in the order in which they are tried."""
     return tuple(matcher.failure for matcher in _matchers())
+
+
+def likely_failure(failure_class: FailureClass) -> LikelyFailure:
+    """Return what is said of a class that only the words of similar failures suggest."""
+    return _table().likely[failure_class]
+
+
+def is_information(line: str) -> bool:
+    """Whether the program that wrote this line marks it as no failure."""
+    return _IS_INFORMATION.search(line) is not None
 
 
 def fit(exception: str, message: str) -> Fit | None:

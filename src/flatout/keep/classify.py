@@ -16,6 +16,7 @@ from flatout.catalog.xids import has_no_effect, is_job_fault
 from flatout.keep.error_text import RaisedError, without_names
 
 _XID = re.compile(r"\bXid \([^)]*\): (\d+)\b")
+_INFORMATION = re.compile(r"\bNCCL INFO\b|^\S*UserWarning: Plan failed")  # lines that a healthy job writes, too
 # Pseudo-types under which the table has the Xids of the kernel's log.
 _XID_OF_JOB, _XID_OF_GPU, _XID_RECORDED = "Xid of the job", "Xid of the GPU", "Xid without effect"
 _PHYSICAL = {"gpu", "host", "host-oom", "shm-full", "disk-full"}  # classes that a line of a log can prove
@@ -64,6 +65,8 @@ def classify(errors: Sequence[RaisedError], phase: Phase | None) -> Classificati
 
 
 def _fit(error: RaisedError) -> Fit | None:
+    if not error.exception and _INFORMATION.search(error.message) is not None:
+        return None
     xid = _XID.search(error.message) if not error.exception else None
     if xid is not None:
         return fit(_type_of_xid(int(xid[1])), error.message)

@@ -57,6 +57,14 @@ _SYSTEM_PATHS = ("/dev/shm", "/dev/infiniband", "/dev/nvidia")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w/])(?:~|\.{1,2})?/[^\s'\",;:()\[\]<>|]+")
 _RELATIVE_PATH = re.compile(r"(?<![\w/<])(?!HTTP/\d)[\w.-]+/[\w./-]*\.\w{1,12}\b|(?<![\w/<])[\w.-]+(?:/[\w.-]+){2,}")
 
+_FRAME = re.compile(r"^\s+File \".*\", line \d+")
+_FRAME_CHARACTERS = 400
+# Calls whose "No space left on device" is about /dev/shm, whatever the file is called.
+_SHARED_MEMORY_FRAME = re.compile(
+    r"SemLock\(|_posixshmem|\bSharedMemory\(|_new_shared\(|_share_(?:filename|fd)_|shm_open|shared_memory\.py"
+    r"|in rebuild_storage_filename"
+)
+_NO_SPACE = re.compile(r"\[Errno 28\]|No space left on device")
 _TRAINING_FRAME = re.compile(
     r"\bin (?:backward|training_step|train_step|train_one_epoch|train_epoch|_inner_training_loop|optimizer_step)\b"
     r"|\.backward\(|\b(?:optimizer|optim|opt)\.step\("
@@ -134,6 +142,7 @@ def _exceptions_in(lines: list[str]) -> tuple[list[RaisedError], list[str]]:
     message: list[str] | None = None  # of the exception that was read last
     exception = ""
     is_in_frames = False
+    frame = ""  # the last lines of the traceback that was read last
 
     def finish() -> None:
         if message is not None:
@@ -146,11 +155,15 @@ def _exceptions_in(lines: list[str]) -> tuple[list[RaisedError], list[str]]:
             is_in_frames = True
             continue
         match = _EXCEPTION.match(line) or _named(line, is_in_frames=is_in_frames)
-        if is_in_frames and match is None and (line[:1].isspace() or not line):
+        is_frame = line[:1].isspace() or not line
+        if match is None and is_frame and (is_in_frames or _FRAME.match(line)):
+            is_in_frames = True
+            frame = f"{frame}\n{line}"[-_FRAME_CHARACTERS:]
             continue  # a frame, or a line of source code
         if match is not None:
             finish()
-            exception, message = match[1], [match[2] or ""]
+            exception, message = match[1], [_with_place(match[2] or "", frame)]
+            frame = ""
             is_in_frames = False
             continue
         is_in_frames = False
@@ -162,6 +175,12 @@ def _exceptions_in(lines: list[str]) -> tuple[list[RaisedError], list[str]]:
         others.append(line)
     finish()
     return exceptions, others
+
+
+def _with_place(message: str, frame: str) -> str:
+    """Return the message with /dev/shm, if the call that raised it shows that no space was left there."""
+    is_of_shared_memory = _NO_SPACE.search(message) is not None and _SHARED_MEMORY_FRAME.search(frame) is not None
+    return f"{message}: /dev/shm" if is_of_shared_memory else message
 
 
 def _named(line: str, *, is_in_frames: bool) -> re.Match[str] | None:

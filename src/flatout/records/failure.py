@@ -21,3 +21,4 @@ class FailureExplanation(msgspec.Struct, frozen=True, kw_only=True, rename={"fai
     text: str  # of that exception or line
     words: str | None  # part of the text that is known; null: only the exception's type is known
     source: str | None
+    likelihood: float | None = None  # of the class, where only the words of similar failures say it; null: it is known

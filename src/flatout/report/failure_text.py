@@ -16,6 +16,8 @@ _PHASE = {"start": "before the first step", "training": "after the first step"}
 def failure_text(explanation: FailureExplanation, style: TextStyle) -> str:
     """Return the class, what it means, the way out, and the words that decide."""
     title = f"{explanation.failure_class}: another start {_RESTART[explanation.restart]}"
+    if explanation.likelihood is not None:
+        title += f" ({explanation.likelihood:.0%} likely, by words that it shares with known failures)"
     lines = [style.bold(style.clean(title)), *style.wrapped(explanation.means)]
     if explanation.is_about_peers:
         lines += style.wrapped("This rank reports a failure of another rank: the rank that failed first has the cause.")
