@@ -145,6 +145,14 @@ from flatout.records.serving import (
     UnofferedKnob,
     Window,
 )
+from flatout.records.serving_plan import (
+    CacheNeed,
+    RefusedOption,
+    ServedLoad,
+    ServingAccuracy,
+    ServingOption,
+    ServingPlan,
+)
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.staging import StageResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
@@ -381,6 +389,13 @@ def placement_json() -> str:
     return _contract("flatout/placement", (PlacedJob, Layout, Placement, ExchangeTime, LinkLoad))
 
 
+def serving_plan_json() -> str:
+    """The contract `flatout/serving-plan`."""
+    return _contract(
+        "flatout/serving-plan", (ServingPlan, ServedLoad, ServingOption, RefusedOption, CacheNeed, ServingAccuracy)
+    )
+
+
 def plan_evaluation_json() -> str:
     """The contract `flatout/plan-evaluation`."""
     return _contract("flatout/plan-evaluation", (PlanEvaluation, SourceAccuracy, GroupRegret))
@@ -553,6 +568,21 @@ def systems() -> str:
         for one in {system.aliases: system for system in all_systems().values()}.values()
     ]
     return table(["Name", "GPU", "GPUs in an NVLink domain", "Network of a node, Gb/s", "Source"], rows)
+
+
+def serving_plan_accuracy() -> str:
+    """The errors on published serving results, each source by constants fitted to all others, as they were stored."""
+    stored = msgspec.json.decode((ROOT / "benchmarks/results/serving_plan.json").read_bytes())
+    rows = [
+        [
+            one["source"],
+            one["models"],
+            str(one["num_results"]),
+            *(_share(one[key]) for key in ("mean_error", "bias", "within_interval", "ttft_error", "itl_error")),
+        ]
+        for one in stored["sources"]
+    ]
+    return table(["Source", "Models", "Results", "Error", "Bias", "In interval", "TTFT error", "ITL error"], rows)
 
 
 def plan_accuracy() -> str:
@@ -1029,6 +1059,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         plan_json,
         placement_json,
         network_prices,
+        serving_plan_json,
+        serving_plan_accuracy,
         plan_evaluation_json,
         cost_json,
         buy_or_rent_json,

@@ -49,6 +49,7 @@ NOT_OF_A_USER = {
     "nccl_tuner.measure": "reads what its own ranks printed",
     "nccl_tuner.candidates": "reads the spaces that the package ships",
     "plan.shipped": "reads the constants that the package ships",
+    "plan.serving.constants": "reads the constants that the package ships",
     "predict.calibrate": "reads the records that the package ships",
     "keep.stacks": "reads the stacks that live ranks wrote when they were asked",
     "profile.finish": "ends a recording that this process made",
@@ -61,6 +62,7 @@ WRITTEN = {
     "flatout run --data-from",
     *("flatout doctor --capture", "flatout doctor --html", "flatout bench --path", "flatout bench --out"),
     *("flatout tune --out", "flatout run --recording", "flatout submit --out", "flatout plan --html"),
+    "flatout plan serve --html",
     *(
         "flatout plan --out",
         "flatout plan evaluate --fit",

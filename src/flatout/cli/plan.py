@@ -1,4 +1,4 @@
-"""`flatout plan`: choose the parallel layout before a run; `flatout plan evaluate`: measure how wrong plans are."""
+"""`flatout plan`: choose the parallel layout before a run; `plan evaluate`: measure how wrong plans are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flatout.cli import plan_place
+from flatout.cli import plan_place, plan_serve
 from flatout.cli.fabric_options import FABRIC, LEAF_NODES, OVERSUBSCRIPTION, TORUS
 from flatout.cli.help import Command, Group
 from flatout.cli.next_command import repeated
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 _WRITES = ("--html", "--emit", "--out", "--calibrate")  # options with a value that are omitted from the next command
 _EVALUATE = "flatout plan evaluate RUNS.csv"
-_PLACE = "flatout plan place --model llama3-70b --cluster h100x64"
+_EXAMPLES = {
+    "evaluate": _EVALUATE,
+    "place": "flatout plan place --model llama3-70b --cluster h100x64",
+    "serve": "flatout plan serve --model llama3-70b --gpu h100 --rate 5",
+}
 
 
 class _PlanGroup(Group):
@@ -31,7 +35,7 @@ class _PlanGroup(Group):
         from flatout.errors import UsageError
 
         if args[0] not in self.commands:
-            raise UsageError(f"the commands are `evaluate` and `place`, but got `{args[0]}`", hint=_EVALUATE)
+            raise UsageError(f"the commands are `evaluate`, `place` and `serve`, but got `{args[0]}`", hint=_EVALUATE)
         return super().resolve_command(ctx, args)  # type: ignore[arg-type, unused-ignore]
 
 
@@ -253,6 +257,7 @@ def evaluate(
 
 
 plan_place.register(app)
+plan_serve.register(app)
 
 
 def _check_no_options(ctx: typer.Context) -> None:
@@ -264,7 +269,7 @@ def _check_no_options(ctx: typer.Context) -> None:
         if source is not None and source.name == "COMMANDLINE":
             raise UsageError(
                 f"`{parameter.opts[0]}` precedes `{ctx.invoked_subcommand}`, whose options must follow it",
-                hint=_EVALUATE if ctx.invoked_subcommand == "evaluate" else _PLACE,
+                hint=_EXAMPLES[ctx.invoked_subcommand or "evaluate"],
             )
 
 
