@@ -18,7 +18,7 @@ import flatout
 
 PACKAGE = Path(flatout.__file__).parent
 
-NOUNS = {"errors", "units", "secrets", "input_files", "input_records", "records", "catalog"}
+NOUNS = {"errors", "units", "secrets", "input_files", "input_records", "service_answers", "records", "catalog"}
 # Five rooms that several stages use, and by whom.
 SHARED = {
     "predict": {"diagnose", "plan", "schedule"},
@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "secrets": set(),
     "input_files": set(),
+    "service_answers": set(),
     "input_records": {"errors", "input_files"},
     "records": {"errors", "units"},
     "catalog": {"errors", "units", "input_files", "input_records", "records"},

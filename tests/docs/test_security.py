@@ -32,12 +32,19 @@ CONNECTIONS = {
     "submit/ray.py": "`submit --to ray`",
     "rank_executor.py": "`ray.init`",
     "packing/engines.py": "`data pack --on dask`",
+    "probe/redfish_client.py": "`--redfish URL`",
+    "watch/exporter/otlp.py": "`--metrics-otlp URL`",
+    "serving/openai_client.py": "your server, over HTTP",
+    "serving/processes.py": "`tune --serve`",
+    "run_trackers/stores.py": "an MLflow server",
 }
 _CONNECTS = re.compile(
-    r"urlopen|start_http_server|init_process_group\(|new_group\(|ray\.init\(|create_connection|HTTPServer"
+    r"urlopen|build_opener|read_answer\((?!\n)|AsyncClient\(|OTLPMetricExporter\(|mlflow\.start_run|start_http_server|HTTPServer"
+    r"|init_process_group\(|new_group\(|ray\.init\(|create_connection|create_server|\.bind\(\("
 )
 # These name a call of the user's job, or write one into a file for the user.
 _ONLY_NAME_IT = {
+    "service_answers.py",
     "emit/plan_fsdp2.py",
     "inside/liveness/heartbeat.py",
     "inside/patches/bind_cores.py",

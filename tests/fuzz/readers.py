@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.fuzz import trials
+from tests.fuzz import services, trials
 from tests.fuzz.samples import Sample
 from tests.read.profiles import cpu_plane, gpu_planes, xspace
 from tests.read.rocprof_files import horovod, jax_trace, rocprof
@@ -651,6 +651,9 @@ READERS: tuple[Reader, ...] = (
         _redfish_credentials,
         ("flatout watch node --redfish-credentials",),
     ),
+    Reader("watch node --redfish, its answers", services.redfish, services.read_bmc),
+    Reader("schedule slurm --usage, Prometheus", services.prometheus, services.read_prometheus),
+    Reader("tune --serve, its server", services.servers, services.read_server),
     Reader("watch node --history", _one("gpu_history.jsonl"), _gpu_history, ("flatout watch node --history",)),
     Reader("watch node --ledger", _one("node_ledger.jsonl"), _failures_of_ledger, ("flatout watch node --ledger",)),
     Reader("doctor --from", _doctor_samples, _command("doctor", "--from", "{}"), ("flatout doctor --from",)),

@@ -106,6 +106,8 @@ def test_paths_in_parquet_are_files(tmp_path: Path) -> None:
         ("t.jsonl", '{"path": "a.png"}\n{"path": 3}\n', {}, "line 2: column path must be a path"),
         ("t.jsonl", '{"text": "a"}\n[1]\n', {}, "line 2: it must be a JSON object"),
         ("t.jsonl", '{"label": 1}\n{"label": "dog"}\n', {}, "line 1: the label is a number"),
+        ("t.jsonl", '{"label": 9223372036854775808}\n', {}, "line 1: column label must fit in 64 bits"),
+        ("t.jsonl", f'{{"label": -{"9" * 400}}}\n', {}, "line 1: column label must fit in 64 bits"),
         ("t.jsonl", '{"label": 1.5}\n', {}, "line 1: column label must be a whole number or a text, but is 1.5"),
         ("t.parquet", "PAR1 no", {}, "is not valid Parquet"),
         ("t.txt", "a", {}, "must be a folder, or a file that ends in"),

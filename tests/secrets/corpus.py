@@ -222,6 +222,108 @@ snmpget -v3 -u me -A «authpass1» host
 useradd -p «hunter22» bob
 rpcclient -U bob%«hunter22» host
 imp4gt.py corp/bob:«hunter22»@10.0.0.5
+aws secretsmanager put-secret-value --secret-string «hunter2x»
+gcloud sql users set-password me --instance db --password=«hunter2x»
+gcloud config set auth/access_token «ya29.A0ARrdaM0123456789abcdef»
+az acr login -n reg -u me -p «hunter2x»
+az login --service-principal -u app -p=«hunter2x» --tenant t
+az keyvault secret set --vault-name v --name n --value «hunter2x»
+oc login --token=«sha256~AbCdEf0123456789abcdefghijklmnopqrstuvwxyz01» --server=https://api:6443
+oc login -u me -p «hunter2x»
+helm registry login -u me --password «hunter2x» reg.example
+helm install x --set-string db.auth.rootPassword=«hunter2x»
+huggingface-cli login --token=«hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345»
+hf auth login --token «hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345»
+wandb login --host https://w.example «0123456789abcdef0123456789abcdef01234567»
+python train.py --wandb_api_key=«0123456789abcdef0123456789abcdef01234567»
+python train.py model.hub.token=«hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345» trainer.max_steps=3
+python train.py 'callbacks.slack.webhook_url=«https://chat.example/x/0f2e»'
+python train.py '+trainer.logger.init_args={entity: me, api_key: «k9Xv2»}'
+python train.py hydra.job.env_set.WANDB_API_KEY=«k9Xv2abc»
+env -u X -i HF_TOKEN=«t0k3nvalue1» -- python train.py
+env -- OPENAI_API_KEY=«sk-svcacct-AbCd0123EfGh4567» python train.py
+curl -su alice:«hunter2» https://host/x
+curl -ualice:«hunter2» https://host/x
+curl --header='X-Api-Key: «k9Xv2»' https://host/x
+curl --header="Authorization: Bearer «abc.def»" https://host/x
+curl -d '{"username":"me","password":"«hunter2x»"}' https://host/login
+curl --cookie '«sid=abc123»' https://host/x
+curl --pass «hunter2x» --cert me.pem https://host/x
+curl --cert me.pem:«hunter2x» https://host/x
+curl --proxy-user me:«hunter2x» https://host/x
+curl -U me:«hunter2x» -x proxy:3128 https://host/x
+wget --http-user=me --http-password=«hunter2x» https://host/x
+wget --header 'Authorization: token «k9Xv2»' https://host/x
+aria2c --http-passwd=«hunter2x» https://host/x
+http -a me:«hunter2x» GET https://host/x
+https --auth «me:hunter2x» host/x
+httpie 'X-API-Key:«k9Xv2abc»' https://host/x
+gh auth login --with-token <<< «ghp_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789»
+glab auth login --token «glpat-AbCdEfGhIjKlMnOpQrSt»
+pip install --extra-index-url https://user:«pypipw123»@pypi.example/simple x
+pip download --index-url https://aws:«eyJ2ZXIiOjEsImlzdSI6MTIzfQ»@d-123.d.codeartifact.us-east-1.amazonaws.com/pypi/r/simple x
+uv publish --token «pypi-AgEIcHlwaS5vcmcCJDExample»
+npm config set //registry.npmjs.org/:_authToken «npm_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789»
+psql postgresql://me:«hunter2x»@db:5432/runs?sslmode=require
+psql "host=db dbname=x user=me password=«hunter2x»"
+java -jar x.jar --spring.datasource.password=«hunter2x»
+java -Djavax.net.ssl.keyStorePassword=«hunter2x» -jar x.jar
+java -Ddb.password=«hunter2x» -jar x.jar
+spark-submit --conf spark.hadoop.fs.s3a.secret.key=«wJalrXUtnFEMI» x.py
+spark-submit --conf spark.authenticate.secret=«abc123DEF» x.py
+keytool -list -keystore k.jks -storepass «hunter2x»
+sshpass -p«=hunter2x» ssh node1
+sshpass -e -p '«hunter 2x»' rsync a b
+mysql --password=«hunter2x» -h db
+mysqldump -u root -p'«hunter2x»' db
+psql -c "ALTER USER me PASSWORD '«hunter2x»'"
+ansible-playbook x.yml -e 'ansible_password=«hunter2x»'
+ansible-playbook x.yml --extra-vars '{"ansible_become_pass": "«hunter2x»"}'
+terraform apply -var 'db_password=«hunter2x»' -var region=us
+pulumi config set --secret «dbPassword» «hunter2x»
+nomad job run -token=«0f2e11aa-2233-4455-6677-8899aabbccdd» x.hcl
+consul kv get -token=«0f2e11aa-2233-4455-6677-8899aabbccdd» x
+etcdctl --user root:«hunter2x» get x
+nats pub -s nats://me:«hunter2x»@h:4222 subject x
+kafka-console-consumer.sh --consumer-property 'sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="«hunter2x»";'
+dvc remote modify myremote password «hunter2x»
+dvc remote modify --local gd gdrive_client_secret «GOCSPX-abcdefghijklmnopqrst»
+prefect cloud login --key «pnu_abcdefghijklmnopqrstuvwxyz0123456789»
+sky launch --env WANDB_API_KEY=«k9Xv2abc» --env LR=1 x.yaml
+sky launch --secret «HF_TOKEN=t0k3nvalue1» x.yaml
+modal token set --token-id «ak-AbCd0123EfGh4567IjKl01» --token-secret «as-AbCd0123EfGh4567IjKl01»
+runpodctl config --apiKey «rpa_ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789abcd»
+vastai set api-key «0123456789abcdef0123456789abcdef»
+lambda-cli --api-key «secret_proj_AbCd0123.EfGh4567»
+comet login --api-key «AbC123def456»
+python -m lightning_sdk.login --user-id u --api-key «0f2e11aa-2233»
+mlflow run . -P db_password=«hunter2x»
+srun --container-env=HF_TOKEN --export=HF_TOKEN=«t0k3nvalue1» python train.py
+enroot import docker://'$oauthtoken':«nvapi-abcdefghijklmnopqrst0123»@nvcr.io#nvidia/pytorch
+ray job submit --runtime-env-json '{"env_vars": {"WANDB_API_KEY": "«k9Xv2abc»"}}' -- python train.py
+torchrun --nproc-per-node 2 train.py --report_to_slack «xoxb-123456789012-abcdef»
+deepspeed --env_file=x train.py --openai_api_key «sk-abc123def456»
+accelerate launch train.py --hub_token «hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345»
+gpg --batch --passphrase «hunter2x» -d f
+openssl pkcs12 -export -passout pass:«hunter2x» -in a
+borg create --encryption-passphrase «hunter2x» r::a
+restic -r s3:https://h/b --password-command '«echo hunter2x»'
+unzip -P «hunter2x» f.zip
+rar x -hp«hunter2x» f.rar
+lftp -e 'open -u me,«hunter2x» sftp://h'
+ncftpput -u me -p «hunter2x» host /dir f
+xfreerdp /u:me /p:«hunter2x» /v:host
+smbmount //h/s /m -o 'username=me,pass=«hunter2x»'
+ipmitool -I lanplus -H b -U admin -P'«hunter2x»' sdr
+redfishtool -r bmc -u root -p «hunter2x» Systems
+az storage blob upload --sas-token '«sv=2022&sig=abc%2Bdef»'
+twine upload -u me -p«hunter2x» dist/x
+nmcli dev wifi connect x password «hunter2x»
+wpa_passphrase ssid «hunter2x»
+gh secret set X --body «hunter2x»
+gh secret set X -b«hunter2x»
+sh -c 'cryptsetup open x y <<< «hunter2x»'
+skopeo copy --src-creds «me:hunter2x» --dest-creds «me:hunter3x» a b
 """
 
 TEXTS = r"""
@@ -416,6 +518,112 @@ passwd --stdin bob <<< «hunter22»
 echo bob:«hunter22» | chpasswd
 expect "assword:"; send «hunter22»
 set HF_TOKEN=«t0k3nvalue»&& python train.py
+machine github.com login me password «ghp_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789»
+{"auths":{"https://index.docker.io/v1/":{"auth":"«bWU6aHVudGVyMg==»","email":"a@b"}}}
+{"auths": {"nvcr.io": {"username": "$oauthtoken", "password": "«nvapi-abcdefghijklmnopqrst0123»"}}}
+    token: «eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJl»
+aws_session_token = «FwoGZXIvYXdzEBYaDHk0123456789EXAMPLE»
+hf_token=«hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345»
+huggingface_hub.errors.HfHubHTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/x?token=«hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345»
+openai.AuthenticationError: Error code: 401 - {'error': {'message': 'Incorrect API key provided: «sk-proj-abcdefghij0123». You can'}}
+anthropic.AuthenticationError: x-api-key «sk-ant-api03-AbCd0123EfGh4567» is not valid
+remote: HTTP Basic: Access denied for https://oauth2:«glpat-AbCdEfGhIjKlMnOpQrSt»@gitlab.com/g/p.git
+slack_sdk.errors.SlackApiError: token=«xoxp-123456789012-123456789012-abcdef» invalid_auth
+jdbc:postgresql://db:5432/x?user=me&password=«hunter2x»&ssl=true
+jdbc:sqlserver://h:1433;databaseName=x;user=me;password=«hunter2x»;encrypt=true
+jdbc:oracle:thin:me/«hunter2x»@//db:1521/x
+trainer: {logger: {wandb: {key: «0123456789abcdef0123456789abcdef01234567», project: x}}}
+export AWS_SECRET_ACCESS_KEY='«wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY»'
+set -x AWS_SESSION_TOKEN «FwoGZXIvYXdzEBYaDHk0123456789EXAMPLE»
+environment: - POSTGRES_PASSWORD=«hunter2x»
+PASSWORD="«hunter 2x»" LR=1
+Cookie: «sessionid=abc123; csrftoken=xyz»
+set-cookie: «token=abc123def; HttpOnly»
+jwt «eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U» expired
+-----BEGIN PRIVATE KEY-----«MIIEvQIBADANBgkqhkiG9w0BAQEFAASC»-----END PRIVATE KEY-----
+-----BEGIN ENCRYPTED PRIVATE KEY-----«MIIFHDBOBgkqhkiG9w0BBQ0w»-----END ENCRYPTED PRIVATE KEY-----
+-----BEGIN PGP PRIVATE KEY BLOCK-----«lQOYBF0123abcd»-----END PGP PRIVATE KEY BLOCK-----
+WWW auth: Basic «YWxpY2U6aHVudGVyMg==» sent
+"private_key": "«-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\n-----END PRIVATE KEY-----\n»"
+pip._vendor.requests: https://user:«pypipw123»@pypi.example/simple/torch/ 404
+redis://:«hunter2x»@10.0.0.3:6379/0 refused
+mongodb://me:«hunter2x»@a:27017,b:27017/db?replicaSet=rs0
+amqps://me:«hunter2x»@mq.example/vhost
+smtp://me%40x.com:«hunter2x»@mail:587
+SMTPAuthenticationError: user=me@x.com pass=«hunter2x»
+wandb: Network error: api.wandb.ai?key=«0123456789abcdef0123456789abcdef01234567»
+MLFLOW_TRACKING_PASSWORD=«hunter2x»
+MLFLOW_TRACKING_TOKEN: «abc123def456»
+NEPTUNE_API_TOKEN=«eyJhcGlfYWRkcmVzcyI6Imh0dHBzOi8vYXBwIn0=»
+CLEARML_API_SECRET_KEY=«AbCd0123EfGh4567»
+TF_VAR_db_password=«hunter2x»
+GITLAB_TOKEN=«glpat-AbCdEfGhIjKlMnOpQrSt»
+CI_JOB_TOKEN=«glcbt-64_AbCdEfGhIjKlMnOpQrSt»
+GOOGLE_APPLICATION_CREDENTIALS_JSON={"type": "service_account", "private_key": "«abc123»"}
+Ocp-Apim-Subscription-Key: «0123456789abcdef0123456789abcdef»
+api-key=«0123456789ABCDEF0123456789ABCDEF» Host: x.openai.azure.com
+https://x.documents.azure.com:443/;AccountKey=«Zm9vYmFyZm9vYmFy==»;
+InstrumentationKey=«0f2e11aa-2233-4455-6677-8899aabbccdd»;IngestionEndpoint=https://x
+SharedAccessSignature sr=x&sig=«abc%2Bdef»&se=170000&skn=root
+https://x.s3.amazonaws.com/k?X-Amz-Security-Token=«FwoGZXIvYXdzEBYa»&X-Amz-Credential=«AKIAIOSFODNN7EXAMPLE%2F2026»
+oauth_token="«abc123def»", oauth_signature="«tnnArxj06cWHq44gCs1OSKk%2FjLY%3D»"
+"refreshToken": "«1//0gAbCd0123EfGh4567»"
+"id_token": "«eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl»"
+SASL password: «hunter2x»
+totp_secret: «JBSWY3DPEHPK3PXP»
+secret_key_base: «0123456789abcdef0123456789abcdef»
+signing_key = "«abc123DEF456»"
+webhook: «https://chat.googleapis.com/v1/spaces/AAA/messages?key=AIzaSyA0123456789abcdefghijklmnopqrstuv»&token=«abc123DEF»
+https://outlook.office.com/webhook/«0f2e11aa-22@33/IncomingWebhook/44/55»
+https://discordapp.com/api/webhooks/123456789012345678/«abcDEF-123_456»
+https://ntfy.sh/x?auth=«abc123DEF456»
+token «AQoDYXdzEJr0123456789EXAMPLEabcdefghijklm» has expired
+rclone.conf: pass = «Qm9vbG9vbG9vbA0123»
+s3_secret_key: «!vault abc123DEF»
+PGPASSWORD: "«hunter2x»"
+spring.datasource.password: «hunter2x»
+hdfs.keytab.password=«hunter2x»
+db.password -> «hunter2x»
+'db_password': SecretStr('«hunter2x»')
+password: str = "«hunter2x»"
+val password: String = "«hunter2x»"
+const apiKey = '«abc123DEF»';
+let token: string = "«abc123DEF456»";
+auth=HTTPBasicAuth('me', '«hunter2x»')
+requests.get(url, auth=('me', '«hunter2x»'))
+ssh.connect('h', username='me', password='«hunter2x»')
+paramiko: password «hunter2x» rejected
+<add key="ApiKey" value="«abc123DEF»" />
+<connectionString>Server=x;Password=«hunter2x»;</connectionString>
+--header 'Private-Token: «glpat-AbCdEfGhIjKlMnOpQrSt»' \
+-e WANDB_API_KEY='«k9Xv2abc»' \
+found key «hf_oauth_AbCdEfGhIjKlMnOpQrStUvWxYz012345» in file
+found key «shpat_0123456789abcdef0123456789abcdef» in file
+found key «ATATT3xFfGF0abcdefghijklmnopqrstuvwxyz0123456789ABCD» in file
+found key «figd_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcd» in file
+found key «dp.st.prd.AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcd» in file
+found key «pat-na1-0f2e11aa-2233-4455-6677-8899aabbccdd» in file
+found key «CCIPAT_AbCd0123_0123456789abcdef0123456789abcdef01234567» in file
+found key «sgp_0123456789abcdef0123456789abcdef01234567» in file
+found key «secret_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcdefg» in file
+found key «ntn_0123456789abcdefghijABCDEFGHIJklmnopqrstuvw» in file
+found key «pplx-0123456789abcdef0123456789abcdef0123456789abcdef» in file
+found key «fw_AbCdEfGhIjKlMnOpQrStUv» in file
+found key «tgp_v1_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcdefg» in file
+found key «sk-or-v1-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef» in file
+found key «lsv2_pt_0123456789abcdef0123456789abcdef_0123456789» in file
+found key «jina_0123456789abcdef0123456789abcdefAbCdEfGhIjKlMnOpQrStUvWx» in file
+found key «ops_eyJzaWduSW5BZGRyZXNzIjoibXkuMXBhc3N3b3JkLmNvbSJ9abcd» in file
+found key «AGE-SECRET-KEY-1QQPQQ0123456789ABCDEFGHJKLMNPQRSTUVWXYZ0123456789ABCDEFGHJK» in file
+found key «glrt-AbCdEfGhIjKlMnOpQrSt» in file
+found key «NRAK-ABCDEFGHIJKLMNOPQRSTUVWXYZ0» in file
+found key «sntrys_eyJpYXQiOjE2ODczMzY1NDMuNjk4NTksInVybCI6bnVsbH0=_abcd» in file
+| password | «hunter2x»   |
+│ logger.wandb.api_key │ '«0123456789abcdef0123»' │
+api key = «k9Xv2abc12»
+Authorization: Digest «username="me", response="0a1b2c"»
+curl -H 'Authorization: Digest «username=me, response=0a1b2c»' https://h
+NETRC='machine h login me password «hunter2x»'
 """
 
 HARMLESS = r"""
@@ -704,4 +912,156 @@ az login --service-principal
 password expected; we send 3 files
 mpiexec -genv NCCL_DEBUG INFO -n 8 python train.py
 make && python train.py || exit 1
+python train.py --tokenizer meta-llama/Llama-3-8B --max_tokens=512 --num-tokens 100000
+python train.py --tokenizer=gpt2 --token_type=bpe --pad-token '<pad>'
+python train.py key_padding_mask=true attention.key_dim=64 model.num_key_value_heads=8
+python train.py --eos-token-id 2 --bos_token_id=1 --unk-token-id 0
+python train.py --tokens-per-batch 4096 --token-budget=2e9 --token-dropout 0.1
+python train.py optimizer.lr=3e-4 optimizer.key=adam data.key=text data.keys=[a,b]
+python train.py --secret-sharing false --auth-mode none --pass-through --passes 3 --pass-rate 0.9
+python train.py --sort-key length --group-key=bucket --primary-key id --foreign-key user_id
+python train.py --key-frame 10 --keyword-args x --hotkey q
+python train.py --public-key-path ~/.ssh/id_ed25519.pub --ssh-key ~/.ssh/id_rsa
+python train.py --checkpoint sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+python train.py --revision 5d0f2e8a7f1c3b4d9e6a8c7b5f4e3d2c1b0a9f8e
+python train.py --git-sha 8f14e45fceea167a5a36dedd4bea2543 --commit c0d62ac4
+python train.py --run-id 0f2e11aa-2233-4455-6677-8899aabbccdd --seed 1234567890
+python train.py --api-base https://api.example/v1 --api-version 2024-02-01 --api-type azure
+python train.py --webhook-timeout 3 --cookie-policy strict --session-length 30
+python train.py --token-shape square --special-tokens '["<s>", "</s>"]'
+python train.py --data s3://bucket/tokens/key=value/part-0001.parquet
+python train.py model.rotary.base=10000 model.kv_cache.key_dtype=fp8 model.password_like_field=null
+python train.py --wandb-project demo --wandb-entity me --wandb-mode offline
+srun --export=ALL,OMP_NUM_THREADS=8 --auth-info=ttl=3600 python train.py
+docker run --security-opt seccomp=unconfined -e NVIDIA_VISIBLE_DEVICES=all image
+kubectl get secret regcred -o yaml
+kubectl create secret generic x --from-file=token=./token.txt
+curl -u $USER:$PASS https://host/x
+curl -H "Authorization: Bearer $TOKEN" https://host/x
+curl --header 'Accept: application/json' --header 'X-Request-Id: 0f2e11aa' https://host/x
+ssh -i ~/.ssh/id_rsa -p 2222 me@node1
+psql -h db -p 5432 -U me
+docker run -p 8080:80 -u 1000:1000 image
+mkdir -p out/a && cp -p a b
+rsync -avP a b
+git commit -m 'fix token count'
+pip install torch==2.13.0 --hash=sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+step 100: tokens=524288 tokens/s=12345.6 loss=2.31 key_padding=0.12
+Token indices sequence length is longer than the specified maximum sequence length for this model (1024 > 512)
+Special tokens have been added in the vocabulary: <|im_start|>, <|im_end|>
+tokenizer_config.json: 100%|##########| 1.29k/1.29k [00:00<00:00, 9.1MB/s]
+missing key(s) in state_dict: "decoder.layers.0.self_attn.key_proj.weight"
+RuntimeError: Error(s) in loading state_dict: Unexpected key(s): "module.embed_tokens.weight".
+KeyError: 'attention_mask'
+key_states torch.float16 torch.Size([2, 32, 1024, 128])
+q, k, v = self.query(x), self.key(x), self.value(x)
+self.key = nn.Linear(768, 64, bias=False)
+past_key_values: ((1, 32, 17, 128), (1, 32, 17, 128))
+kv_cache: key=fp8_e4m3 value=fp8_e4m3 scale=0.125
+pad_token: <pad> eos_token: </s> unk_token: <unk>
+"pad_token_id": 128001, "eos_token_id": [128001, 128009]
+"token_type_ids": [0, 0, 0, 1, 1]
+max_new_tokens=256 temperature=0.7 stop_token=50256
+num_tokens: 1000000 token_count: 17 tokens_seen: 3.2B
+image_token_index: 32000
+commit 5d0f2e8a7f1c3b4d9e6a8c7b5f4e3d2c1b0a9f8e (HEAD -> main)
+sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+md5 d41d8cd98f00b204e9800998ecf8427e  rank0.json
+model.safetensors: etag "5d0f2e8a7f1c3b4d9e6a8c7b5f4e3d2c1b0a9f8e"
+/root/.cache/huggingface/hub/models--gpt2/snapshots/607a30d783dfa663caf39e06633721c8d4cfcd7e/config.json
+Triton cache key: 3f2a9b8c7d6e5f4a3b2c1d0e9f8a7b6c
+inductor: fx graph cache miss for key fwxyzabcdefghij0123456789klmnopqrstuvwxyz0123456789ab
+NCCL INFO comm 0x7f8b3c00 rank 0 nranks 8 cudaDev 0 busId 1b000 commId 0x5d0f2e8a7f1c3b4d - Init COMPLETE
+ncclCommInitRank uniqueId 0x8f14e45fceea167a
+[rank0]: secret sauce: none
+INFO: passed 17 tests, passes=3, bypass=true, compass: north
+auth_type=munge AuthInfo=(null) CryptoType=crypto/munge
+password authentication is disabled for user root
+The password must have at least 8 characters
+token bucket rate limiter: rate=100 burst=10
+author=me authority=cert authored 2026-01-01
+secretary: Ann, keynote: at 10:30, keyboard=us
+monkey=banana turkey: 3 hockey -> 2
+ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0123456789abcdefghijklmnopqrstuvwxyzABCD me@host
+SHA256:uNiVztksCsDhcc0u9e8BgrJXVGDfAWcSCTrYkYzUbQA me@host (ED25519)
+-----BEGIN CERTIFICATE-----MIIDdzCCAl+gAwIBAgIEAgAAuTANBgkqhkiG9w0BAQUFADBaMQsw-----END CERTIFICATE-----
+-----BEGIN PUBLIC KEY-----MIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8A-----END PUBLIC KEY-----
+GPU-5d0f2e8a-7f1c-3b4d-9e6a-8c7b5f4e3d2c
+PCI-E bus 0000:1b:00.0 key: none
+ibv_reg_mr: lkey=0x1a2b3c rkey=0x1a2b3c
+shm key 0x6c6c6536 semid 98305
+rng key: [0 42] jax.random.key(0) PRNGKey(1234)
+subkey, key = jax.random.split(key)
+hash=-1234567890123456789 cache_key=step_17
+train/token_accuracy=0.87 eval/pass@1=0.43 eval/pass_at_10: 0.71
+pass 1/3: forward pass 12.3 ms, backward pass 24.6 ms
+passed: 17 failed: 2 passwd entry for uid 1000
+sort_keys=True key=lambda x: x.rank
+key: step value: 100
+{"key": "loss", "value": 2.31}
+{"key": "val/accuracy_top1", "value": 0.8712345678901234}
+primary_key: id foreign_key: user_id
+keys: ['input_ids', 'attention_mask', 'labels']
+dataset.token_field=text dataset.sep_token=[SEP]
+session=train_2026_01_01 cookie_jar=None
+https://example.org/x?page=2&token_type=bpe&key=loss
+https://huggingface.co/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/model.safetensors
+http://node-a.cluster.local:29500/ rdzv_id=100
+python train.py --login-timeout 30 --pass-manager x --passes-per-epoch 2
+python train.py 'env=[LR=1,KEY=5]' --kv 'key:value'
+python train.py --set env.OMP_NUM_THREADS=8
+mpirun -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -np 8 python train.py
+curl -fsSLo out.json https://host/x
+curl -sSu alice https://host/x
+curl --cert me.pem --key me.key https://host/x
+rar x archive.rar -oout
+ipmitool -I lanplus -H bmc -p 623 sdr elist
+etcdctl get /a/b --user root
+az keyvault secret show --vault-name v --name n
+pulumi config set aws:region us-west-2
+dvc remote modify myremote url s3://b/k
+open -u file.txt
+sqlplus me@db
+ab -n 100 -c 4 http://host/x
+oc get pods -p
+login -p 8080
+gh auth login -p https --hostname github.com
+docker login ghcr.io -u me --password-stdin
+jdbc:oracle:thin:@//db:1521/x
+password: str = Field(default=None)
+token: str = tokenizer.decode(ids)
+token: int = 5
+key: str = "loss"
+def login(self, password: str, token: str | None = None) -> None:
+def f(key: str = "val_loss", keys: list[str] = ["a", "b"]):
+mask_token = AddedToken("<mask>", lstrip=True, normalized=False)
+cache: {key: 5d0f2e8a7f1c3b4d9e6a8c7b5f4e3d2c}
+sampler: {key: length, reverse: true}
+password -> see the vault
+token -> id mapping has 50257 entries
+password rejected: it must have at least 8 characters
+the password expired 3 days ago
+PASSWORD AUTHENTICATION FAILED for user "me"
+pam_unix(sshd:auth): authentication failure; logname= uid=0
+the token at position 1234567890123456 was skipped
+token LlamaTokenizerFast was loaded
+token sequence_of_length_4096_in_batch_17 was cut
+commit token 5d0f2e8a
+secret_sharing=False secret_santa: no
+ak-47 as-built sgp_score pat-net secret_length
+sha256~ is a prefix of OpenShift
+pat-na1 is a region
+dp.st is not a token; dp.rank=3
+fw_time=12.3 bw_time=24.1 fw_bw_overlap=0.3
+key\tvalue\tcount
+| key | value |
+| password | see vault |
+HF_TOKEN        (not set)
+API_KEY: unset
+MASTER_ADDR node1 MASTER_PORT 29500
+TOKENIZERS_PARALLELISM        false
+aux_loss_key        0.123456
+num_tokens_per_step        524288
+your code is fine: 483920 steps
+Error code: 401 - {'error': {'message': 'You must provide an API key.'}}
 """

@@ -86,6 +86,14 @@ def test_harmless_words_stay(line: str) -> None:
             "machine a login ",
             ":a1,pass=",
             "rclone a,pass=",
+            "\x1b[0mkey",
+            "key%3D",
+            "| key ",
+            "key\ninput_value=",
+            "key: str = ",
+            "auth=('a', ",
+            "wandb: {a: b, ",
+            "gh secret set x ",
         ),
     ],
 )
@@ -94,6 +102,34 @@ def test_a_long_line_takes_a_bounded_time(part: str) -> None:
     began_s = time.process_time()
     masked_text("key " + part * (100_000 // len(part)))
     assert time.process_time() - began_s < 6
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("\x1b[31mapi_key\x1b[0m=\x1b[32m'k9Xv2abc'\x1b[0m lr=1", "api_key='***' lr=1"),
+        ("\x1b[36mpassword\x1b[39;49;00m:\x1b[37m \x1b[39;49;00mhunter2x", "password: ***"),
+        ("\\u001b[36mpassword\\u001b[0m: hunter2x", "password: ***"),
+        ("\x1b]8;;https://x\x07HF_TOKEN\x1b]8;;\x07=t0k3nvalue1", "HF_TOKEN=***"),
+        ("HF_TOKEN\u200b=t0k3nvalue1", "HF_TOKEN=***"),
+        ("HF_TOKEN\u00a0=\u00a0t0k3nvalue1", "HF_TOKEN = ***"),
+        ("\uff21\uff30\uff29\uff3f\uff2b\uff25\uff39\uff1dk9Xv2abc", "API_KEY=***"),
+        ("https://h/x?u=1&password%3Dhunter2x%26b%3D1", "https://h/x?u=1&password=***&b=1"),
+        ("&#34;password&#34;: &#34;hunter2x&#34;", "&quot;password&quot;: &quot;***&quot;"),
+        ('{"a": "\\u0022password\\u0022: \\u0022hunter2x\\u0022"}', '{"a": "\\"password\\": \\"***\\""}'),
+        ("password\\u003dhunter2x", "password=***"),
+        ("lr=1\n\x1b[1mpassword\x1b[0m=hunter2x\n\x1b[1mlr\x1b[0m=2\n", "lr=1\npassword=***\n\x1b[1mlr\x1b[0m=2\n"),
+    ],
+)
+def test_a_secret_apart_from_its_name_in_the_bytes_alone_is_masked(line: str, shown: str) -> None:
+    """Colours, invisible characters and escaped signs: the line is shown in plain characters then."""
+    assert masked_text(line) == shown
+    assert masked_text(shown) == shown
+
+
+def test_colours_and_escaped_signs_without_a_secret_stay() -> None:
+    text = "\x1b[31mtokens\x1b[0m=3 &#34;key&#34; a%3Db \\u003d \u200b \uff1d tokens\uff1a 5\n\x1b[1mpad\x1b[0m=<pad>\n"
+    assert masked_text(text) == text
 
 
 def test_a_secret_of_several_lines_is_masked() -> None:
@@ -116,6 +152,8 @@ def test_a_secret_of_several_lines_is_masked() -> None:
         "api_keys:\n  - «k9Xv2abc»\n  - «k8Xv2abc»\nlr: 1\n",
         "api_keys:\n- «k9Xv2abc»\nlr: 1\n",
         "machine github.com\n  login me\n  password «hunter2»\n",
+        "1 validation error for Config\nlogger.api_key\n  Input should be an integer [type=int_parsing,"
+        " input_value='«k9Xv2abc»', input_type=str]\nlr\n  Input should be x [input_value='abc12345']\n",
         "PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 2\n«AAAAIGsecretline\nBBBB»\nPrivate-MAC: 0123\n",
         "key: |\n  -----BEGIN RSA PRIVATE KEY-----«\n  MIIEow\n  abc\n  »-----END RSA PRIVATE KEY-----\nlr: 1\n",
         "<property>\n  <name>fs.azure.account.key</name>\n  <value>«Zm9vYmFy»</value>\n</property>\n",

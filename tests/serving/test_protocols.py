@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from flatout.records.serving import Request
+from flatout.serving import openai_client
 from flatout.serving.client import Ending, TransportError
 from flatout.serving.engine import known_engines
 from flatout.serving.model_repository import with_model_config
-from flatout.serving.openai_client import _read
+from flatout.serving.openai_client import OpenAiClient, _read
 from flatout.serving.trial import ServerError
 from flatout.serving.words import parse_command
 
@@ -18,7 +23,7 @@ def read(*lines: str, ending: Ending | None = None) -> tuple[list[str], Ending]:
     pieces: list[str] = []
     ending = ending or Ending(is_whole=False)
     for line in lines:
-        ending = _read(line, pieces.append, ending)
+        ending = _read(line.encode(), pieces.append, ending)
     return pieces, ending
 
 
@@ -55,6 +60,53 @@ def test_an_error_within_a_stream_fails_the_request(line: str, what: str) -> Non
 
 
 TRITON = known_engines()["triton"]
+
+
+async def asked(pieces: Iterable[bytes], path: str) -> object:
+    """Return what the client makes of an answer in these pieces."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    answer = httpx.MockTransport(lambda request: httpx.Response(200, content=stream()))
+    async with OpenAiClient("http://127.0.0.1:9", model="a") as client:
+        await client.close()
+        client._http = httpx.AsyncClient(base_url="http://127.0.0.1:9", transport=answer)
+        if path == "metrics":
+            return await client.metrics("/metrics", ["a"])
+        if path == "health":
+            return await client.is_healthy("/health")
+        read: list[str] = []
+        await client.answer(Request(index=0, due_s=0.0, prompt="a", max_tokens=1), read.append)
+        return read
+
+
+def endless(piece: bytes) -> Iterator[bytes]:
+    for number in range(10_000):
+        assert number < 9_000, "it was read to its end"
+        yield piece
+
+
+def test_answers_without_an_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_client, "MOST_METRICS", 100_000)
+    monkeypatch.setattr(openai_client, "MOST_LINE", 100_000)
+    monkeypatch.setattr(openai_client, "MOST_ANSWER", 200_000)
+    assert asyncio.run(asked(endless(b"a 1\n" * 100), "metrics")) is None
+    assert asyncio.run(asked(endless(b"a 1\n" * 100), "health")) is False
+    for piece in (b"a" * 1000, b": a comment\n" * 100):
+        with pytest.raises(TransportError, match="without an end"):
+            asyncio.run(asked(endless(piece), "chat"))
+
+
+def test_a_text_may_have_separators_of_lines_and_any_cut() -> None:
+    line = 'data: {"choices":[{"delta":{"content":"a\u2028b\u0085c"}}]}\n'.encode()
+    assert asyncio.run(asked([line[index : index + 1] for index in range(len(line))], "chat")) == ["a\u2028b\u0085c"]
+
+
+def test_a_count_of_tokens_is_none_below_zero() -> None:
+    with pytest.raises(TransportError, match="not a chunk"):
+        read('data: {"choices":[],"usage":{"completion_tokens":-3}}')
 
 
 def repository(tmp_path: Path, config: str) -> Path:

@@ -25,6 +25,7 @@ from flatout.records.packing import CellContent, Content, FileContent, LineConte
 _PATHS = ("path", "file_name", "filename", "file", "image_path", "image", "filepath")
 _LABELS = ("label", "class", "target", "category", "labels")
 _MAX_LINE_BYTES = 1 << 26
+_MOST_LABEL = 1 << 63  # what a tensor of labels holds
 _IMAGE_STARTS = ((b"\xff\xd8", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"II*\0", "tiff"), (b"BM", "bmp"))
 
 
@@ -117,6 +118,10 @@ def _label(table: Path, row: _Row, columns: _Columns, value: object) -> int | st
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
         raise InputError(
             f"{table}, {row.place}: column {columns.label} must be a whole number or a text, but is {value!r}"
+        )
+    if isinstance(value, int) and not -_MOST_LABEL <= value < _MOST_LABEL:
+        raise InputError(
+            f"{table}, {row.place}: column {columns.label} must fit in 64 bits, but has {len(str(value))} digits"
         )
     return value
 

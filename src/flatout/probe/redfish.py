@@ -6,6 +6,7 @@ Both forms of DMTF's schema are read: `Thermal` and `Power` with their sensors i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,8 +98,14 @@ def _items(resource: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    """Return a finite number; None for anything else, such as the NaN that Python's decoder reads."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _text(resource: dict[str, Any], *names: str) -> str:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from flatout.errors import InputError, UsageError
 from flatout.input_files import read_text
 from flatout.inside.protocol import Variable
+from flatout.service_answers import read_answer
 
 USER, PASSWORD = Variable.REDFISH_USER, Variable.REDFISH_PASSWORD
 ROOT = "/redfish/v1"
@@ -97,18 +98,14 @@ class RedfishClient:
             raise NotRead(f"more than {MOST_REQUESTS} requests or {MOST_S:.0f} s")
         request = urllib.request.Request(self._origin + path, headers=self._headers)
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                body = answer.read(MOST_BYTES + 1)
+            body = read_answer(request, max_bytes=MOST_BYTES, timeout_s=TIMEOUT_S, open_url=self._opener.open)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in (401, 403):
                 raise InputError(f"the BMC refuses these credentials (HTTP {error.code})", hint=_HINT) from error
             raise NotRead(f"HTTP {error.code}") from error
-        except (OSError, ValueError) as error:  # no connection, no TLS, a timeout, a line that is not HTTP
-            reason = getattr(error, "reason", None) or error
-            raise NotRead(str(reason)) from error
-        if len(body) > MOST_BYTES:
-            raise NotRead(f"its answer has more than {MOST_BYTES} bytes")
+        except OSError as error:
+            raise NotRead(str(error)) from error
         return _object(body)
 
 

@@ -56,7 +56,8 @@ def masked_word(word: str) -> str:
         match = pattern.fullmatch(word)
         if match is None:
             continue
-        kind = secret_kind(match[2])
+        is_path = "/" in match[2] and "/" in match[4]  # `s3://bucket/key=a/part-0`
+        kind = None if is_path else secret_kind(match[2])
         is_authorization = pattern is _HEADER and kind is SecretKind.AUTH
         is_plain = not match[4].startswith(("{", "[", "//", "'", '"')) and not is_authorization
         if kind is not None and is_plain and is_secret_value(kind, match[2], match[4]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from flatout.secrets.names import SecretKind, is_about, secret_kind, words_of
+from flatout.secrets.names import SecretKind, holds_a_key, is_about, secret_kind, words_of
 from flatout.secrets.shapes import MASK
 from flatout.secrets.values import is_secret_value
 
@@ -17,10 +17,13 @@ _QUOTED = (
     r'"(?:[^"\\\n]|\\.){0,4000}"|\'(?:[^\'\\\n]|\\.){0,4000}\'|\\{1,8}"[^"\\\n]{0,4000}\\{1,8}"|\\{1,8}\'[^\'\\\n]{0,4000}\\{1,8}\''
     r"|&quot;[^&]{0,4000}&quot;"
 )
+# What stands between a name and its value where code declares its type: `password: str | None = "X"`.
+_TYPE = r"(?:Optional\[)?(?:str|bytes|[sS]tring|SecretStr|Any|any)\]?(?:[ \t]?\|[ \t]?None)?"
+_TYPED = rf":[ \t]{{0,3}}{_TYPE}\??[ \t]{{0,3}}=(?=[ \t]{{0,3}}[\"'])"
 # The name and the separator of `NAME=`, `"name": `, `["name"] = `, `name => ` and `name := `.
 _ASSIGNED = re.compile(
     rf"(?<![\w.-])(?:\\{{0,8}}[\"']|&quot;)?(?P<name>(?:--?)?{_NAME}(?:\[\w{{0,40}}\](?:\.[\w.-]{{1,80}})?)?)(?P<close>\\{{0,8}}[\"']|&quot;)?"
-    r"\]?(?P<space>[ \t]{0,40})(?P<separator>=>|->|:=|=(?!=)|:(?![:=/]))(?P<gap>[ \t]{0,40})"
+    rf"\]?(?P<space>[ \t]{{0,40}})(?P<separator>=>|->|:=|=(?!=)|{_TYPED}|:(?![:=/]))(?P<gap>[ \t]{{0,40}})"
 )
 _OPTION = re.compile(
     r"(?<![\w.-])--?(?P<name>[A-Za-z][\w.-]{0,120})(?P<close>)(?P<separator>)(?P<space>)(?P<gap>)"
@@ -73,6 +76,17 @@ _WORD = re.compile(r"[A-Za-z]?[a-z]{1,14}")
 _BEFORE_PROSE = re.compile(r"(?i)(?:unexpected|invalid|illegal|bad|unknown|next|special|missing|extra) $")
 _VARIABLE = re.compile(r"[a-z_]{1,40}[),].{0,40}")
 _PROSE_CHARACTERS = 12
+_MIXED = re.compile(r"[\"']?(?=[\w!@#$%^&*+~.-]{0,80}\d)(?=[\w!@#$%^&*+~.-]{0,80}[A-Za-z])[\w!@#$%^&*+~.-]{6}")
+# `wandb: {`, and other entries before the one in question.
+_TABLE = re.compile(r"([\w.-]{1,80})[\"']?[ \t]{0,3}[:=][ \t]{0,3}\{(?:[^{}\n]{0,300},)?[ \t]{0,3}\Z")
+_TABLE_CHARACTERS = 400
+# A pair or an object around the secret, which is the last text in it: `SecretStr('X')`, `auth=('me', 'X')`.
+_WRAPPED = re.compile(
+    r"(?P<head>(?:[A-Za-z_][\w.]{0,60}\.)?(?:[A-Z][A-Za-z0-9]{2,60})?\((?:[\"'][^\"'\n()]{0,200}[\"'],[ \t]{0,3}){0,2})"
+    r"(?:\"(?P<double>[^\"\n]{1,400})\"|'(?P<single>[^'\n]{1,400})')(?=[ \t]{0,3}[,)])"
+)
+# `token=AddedToken("<mask>")` names a token of text.
+_OF_WRAPPED = {SecretKind.TOKEN: SecretKind.PERHAPS, SecretKind.PASS: SecretKind.PERHAPS}
 _VALUE_CHARACTERS, _RANDOM_CHARACTERS = 4100, 200
 
 
@@ -93,6 +107,13 @@ def _masked(text: str, pattern: re.Pattern[str]) -> str:
         most_characters = _RANDOM_CHARACTERS if kind is SecretKind.PERHAPS else _VALUE_CHARACTERS
         value = _VALUE.match(text, head.end(), min(head.end() + most_characters, _end_of_remote(text, head)))
         if value is None:
+            continue
+        wrapped = _WRAPPED.match(text, head.end())
+        if wrapped is not None:
+            start, end = wrapped.span("double" if wrapped["double"] is not None else "single")
+            if is_secret_value(_OF_WRAPPED.get(kind, kind), head["name"], text[start:end]):
+                parts += [text[done:start], MASK]
+                done = end
             continue
         words = _WORDS.match(text, head.end()) if _is_setting(text, head, kind) else None
         if words is not None and is_secret_value(kind, head["name"], words[0]):
@@ -135,12 +156,15 @@ def _is_prose(text: str, head: re.Match[str], kind: SecretKind) -> bool:
     if head["separator"] == "=" and head["gap"] and not head["space"]:  # `TOKEN= python`, an empty value in a shell
         return True
     if head["separator"] == "->":  # `HF_TOKEN -> X`, but not `token -> id`
-        return not head["name"].isupper()
+        return not (head["name"].isupper() or (kind is SecretKind.CERTAIN and _MIXED.match(text, head.end())))
     if head["separator"] == ",":
         return kind is SecretKind.PERHAPS
     if head["separator"] != ":" or head["close"] or len(words_of(head["name"])) > 1:
         return False
-    if kind in (SecretKind.PERHAPS, SecretKind.PASS):
+    if kind is SecretKind.PERHAPS:
+        table = _TABLE.search(text, max(head.start() - _TABLE_CHARACTERS, 0), head.start())
+        return table is None or not holds_a_key(table[1])
+    if kind is SecretKind.PASS:
         return True
     before = text[max(head.start() - _PROSE_CHARACTERS, 0) : head.start()]
     return kind is SecretKind.TOKEN and _BEFORE_PROSE.search(before) is not None

@@ -35,6 +35,7 @@ _STRONG_ENDS = (
     *("secretkey", "privatekey", "accountkey", "sessiontoken", "refreshtoken", "bearertoken", "usertoken", "hftoken"),
     *("githubtoken", "gitlabtoken", "sharedkey", "masterkey", "licensekey", "instrumentationkey", "encryptionkey"),
     *("storagekey", "signingkey", "subscriptionkey", "wandbkey", "sastoken", "idtoken", "oauthtoken"),
+    *("storepass", "keypass", "dbpass", "userpass", "rootpass", "adminpass", "bindpass", "dbpasswd"),
 )
 # A name that ends with one of these is about a secret, and its value is none: `password_file`, `token_type`.
 _ABOUT = {
@@ -254,7 +255,16 @@ def _kind_of_words(words: list[str], last: str, before: str) -> SecretKind | Non
         return SecretKind.AUTH
     if last == "pass":
         return None if before in _NOT_OF_PASSES else SecretKind.PASS
-    if last in ("sas", "signature") and before in ("azure", "blob", "container", "storage", "url", "amz", "goog"):
+    if last in ("sas", "signature") and before in (
+        "azure",
+        "blob",
+        "container",
+        "storage",
+        "url",
+        "amz",
+        "goog",
+        "oauth",
+    ):
         return SecretKind.CERTAIN
     return None
 

@@ -29,7 +29,9 @@ _TOKENS = re.compile(
     r"|npm_\w{30,}|pypi-[\w-]{20,}|dckr_(?:pat|oat)_[\w-]{10,}|dop_v1_\w{20,}|rubygems_\w{30,}|oy2\w{40,}"
     r"|SG\.[\w-]{10,}\.[\w-]{10,}|[srp]k_(?:live|test)_\w{10,}|whsec_\w{10,}|key-[0-9a-f]{32}"
     r"|dapi[0-9a-f]{32}|hv[sbr]\.[\w-]{20,}|lin_api_\w{20,}|ntn_\w{20,}|shp(?:at|ca|pa|ss)_\w{20,}|NRAK-\w{20,}"
-    r"|glsa_\w{20,}|glc_[\w=+/]{20,}|sntry[su]_[\w=+/-]{20,}|dp\.(?:pt|st|ct|sa)\.\w{20,}|pul-[0-9a-f]{40}"
+    r"|glsa_\w{20,}|glc_[\w=+/]{20,}|sntry[su]_[\w=+/-]{20,}|dp\.(?:pt|st|ct|sa)\.(?:[\w-]{1,20}\.)?\w{20,}|pul-[0-9a-f]{40}"
+    r"|a[ks]-[A-Za-z0-9]{20,}|pat-[a-z]{2}\d-[\w-]{20,}|CCI(?:PAT|PRJ)_\w{20,}|sgp_\w{30,}|secret_[A-Za-z0-9]{40,}"
+    r"|sha256~[\w-]{30,}"  # Modal, HubSpot, CircleCI, Sourcegraph, Notion, OpenShift
     r"|tskey-[\w-]{10,}|AGE-SECRET-KEY-1\w{20,}|PMAK-[\w-]{20,}|figd_[\w-]{20,}|sq0\w{3}-[\w-]{20,}|EAAC\w{30,}"
     r"|\d{8,10}:AA[\w-]{33}|\w{3}8Q~[\w.~-]{30,}"  # Telegram, Azure
     r"|eyJhdXRo[\w+/=-]{20,}|ABSK[\w+/=]{30,}"  # a registry's credentials in Base64; Bedrock
@@ -47,6 +49,7 @@ _STARTS = (
     *("pypi-", "dckr_", "dop_v1_", "rubygems_", "oy2", "sg.", "k_live_", "k_test_", "whsec_", "key-", "dapi", "hvs."),
     *("hvb.", "hvr.", "lin_api_", "ntn_", "shpat_", "shpca_", "shppa_", "shpss_", "nrak-", "glsa_", "glc_", "sntry"),
     *("dp.", "pul-", "tskey-", "age-secret", "pmak-", "figd_", "sq0", "eaac", ":aa", "8q~", "absk", ".atlasv1."),
+    *("ak-", "as-", "pat-", "ccipat_", "cciprj_", "sgp_", "secret_", "sha256~"),
     *("akcp", "cmvmdgtuoj", "sbp_", "pscale_", "rpa_", "pnu_", "pnb_", "/t/tk-"),
 )
 _PEM = re.compile(
@@ -73,6 +76,7 @@ _PLAIN_USER = re.compile(
 _LABELS_OF_MAIL = {
     *("mailto", "email", "mail", "from", "to", "cc", "bcc", "author", "by", "owner", "contact", "sip", "acct"),
 }
+_ORACLE = re.compile(r"(?i)(jdbc:oracle:\w{1,10}:[^\s/@:'\"]{1,100}/)([^\s@'\"]{1,200})(?=@)")
 _VERSION = re.compile(r"v?\d+(?:\.\d+)+[\w.-]*")
 _DIGITS_OF_A_PORT = 5
 _NAMES_OF_USERS = {"git", "hg", "svn", "oauth2", "x-access-token", "user", "username", "anonymous", "root", "admin"}
@@ -114,6 +118,7 @@ def masked_urls(text: str) -> str:
         text = _USER.sub(_masked_user, text)
         text = _HTTP.sub(lambda url: _NAMED_SEGMENT.sub(_masked_segment, url[0]), text)
     if "@" in text:
+        text = _ORACLE.sub(rf"\1{MASK}", text)
         text = _PLAIN_USER.sub(_masked_plain_user, text)
     if "=" in text:
         text = _QUERY.sub(_masked_query, text)

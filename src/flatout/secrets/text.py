@@ -10,6 +10,7 @@ import re
 
 from flatout.secrets.named import masked_values
 from flatout.secrets.names import SecretKind, secret_kind
+from flatout.secrets.plain_view import plain_view
 from flatout.secrets.programs import masked_programs
 from flatout.secrets.shapes import MASK, masked_tokens, masked_urls
 from flatout.secrets.values import is_generated, is_secret_value
@@ -36,7 +37,9 @@ _WORDS_OF_NAMES = (
 )
 _PROGRAMS = (
     *("sshpass", "curl", "wget", "http", "mysql", "wandb", "login", "redis-cli", "ldap", "smbclient", "xh "),
-    *("zip", "7z", "mongo", "lftp", "ssh-keygen", "pass:", "htpasswd", "sqlcmd", "bcp", "isql", "tsql", "cqlsh"),
+    *("7z", "rar", "open -u", "ncftp", "redfishtool", "rdesktop", "freerdp", "sqlplus", "sqlldr", "expdp", "impdp"),
+    *("nmcli", "wpa_passphrase", "cryptsetup", "gh secret", "etcdctl", "ab ", "keyvault", "pulumi", "dvc "),
+    *("zip", "mongo", "lftp", "ssh-keygen", "pass:", "htpasswd", "sqlcmd", "bcp", "isql", "tsql", "cqlsh"),
     *("openssl", "az ", "gcloud", "ipmi", "racadm", "snmp", "useradd", "usermod", "passwd", "sshfs", "rpcclient"),
     *("send ", "wmic", "winexe", "smbmap"),
     *("rabbitmqctl", "sudo", "kinit", "-stdin", "with-token", "net ", "mosquitto", "publish", "twine"),
@@ -47,6 +50,7 @@ _HEADER = re.compile(
     r"|(?:digest|aws4-hmac-sha256|hawk|signature)[ \t]{1,3}([^\"'\r\n])|([^\s\"'\\,;]))"
 )
 _TO_SPACE = re.compile(r"[^\s\"'\\,;]{1,4000}")
+_TO_END = re.compile(r"[^\r\n]{1,4000}")
 _TO_QUOTE = re.compile(r"[^\"'\\\r\n]{1,4000}")
 _COOKIE = re.compile(
     r"(?i)((?<![\w-])(?:set-)?cookie\\{0,8}[\"']?[ \t]{0,3}:[ \t]{0,3}\\{0,8}[\"']?)([\w.%-]{1,100}=[^\"'\r\n]{1,4000})"
@@ -63,15 +67,17 @@ _SQL = re.compile(
     r"('[^'\n]{1,400}'|\"[^\"\n]{1,400}\")"
 )
 _NETRC = re.compile(
-    r"(?i)((?<!\S)(?:machine\s{1,8}\S{1,200}|default)\s{1,8}login\s{1,8}\S{1,200}\s{1,8}password\s{1,8})"
-    r"\S{1,400}"
+    r"(?i)((?<![^\s\"'])(?:machine\s{1,8}\S{1,200}|default)\s{1,8}login\s{1,8}\S{1,200}\s{1,8}password\s{1,8})"
+    r"[^\s\"']{1,400}"
 )
 # A secret in a sentence: `the password is hunter2`, `Incorrect API key provided: X`.
 _SAID = re.compile(
     r"(?i)(?<!\w)((?:(?:with|using|and|by) (?:the )?(?:password|passwd|passphrase)[ \t]{1,3}[\"'`(]?)"
     r"|(?:password|passwd|passphrase)(?: for [^\s:]{1,60})?:[ \t]{1,3}[\"'`(]?"
     r"|(?:password|passwd|passphrase|api[ _-]?key|secret(?: key)?|(?:access |auth )?token)"
-    r"(?: provided:?| is:?| was:?|:)[ \t]{1,3}[\"'`(]?"
+    r"(?: provided:?| is:?| was:?|:| =)[ \t]{1,3}[\"'`(]?"
+    r"|(?:password|passwd|passphrase)[ \t][\"'`(]?(?=[^\s\"'`)]{6,100}[\"'`)]?"
+    r" (?:(?:is|was|has been) )?(?:rejected|refused|denied|incorrect|invalid|wrong|expired|not accepted)\b)"
     r"|(?:password|passphrase)(?: (?:for|of) [^\n]{1,60}?)? (?:set|changed|reset) to[ \t]{1,3}[\"'`(]?"
     rf"|(?:{'|'.join(_SPOKEN)})[ \t]{{0,3}}(?:[:=\uff1a]|是|为|は|ist|es|est)[ \t]{{0,3}}[\"'`(]?)"
     r"([\w.~+/!@#$%^&*-]{6,400})"
@@ -87,11 +93,40 @@ _PROPERTY = re.compile(
     r"|(?m:^)(?P<line>[\w-]{1,80}(?:\.[\w-]{1,80}){1,8})[ \t]{1,8})"
     r"(?P<value>[^\s<>=:]{1,1000})(?=</value>|[ \t]*(?:\r?\n|$))"
 )
+# A row of a table of settings, `| api_key | X |`.
+_ROW = re.compile(
+    r"(?P<head>[|\u2502\u2503][ \t]{0,40}(?P<name>[A-Za-z][\w./-]{0,80})[ \t]{0,200}[|\u2502\u2503][ \t]{0,200}[\"']?)"
+    r"(?P<value>[^\s|\u2502\u2503\"']{6,400})(?=[\"']?[ \t]{0,400}[|\u2502\u2503])"
+)
+# What pydantic says of a setting: its name, and on the next line the value that it was given.
+_INPUT = re.compile(
+    r"(?P<head>(?m:^)[ \t]{0,20}(?P<name>[A-Za-z_][\w.-]{0,120})[ \t]{0,3}\n[^\n]{0,1000}?\binput_value=)"
+    r"(?P<mark>[\"'])(?P<value>[^\n]{1,400}?)(?P=mark)"
+)
 _LEAST_TOKEN = 16
 
 
 def masked_text(text: str) -> str:
-    """Mask the secrets in a text; everything else stays as it is, byte for byte."""
+    """Mask the secrets in a text; everything else stays as it is, byte for byte.
+
+    A line whose secret shows only in plain characters is returned in these.
+    """
+    masked = _masked(text)
+    if plain_view(masked) == masked:
+        return masked
+    lines = masked.split("\n")
+    return "\n".join(map(_masked_in_plain_view, lines))
+
+
+def _masked_in_plain_view(line: str) -> str:
+    view = plain_view(line)
+    if view == line:
+        return line
+    masked = _masked(view)
+    return line if masked == view else masked
+
+
+def _masked(text: str) -> str:
     lowered = text.lower()
     if "value" in lowered:
         text = _PAIR.sub(_masked_pair, text)
@@ -115,6 +150,9 @@ def _masked_names(text: str) -> str:
     text = _PROPERTY.sub(_masked_property, text)
     text = _SQL.sub(_masked_sql, text)
     text = _NETRC.sub(rf"\1{MASK}", text)
+    text = _ROW.sub(_masked_row, text)
+    if "input_value=" in text:
+        text = _INPUT.sub(_masked_input, text)
     text = _MENTIONED.sub(_masked_mention, text)
     text = _SAID.sub(_masked_said, text)
     return masked_yaml(text) if "\n" in text else text
@@ -127,12 +165,19 @@ def _with_masked_headers(text: str) -> str:
     for match in _HEADER.finditer(text):
         group = next(number for number in (2, 3, 4) if match[number] is not None)
         start = match.start(group)
-        value = (_TO_QUOTE if group == 3 else _TO_SPACE).match(text, start)
+        value = (_end_of_scheme(text, match) if group == 3 else _TO_SPACE).match(text, start)
         if value is None or start < done or not is_secret_value(SecretKind.AUTH, "authorization", value[0]):
             continue
         parts += [text[done:start], MASK]
         done = value.end()
     return "".join([*parts, text[done:]])
+
+
+def _end_of_scheme(text: str, header: re.Match[str]) -> re.Pattern[str]:
+    """Return what matches the parameters of a scheme: to the quote that encloses the header, or to the line's end."""
+    before = text[max(header.start() - 1, 0) : header.start()]
+    is_quoted = before in ("'", '"') or header[1].endswith(("'", '"'))
+    return _TO_QUOTE if is_quoted else _TO_END
 
 
 def _masked_tag(match: re.Match[str]) -> str:
@@ -157,6 +202,19 @@ def _masked_property(match: re.Match[str]) -> str:
     if kind in (None, SecretKind.PERHAPS) or not is_secret_value(kind, name, match["value"]):
         return match[0]
     return f"{match['head']}{MASK}"
+
+
+def _masked_row(match: re.Match[str]) -> str:
+    kind, value = secret_kind(match["name"]), match["value"]
+    is_mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+    is_secret = kind is not None and is_mixed and is_secret_value(kind, match["name"], value)
+    return f"{match['head']}{MASK}" if is_secret else match[0]
+
+
+def _masked_input(match: re.Match[str]) -> str:
+    kind, mark = secret_kind(match["name"]), match["mark"]
+    is_secret = kind is not None and is_secret_value(kind, match["name"], match["value"])
+    return f"{match['head']}{mark}{MASK}{mark}" if is_secret else match[0]
 
 
 def _masked_mention(match: re.Match[str]) -> str:

@@ -52,6 +52,7 @@ _LEAST_RANDOM = 16
 _RUN = re.compile(rf"[A-Za-z0-9]{{{_LEAST_RANDOM},}}")
 _CHANGE = re.compile(r"(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])")
 _LEAST_CHANGES = 3
+_LEAST_MIXED = 24  # a longer run of capitals, small letters and digits is generated
 _DIGITS_OF_A_COUNT, _DIGITS_OF_PASSES = 4, 2
 
 
@@ -124,7 +125,16 @@ def looks_random(text: str) -> bool:
 
 def is_generated(text: str) -> bool:
     """Whether a text can only be generated: a run of letters and digits that alternate, as no name of anything has."""
-    return any(len(_CHANGE.findall(run)) >= _LEAST_CHANGES for run in _RUN.findall(text))
+    return any(_alternates(run) or _is_mixed(run) for run in _RUN.findall(text))
+
+
+def _alternates(run: str) -> bool:
+    return len(_CHANGE.findall(run)) >= _LEAST_CHANGES
+
+
+def _is_mixed(run: str) -> bool:
+    has_all = any(map(str.isdigit, run)) and any(map(str.isupper, run)) and any(map(str.islower, run))
+    return has_all and len(run) >= _LEAST_MIXED
 
 
 def _names_credentials(name: str) -> bool:

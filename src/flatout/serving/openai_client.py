@@ -6,13 +6,15 @@ used: it is the extra `flatout[serve]`. Answers are greedy (`temperature` 0), so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from flatout.errors import InputError
+from flatout.input_files import decode_json
 from flatout.records.serving import Request
 from flatout.serving.client import Ending, OnPiece, TransportError
 from flatout.serving.exposition import Reading, read_metrics
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 MOST_BODY = 300  # characters of a server's error that are shown
 MOST_METRICS = 8 << 20  # bytes
+MOST_LINE = 1 << 20  # bytes of one line of a stream
+MOST_ANSWER = 64 << 20  # bytes of one stream
+MOST_TOKENS = 1 << 31  # no server counts more
 QUICK_S = 10.0  # for health, models and metrics
 
 
@@ -36,9 +41,12 @@ class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+
+
 class _Usage(msgspec.Struct, frozen=True):
-    completion_tokens: int | None = None
-    prompt_tokens: int | None = None
+    completion_tokens: _Count | None = None
+    prompt_tokens: _Count | None = None
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -101,10 +109,9 @@ class OpenAiClient:
     async def is_healthy(self, path: str) -> bool:
         """Whether the server answers its health path with success."""
         try:
-            response = await self._http.get(path, timeout=QUICK_S)
-        except self._httpx.HTTPError:
+            return await self._page(path, MOST_METRICS) is not None
+        except TransportError:
             return False
-        return bool(response.is_success)
 
     async def find_model(self) -> str:
         """Return the name of the server's first model, unless it was given. Raise TransportError if it has none."""
@@ -113,9 +120,9 @@ class OpenAiClient:
         if self._endpoint == "generate":
             raise TransportError('the endpoint "generate" needs the name of the model as `model` in the load')
         try:
-            response = await self._http.get("/v1/models", timeout=QUICK_S)
-            models = msgspec.json.decode(response.content, type=_Models)
-        except (self._httpx.HTTPError, msgspec.DecodeError) as error:
+            page = await self._page("/v1/models", MOST_METRICS)
+            models = decode_json(page or b"", _Models)
+        except (TransportError, msgspec.DecodeError) as error:
             raise TransportError(f"/v1/models cannot be read: {_words(error)}") from error
         if not models.data:
             raise TransportError("/v1/models names no model: name it as `model` in the load")
@@ -125,12 +132,23 @@ class OpenAiClient:
     async def metrics(self, url: str, names: Collection[str]) -> dict[str, Reading] | None:
         """Return the metrics of these names; None if the server has no such page."""
         try:
-            response = await self._http.get(url, timeout=QUICK_S)
-        except self._httpx.HTTPError:
+            page = await self._page(url, MOST_METRICS)
+        except TransportError:
             return None
-        if not response.is_success or len(response.content) > MOST_METRICS:
-            return None
-        return read_metrics(response.text, names)
+        return None if page is None else read_metrics(page.decode(errors="replace"), names)
+
+    async def _page(self, url: str, most_bytes: int) -> bytes | None:
+        """Return a page; None if the server refuses it. Raise TransportError if it does not answer, or too much."""
+        page = bytearray()
+        try:
+            async with asyncio.timeout(QUICK_S), self._http.stream("GET", url, timeout=QUICK_S) as response:
+                async for piece in response.aiter_bytes():
+                    page += piece
+                    if len(page) > most_bytes:
+                        raise TransportError(f"{url} has more than {most_bytes >> 20} MiB")
+        except (self._httpx.HTTPError, self._httpx.InvalidURL, TimeoutError) as error:
+            raise TransportError(_words(error)) from error
+        return bytes(page) if response.is_success else None
 
     async def answer(self, request: Request, on_piece: OnPiece) -> Ending:
         """Send a request, streamed. Raise TransportError if the server refuses it, or the connection breaks."""
@@ -140,9 +158,9 @@ class OpenAiClient:
         try:
             async with self._http.stream("POST", path, json=body) as response:
                 await self._check(response)
-                async for line in response.aiter_lines():
+                async for line in _lines(response.aiter_bytes()):
                     ending = _read(line, on_piece, ending)
-        except self._httpx.HTTPError as error:
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             raise TransportError(_words(error)) from error
         return ending
 
@@ -158,20 +176,42 @@ class OpenAiClient:
     async def _check(self, response: httpx.Response) -> None:
         if response.is_success:
             return
-        text = (await response.aread()).decode(errors="replace")[:MOST_BODY]
+        body = b""
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > 4 * MOST_BODY:
+                break
+        text = body.decode(errors="replace")[:MOST_BODY]
         raise TransportError(f"the server answered {response.status_code}: {' '.join(text.split())}")
 
 
-def _read(line: str, on_piece: OnPiece, ending: Ending) -> Ending:
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. Raise TransportError if a line or the whole is too long.
+
+    A line ends at a line feed alone: httpx would also end it at other separators, which a text in it may hold.
+    """
+    rest = b""
+    num_bytes = 0
+    async for piece in pieces:
+        num_bytes += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > MOST_LINE or num_bytes > MOST_ANSWER:
+            raise TransportError("the stream has a line or an answer without an end")
+    yield rest
+
+
+def _read(line: bytes, on_piece: OnPiece, ending: Ending) -> Ending:
     """Read one line of a stream, and return what is known of the answer's end."""
-    if not line.startswith("data:"):
+    if not line.startswith(b"data:"):
         return ending
-    data = line[len("data:") :].strip()
-    if data == "[DONE]":
+    data = line[len(b"data:") :].strip()
+    if data == b"[DONE]":
         return msgspec.structs.replace(ending, is_whole=True)
     try:
         chunk = _CHUNKS.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise TransportError(f"the stream has a line that is not a chunk: {error}") from error
     if chunk.error is not None:
         raise TransportError(f"the stream ended with an error: {str(chunk.error)[:MOST_BODY]}")

@@ -12,14 +12,19 @@ import shlex
 import urllib.error
 import urllib.request
 
+import msgspec
+
 from flatout.emit import ray_job
 from flatout.emit.masked import masked_note, masked_tuning
 from flatout.errors import InputError
+from flatout.input_files import decode_json
 from flatout.records.tuning import Emitted
+from flatout.service_answers import read_answer
 from flatout.submit.job import JobRequest, Prepared
 from flatout.submit.unsupported import unsupported_notes
 
 _TIMEOUT_S = 30.0
+_MAX_ANSWER_BYTES = 1 << 20
 _OUTPUT, _EXIT_CODE = "output.log", "exit_code"
 
 
@@ -62,15 +67,14 @@ def _post(url: str, text: str) -> str:
     headers = {"Content-Type": "application/json"}
     post = urllib.request.Request(url, data=text.encode(), headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(post, timeout=_TIMEOUT_S) as response:
-            return str(json.loads(response.read())["submission_id"])
+        answer = read_answer(post, max_bytes=_MAX_ANSWER_BYTES, timeout_s=_TIMEOUT_S)
+        return str(decode_json(answer)["submission_id"])
     except urllib.error.HTTPError as error:
-        lines = error.read().decode("utf-8", "replace").strip().splitlines()
+        lines = error.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().splitlines()
         reason = lines[-1] if lines else str(error.reason)
         raise InputError(f"Ray rejected the job: {error.code} {reason}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = getattr(error, "reason", None) or error
+    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise InputError(
-            f"Ray does not answer at {url}: {problem}",
+            f"Ray does not answer at {url}: {error}",
             hint="set RAY_API_SERVER_ADDRESS to the address of its dashboard",
         ) from None

@@ -7,10 +7,8 @@ a Prometheus server that scrapes dcgm-exporter. A GPU without samples is unknown
 
 from __future__ import annotations
 
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +19,7 @@ from flatout.errors import InputError
 from flatout.input_files import decode_json, open_file
 from flatout.inside.protocol import File
 from flatout.schedule.live.view import JobView, Sample
+from flatout.service_answers import read_answer
 
 # dcgm-exporter's metric names, the better metric first, with the value for fully busy. SM activity is off by default.
 METRICS: Mapping[str, float] = {
@@ -147,37 +146,51 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
+class _Series(msgspec.Struct, frozen=True):
+    metric: dict[str, str]
+    values: list[tuple[float, str]]  # times, and the value as text
+
+
+class _Data(msgspec.Struct, frozen=True):
+    resultType: str  # noqa: N815 - Prometheus' name
+    result: msgspec.Raw
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    status: str
+    error: str = ""
+    data: _Data | None = None
+
+
 def _from_prometheus(address: str, now_unix_s: float, window_s: float) -> list[Sample]:
     for name, whole in METRICS.items():
-        series = _query(address, f"{name}[{max(int(window_s), 1)}s]", now_unix_s)
+        try:
+            series = _query(address, f"{name}[{max(int(window_s), 1)}s]", now_unix_s)
+            samples = list(_of_series(series, whole))
+        except (OSError, msgspec.DecodeError, LookupError, ValueError) as error:
+            raise InputError(f"{address} does not respond like Prometheus: {error}") from None
         if series:
-            return list(_of_series(series, whole))
+            return samples
     raise InputError(
         f"{address} has none of {', '.join(METRICS)} in the last {window_s:.0f} s",
         hint="Prometheus must scrape dcgm-exporter at least once per quarter of the grace time",
     )
 
 
-def _of_series(series: Sequence[Mapping[str, Any]], whole: float) -> Iterator[Sample]:
-    for each in series:
-        labels = each["metric"]
-        node = str(labels.get("Hostname") or labels.get("instance", "").split(":")[0]).split(".")[0]
-        for unix_s, value in each["values"]:
-            busy = float(value) / whole
-            if busy >= 0:  # Prometheus returns `NaN` if nothing was measured, which is unknown, not idle
-                yield Sample(unix_s=float(unix_s), busy_share=busy, node=node, gpu=int(labels["gpu"]))
-
-
-def _query(address: str, expression: str, now_unix_s: float) -> list[dict[str, Any]]:
+def _query(address: str, expression: str, now_unix_s: float) -> list[_Series]:
     asked = urllib.parse.urlencode({"query": expression, "time": f"{now_unix_s:.3f}"})
     url = f"{address.rstrip('/')}/api/v1/query?{asked}"
-    read: Callable[..., Any] = urllib.request.urlopen
-    try:
-        with read(url, timeout=_TIMEOUT_S) as answer:
-            document = decode_json(answer.read(_MAX_ANSWER_BYTES))
-        if document["status"] != "success" or document["data"]["resultType"] != "matrix":
-            raise ValueError(document.get("error", "the result is not a matrix"))
-        return list(document["data"]["result"])
-    except (OSError, urllib.error.URLError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        why = getattr(error, "reason", None) or error
-        raise InputError(f"{address} does not respond like Prometheus: {why}") from None
+    answer = decode_json(read_answer(url, max_bytes=_MAX_ANSWER_BYTES, timeout_s=_TIMEOUT_S), _Answer)
+    if answer.status != "success" or answer.data is None or answer.data.resultType != "matrix":
+        raise ValueError(answer.error or "the result is not a matrix")
+    return decode_json(bytes(answer.data.result), list[_Series])
+
+
+def _of_series(series: Sequence[_Series], whole: float) -> Iterator[Sample]:
+    for each in series:
+        labels = each.metric
+        node = (labels.get("Hostname") or labels.get("instance", "").split(":")[0]).split(".")[0]
+        for unix_s, value in each.values:
+            busy = float(value) / whole
+            if busy >= 0:  # Prometheus returns `NaN` if nothing was measured, which is unknown, not idle
+                yield Sample(unix_s=unix_s, busy_share=busy, node=node, gpu=int(labels["gpu"]))
