@@ -13,7 +13,7 @@ from flatout.attribute import names
 from flatout.attribute.intervals import Flags, ThreadTimes, Times, covers, union
 from flatout.attribute.launches import GpuWork
 from flatout.records.events import NULL, CollectiveArgs, EventTable, Kind
-from flatout.records.timeline import CommunicationCall, CommunicationKernels
+from flatout.records.timeline import BEFORE_RECORDING, CommunicationCall, CommunicationKernels
 
 DTYPE_BYTES = {
     "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1,
@@ -42,10 +42,13 @@ def is_communication(table: EventTable, work: GpuWork) -> Flags:
     return np.asarray((kernel & by_name) | has_args | in_collective)
 
 
-def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> CommunicationKernels:
+def communication_kernels(
+    table: EventTable, work: GpuWork, is_comm: Flags, syncs: tuple[Times, Times]
+) -> CommunicationKernels:
     """Return a rank's communication in order of start time.
 
-    On the CPU, collective annotations are used instead of kernels.
+    On the CPU, collective annotations are used instead of kernels. `syncs` are the sorted starts and ends of the calls
+    in which the host waits for the device.
     """
     if len(work) == 0:
         return _cpu_collectives(table)
@@ -68,7 +71,23 @@ def communication_kernels(table: EventTable, work: GpuWork, is_comm: Flags) -> C
         launched_ns=work.launched_ns[rows],
         stream=table.stream[work.event[rows]],
         calls=tuple(calls),
+        next_launch_ns=_next_launches(work, is_comm, syncs),
     )
+
+
+def _next_launches(work: GpuWork, is_comm: Flags, syncs: tuple[Times, Times]) -> Times:
+    """Return when the work after each communication kernel was launched, where the host did not wait for it."""
+    end_ns = work.end_ns[is_comm]
+    others = np.flatnonzero(~is_comm)
+    following = np.searchsorted(work.start_ns[others], end_ns, side="left")
+    has_next = following < len(others)
+    launched_ns = np.full(len(end_ns), BEFORE_RECORDING, dtype=np.int64)
+    launched_ns[has_next] = work.launched_ns[others[following[has_next]]]
+    sync_start_ns, sync_end_ns = syncs
+    num_begun = np.searchsorted(sync_start_ns, end_ns, side="left")
+    num_ended = np.searchsorted(sync_end_ns, end_ns, side="left")
+    launched_ns[num_begun > num_ended] = BEFORE_RECORDING
+    return launched_ns
 
 
 def _recorded_before_launch(table: EventTable, work: GpuWork, rows: NDArray[np.int64]) -> dict[int, list[int]]:

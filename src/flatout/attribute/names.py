@@ -16,7 +16,7 @@ from flatout.inside.protocol import SESSION_SPAN
 
 COMMUNICATION_KERNEL = re.compile(
     r"nccl(Dev)?Kernel|^nccl|^rccl|oneccl|^hccl|multimem_|(one|two)_shot_all_?reduce|cross_device_reduce|nvshmem"
-    r"|deep_ep|internode::|intranode::(dispatch|combine)|msccl|symm_mem|allreduce_fusion|lamport|userbuffers"
+    r"|deep_ep|hybrid_ep::(dispatch|combine|device_sync)|internode::|intranode::(dispatch|combine)|msccl|symm_mem|allreduce_fusion|lamport|userbuffers"
     r"|(?:^|[^a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_?kernel|_push|_pull|<|\()",
     re.IGNORECASE,
 )

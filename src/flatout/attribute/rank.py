@@ -67,14 +67,14 @@ def _attributed(table: EventTable, marks: HostSteps, rank: int | None, *, with_t
         lead_in_end = steps[0].start_ns if steps else window_start
         lost_ns = np.sort(table.start_ns[lost])
         segments = _gpu_parts(table, work, is_comm, states, lost_ns, (window_start, lead_in_end, window_end))
-        communication = communication_kernels(table, work, is_comm)
+        communication = communication_kernels(table, work, is_comm, (states.sync_start_ns, states.sync_end_ns))
         devices = driven_devices(table, work, is_comm, (window_start, window_end))
     elif sign_of_gpu is not None:
         segments = of_unknown_device(cpu_parts(table, marks, states, (window_start, window_end)))
         communication = no_communication()
     else:
         segments = cpu_parts(table, marks, states, (window_start, window_end))
-        communication = communication_kernels(table, work, is_comm)
+        communication = communication_kernels(table, work, is_comm, (states.sync_start_ns, states.sync_end_ns))
     track = None
     if with_track and sign_of_gpu is None:
         track = _track(table, work, is_comm, states, marks, segments, communication)

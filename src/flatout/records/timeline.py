@@ -97,6 +97,9 @@ class CommunicationKernels(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     launched_ns: NDArray[np.int64]  # start of the launching call; BEFORE_RECORDING without one
     stream: NDArray[np.int64]
     calls: tuple[CommunicationCall, ...]  # at least one per kernel, sorted by kernel
+    # When the host launched the work that follows a kernel; BEFORE_RECORDING if it is unknown, if nothing follows, or
+    # if the host itself waited for the kernel. What was launched only after the kernel's end did not wait for it.
+    next_launch_ns: NDArray[np.int64] | None = None  # None: no GPU
 
     @property
     def num_kernels(self) -> int:

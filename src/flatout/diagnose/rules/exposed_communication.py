@@ -32,6 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.diagnose.by_group import communication_by_group
 from flatout.diagnose.communication_advice import advice
@@ -55,6 +56,10 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
 }
+# A launch so soon after a transfer's end may have waited for it in a way that no trace shows: in ns, and as a share of
+# the exposed time.
+FOLLOWS_NS = 50_000
+FOLLOWS_SHARE = 0.25
 MAX_ADVICE = 6  # changes to try; the likeliest come first
 DOMINATING_SHARE = 0.3  # of the step; above it, more samples between two exchanges are advised
 
@@ -62,10 +67,12 @@ DOMINATING_SHARE = 0.3  # of the step; above it, more samples between two exchan
 def find(context: DiagnosisContext) -> list[Finding]:
     unsplit = context.claim(Part.COMMUNICATION_UNSPLIT, context.available(Part.COMMUNICATION_UNSPLIT))
     transfer = context.claim(Part.TRANSFER, context.available(Part.TRANSFER))
-    cost = transfer + unsplit
+    not_blocking_s = _not_blocking_s(context)
+    exposed_s = float(context.own[:, [Part.TRANSFER, Part.COMMUNICATION_UNSPLIT]].sum()) / max(len(context.ranks), 1)
+    cost = (transfer + unsplit) * (1 - not_blocking_s / exposed_s) if exposed_s > 0 else 0.0
     if cost <= 0:
         return []
-    is_known = unsplit < 0.5 * cost
+    is_known = unsplit < 0.5 * (transfer + unsplit)
     lacks_ranks = bool(context.job.missing_ranks) or (context.job.world_size is None and len(context.ranks) < 2)
     bandwidth = bus_bandwidth(context)
     traffic = traffic_of(context)
@@ -79,6 +86,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     changes = (*placement_advice(context, communication_by_group(context)), *changes)
     batch_gain = _gain_of_doubled_batch(context, traffic, cost)
     evidence = _evidence(context, traffic, bandwidth, is_known=is_known)
+    evidence["not_blocking_s"] = not_blocking_s
     if batch_gain is not None:
         evidence["doubled_batch_ratio"] = batch_gain
         changes = (*changes[: MAX_ADVICE - 1], _batch_words(batch_gain))
@@ -97,6 +105,35 @@ def find(context: DiagnosisContext) -> list[Finding]:
         safety="exact",
         confidence="high" if is_known else "inconclusive",
     )
+
+
+def _not_blocking_s(context: DiagnosisContext) -> float:
+    """Return the exposed communication that nothing waits for: what follows it was launched only later.
+
+    It is the mean over the ranks, in seconds per step. Faster communication would leave the GPU idle instead.
+    """
+    not_blocking_ns = 0
+    for timeline in context.ranks:
+        communication = timeline.communication
+        if communication.next_launch_ns is None:
+            continue
+        exposed = context.job.exposed_transfer_ns[timeline.rank] + context.job.exposed_unsplit_ns[timeline.rank]
+        exposed = np.where(communication.start_ns >= timeline.first_step_ns, exposed, 0)
+        next_launch_ns, began_ns = communication.next_launch_ns, communication.end_ns - exposed
+        is_late = (next_launch_ns > began_ns) & ~_follows_an_end(next_launch_ns, communication.end_ns, exposed)
+        until_launch = np.where(is_late, next_launch_ns - began_ns, 0)
+        not_blocking_ns += int(np.minimum(until_launch, exposed).sum())
+    return context.per_step(not_blocking_ns / 1e9 / max(len(context.ranks), 1))
+
+
+def _follows_an_end(
+    launch_ns: NDArray[np.int64], end_ns: NDArray[np.int64], exposed_ns: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whether each launch comes soon after the end of some communication, for which the host may have waited."""
+    ends = np.sort(end_ns)
+    last = np.searchsorted(ends, launch_ns, side="right") - 1
+    since_end_ns = launch_ns - ends[np.maximum(last, 0)]
+    return np.asarray((last >= 0) & (since_end_ns < np.maximum(FOLLOWS_NS, FOLLOWS_SHARE * exposed_ns)))
 
 
 def _gain_of_doubled_batch(context: DiagnosisContext, traffic: Sequence[Traffic], cost_s: float) -> float | None:

@@ -10,6 +10,7 @@ Why it costs
 Evidence
     The part of the step that made the rank late (`cause`): where it took longer than the others since all ranks were
     last in sync. Also how long each other rank waits for it, and in how many collectives and steps it arrived last.
+    Where it computes longer, the numbers of kernels: another number than the others' means other work.
 
 Change to try
     Check that GPU (clocks, temperature, other processes, retired memory), or on a CPU job the cores of its host, and
@@ -42,6 +43,7 @@ NAME = "straggler"
 HOST_EVIDENCE = (throttled_clocks, foreign_load)
 MIN_LATE_STEPS = 2  # of several recorded steps; below, the lateness did not recur
 MIN_RECURRENCE = 0.5  # share of the steps in which a rank must be late for high confidence
+OTHER_WORK_SHARE = 0.05  # of the kernels; ranks with equal work differ by a few, such as those of logging
 UNKNOWN = ("before_window", "unattributed")
 
 
@@ -61,11 +63,12 @@ def find(context: DiagnosisContext) -> list[Finding]:
         num_late = len(steps_of.get(rank, ()))
         is_once = context.num_steps > 1 and num_late < MIN_LATE_STEPS
         waited = _waiting_s(context, rank)
+        kernels = _kernels_per_step(context, rank) if cause == "compute" else None
         result += finding(
             context,
             code=CODE,
             name=NAME,
-            title=_title(context, rank, cause, cost, num_late=num_late, is_skew=is_skew),
+            title=_title(context, rank, cause, cost, num_late=num_late, is_skew=is_skew) + _kernels_words(kernels),
             ranks=(rank,),
             cost_s=cost,
             evidence={
@@ -77,8 +80,10 @@ def find(context: DiagnosisContext) -> list[Finding]:
                 "late_in_steps": [step for step, late in slowest.items() if late == rank],
                 "num_steps": context.num_steps,
                 "step_start_spread_s": skew,
+                "kernels_per_step": kernels[0] if kernels is not None else None,
+                "kernels_per_step_of_others": kernels[1] if kernels is not None else None,
             },
-            changes=_changes(rank, is_once=is_once, has_gpu=context.has_gpu),
+            changes=_changes(rank, is_once=is_once, has_gpu=context.has_gpu, does_other_work=_differ(kernels)),
             safety="exact",
             confidence=_confidence(context.num_steps, num_late, is_skew=is_skew, is_once=is_once),
         )
@@ -105,16 +110,35 @@ def _title(context: DiagnosisContext, rank: int, cause: str, cost: float, *, num
     return title
 
 
-def _changes(rank: int, *, is_once: bool, has_gpu: bool) -> tuple[str, ...]:
+def _kernels_per_step(context: DiagnosisContext, rank: int) -> tuple[float, float] | None:
+    """Return how many kernels compute on the rank, and on the other ranks (the median); None without a GPU."""
+    counts = {t.rank: t.facts.num_kernels for t in context.ranks if t.has_gpu and t.facts is not None}
+    others = [count for other, count in counts.items() if other != rank]
+    if rank not in counts or not others:
+        return None
+    return context.per_step(counts[rank]), context.per_step(float(np.median(others)))
+
+
+def _differ(kernels: tuple[float, float] | None) -> bool:
+    """Whether the rank runs another number of kernels than the others: it then does other work."""
+    return kernels is not None and abs(kernels[0] - kernels[1]) > OTHER_WORK_SHARE * max(kernels)
+
+
+def _kernels_words(kernels: tuple[float, float] | None) -> str:
+    if kernels is None or not _differ(kernels):
+        return ""
+    return f"; it runs {kernels[0]:,.0f} kernels where the others run {kernels[1]:,.0f}: other work, not a slower GPU"
+
+
+def _changes(rank: int, *, is_once: bool, has_gpu: bool, does_other_work: bool) -> tuple[str, ...]:
     if has_gpu:
         what = f"check the GPU and the node of rank {rank}: clocks, temperature, other processes"
     else:
         what = f"check the host of rank {rank}: other processes on its cores, CPU clocks, memory"
-    return (
-        *((f"record more steps: is rank {rank} late again?",) if is_once else ()),
-        what,
-        "check what that rank does in addition to the others' work",
-    )
+    ways = [what, "check what that rank does in addition to the others' work"]
+    if does_other_work:
+        ways.reverse()
+    return (*((f"record more steps: is rank {rank} late again?",) if is_once else ()), *ways)
 
 
 def _confidence(num_steps: int, num_late: int, *, is_skew: bool, is_once: bool) -> str:
