@@ -156,6 +156,7 @@ from flatout.records.serving_plan import (
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.staging import StageResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
+from flatout.records.step_series import LogChange, LogSide
 from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.storage import StorageVerdict
 from flatout.records.tracking import (
@@ -283,6 +284,11 @@ def diff_json() -> str:
         (DiagnosisDiff, DiffSide, PartChange, FindingChange, Scaling, LostPart, EnvironmentDifference),
         version=2,
     )
+
+
+def log_diff_json() -> str:
+    """The contract `flatout/log-diff`."""
+    return _contract("flatout/log-diff", (LogChange, LogSide))
 
 
 def comparison_json() -> str:
@@ -1011,6 +1017,8 @@ def python_results() -> str:
         api_results.ProfileResult,
         api_results.TuningResult,
         api_results.ComparisonResult,
+        api_results.DiffResult,
+        api_results.LogDiffResult,
         api_results.PlanResult,
         api_results.ReplayResult,
     ]
@@ -1043,6 +1051,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         findings,
         json,
         diff_json,
+        log_diff_json,
         comparison_json,
         data_profile_json,
         data_cache_json,

@@ -27,6 +27,7 @@ STRAGGLER = ROOT / "examples/traces/straggler.tar.xz"
 SIGNATURES = {
     "diagnose": "paths, *, ranks=None, untraced_step_s=None, ceilings=None, perfetto=None, engine='auto', force=False, "
     "progress=None, note=no_note",
+    "diff": "before, after, *, progress=None",
     "profile": "command, *, out=None, steps=3, warmup=None, light=False, force=False, progress=None, say=say_to_stderr",
     "tune": "command, *, out=None, budget_s=1800.0, trials=None, allow='exact', objective=None, knobs=(), steps=None, "
     "warmup=None, sbatch_options=None, blocks=False, history=True, apply=False, force=False, typed=(), "

@@ -105,12 +105,24 @@ def test_a_recording_moves_the_plan_to_what_was_measured(monkeypatch: pytest.Mon
     assert corrected.calibrated_with == 1
 
 
+def test_the_log_of_a_training_moves_the_plan_as_a_recording_does(tmp_path: Path) -> None:
+    context = setting_of("llama3-8b", "h100x16")
+    before = plan(context, fixed=FIXED).layouts[0].step_time_s
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(f"steps: {step} loss: 2.3 iter time (s): {1.3 * before:.6f}" for step in range(9)))
+    notes: list[str] = []
+    corrected = plan(calibrated(context, log, FIXED, notes.append), fixed=FIXED)
+    assert 1.1 * before < corrected.layouts[0].step_time_s < 1.3 * before
+    assert corrected.calibrated_with == 1
+    assert "a log of DeepSpeed names neither" in notes[0]
+
+
 @pytest.mark.parametrize(
     ("step_s", "ranks", "fixed", "message"),
     [
         (None, 16, FIXED, "has no step time: step times were not stable"),
         (1.0, 8, FIXED, "is of 8 ranks and h100x16 has 16 GPUs"),
-        (1.0, 16, FIXED[:3], "must name the one layout of the recording"),
+        (1.0, 16, FIXED[:3], "must name the one layout of the training"),
     ],
 )
 def test_a_recording_that_does_not_fit_is_one_line(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from flatout.errors import InputError
+import flatout.api
+from flatout.api.results import LogDiffResult
+from flatout.conditions.met import met_by_log_change
+from flatout.conditions.words import parse_conditions
+from flatout.errors import InputError, UsageError
 from flatout.read.training_log import read_training_log
 from flatout.records.step_series import LogFormat, StepSeries
 from flatout.track.add import AddRequest, add_results
-from flatout.training_log_pipeline import read_result_or_log
+from flatout.training_log_pipeline import log_totals, read_result_or_log
 
 STEPS = range(1, 9)
 LINES = {
@@ -104,6 +110,66 @@ def test_a_log_is_tracked_by_its_median_step_without_the_first_line(tmp_path: Pa
     assert measures["step_s"].value == pytest.approx(1.0055)  # steps 2 to 8
     assert measures["step_s"].direction == "lower"
     assert set(measures) == {"step_s", "samples_per_s", "flop_per_s"}
+
+
+def megatron(path: Path, step_ms: float, *, first_ms: float = 0, steps: Sequence[int] = range(1, 41)) -> Path:
+    """Write a log whose steps take `step_ms` and, in turn, 1 % more and less; 5 s pass before steps 11 and 31."""
+    lines, now = [], datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
+    for place, step in enumerate(steps):
+        took_ms = step_ms * (1 + 0.01 * (place % 3 - 1)) + (first_ms if place == 0 else 0)
+        now += timedelta(milliseconds=took_ms, seconds=5 if step in (11, 31) else 0)
+        lines.append(
+            f" [{now:%Y-%m-%d %H:%M:%S}.{now.microsecond:06d}] iteration {step}/ 99 | elapsed time per iteration (ms):"
+            f" {took_ms:.2f} | global batch size: 64 |"
+        )
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_two_logs_are_compared_by_their_rates_with_an_interval(tmp_path: Path) -> None:
+    a, b = megatron(tmp_path / "a.log", 1000), megatron(tmp_path / "b.log", 800, first_ms=9000)
+    change = flatout.api.diff(a, b)
+    assert isinstance(change, LogDiffResult)
+    assert change.speedup == pytest.approx(1.25, rel=0.01)
+    assert change.ratio == pytest.approx(0.8, rel=0.01)
+    assert change.ratio_range[0] <= 0.8 <= change.ratio_range[1] < 0.82
+    assert (change.speedup_by, change.has_same_work) == ("samples_per_s", True)
+    assert change.b.mean_step_s == pytest.approx(0.8, rel=0.01), "without the first line"
+    assert change.to_dict()["schema"] == "flatout/log-diff"
+    assert "B is 1.25 times as fast as A by samples per second" in change.to_text()
+    assert met_by_log_change(change, parse_conditions("diff", ["slower=5%"])) == []
+    slower = flatout.api.diff(b, a)
+    assert met_by_log_change(slower, parse_conditions("diff", ["slower=24%"]))  # type: ignore[arg-type]
+    assert not met_by_log_change(slower, parse_conditions("diff", ["slower=26%"]))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="needs traces"):
+        met_by_log_change(change, parse_conditions("diff", ["new-finding"]))
+
+
+def test_a_log_is_not_compared_with_anything_else(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is one and .* is not"):
+        flatout.api.diff(megatron(tmp_path / "a.log", 1000), tmp_path)
+
+
+def test_steps_made_again_after_a_resumption_are_recomputed(tmp_path: Path) -> None:
+    """40 steps of a second, 21 to 25 made twice; the first takes 4 s more, and 2 x 5 s are between steps."""
+    steps = [*range(1, 26), *range(21, 41)]
+    totals = log_totals(megatron(tmp_path / "a.log", 1000, first_ms=4000, steps=steps), 8)
+    assert totals is not None
+    spent_s = {name: ns / 8e9 for name, ns in totals.ns.items() if ns}
+    expected = {"productive": 40, "recomputed": 5, "start_up": 4, "unknown": 10}
+    assert spent_s == pytest.approx(expected, abs=0.2)
+    assert (totals.num_steps, totals.num_attempts, totals.num_devices) == (40, 2, 8)
+    assert totals.failures == ("the log resumes before step 21: why is not in it",)
+
+
+def test_a_log_without_time_stamps_has_only_its_steps(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(LINES[LogFormat.NEMO]))
+    totals = log_totals(path, 1)
+    assert totals is not None
+    assert {name for name, ns in totals.ns.items() if ns} == {"productive"}
+    assert totals.ns["productive"] / 1e9 == pytest.approx(sum(2 + step / 100 for step in STEPS))
+    assert log_totals(Path(pytest.__file__), 1) is None
 
 
 def test_too_few_steps_are_refused_with_the_number(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.records.plan import Plan
 from flatout.records.recording import Recording
 from flatout.records.replay import ReplayReport
+from flatout.records.step_series import LogChange, LogSide
 from flatout.records.tuning import TuneResult
+from flatout.report.diff import DiagnosisDiff
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -219,6 +221,52 @@ class ComparisonResult(Result, Comparison, frozen=True, kw_only=True, dict=True)
         from flatout.secrets import masked_command
 
         return comparison_text(self, self.folder, masked_command(self._command(())))
+
+
+class DiffResult(Result, DiagnosisDiff, frozen=True, kw_only=True, dict=True):
+    """The change from one diagnosis to another, one run each: parts, findings, and what differs in the environment."""
+
+    tables = ("parts", "findings", "recorded_parts", "environment")
+    call = "diff"
+
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, Diagnosis]:
+        """Return the two diagnoses that were compared."""
+        both: tuple[Diagnosis, Diagnosis] = self.__dict__["_diagnoses"]
+        return both
+
+    def to_json(self, command: Sequence[str] = (), *, pretty: bool = True) -> bytes:
+        from flatout.report.diff import diff_json
+
+        return diff_json(self, self._command(command), pretty=pretty)
+
+    def to_text(self) -> str:
+        from flatout.report.diff_text import diff_text
+
+        return diff_text(self, *self.diagnoses)
+
+
+class LogDiffResult(Result, LogChange, frozen=True, kw_only=True, dict=True):
+    """The change of step time and rates from the log of one training to that of another, one run each."""
+
+    tables = ("sides",)
+    call = "diff"
+
+    @property
+    def sides(self) -> tuple[LogSide, LogSide]:
+        """Return both logs."""
+        return self.a, self.b
+
+    def to_json(self, command: Sequence[str] = (), *, pretty: bool = True) -> bytes:
+        from flatout.report.json import enveloped_json
+
+        return enveloped_json("flatout/log-diff", 1, self._command(command), self, pretty=pretty)
+
+    def to_text(self) -> str:
+        from flatout.report.log_change_text import log_change_text
+        from flatout.report.terminal import TextStyle
+
+        return log_change_text(self, style=TextStyle())
 
 
 class PlanResult(Result, Plan, frozen=True, kw_only=True, dict=True):

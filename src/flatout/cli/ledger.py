@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatout.cli.fail_on import exit_if_met, fail_on_option
 from flatout.cli.output import print_json, text_style
-from flatout.cli.values import amount
+from flatout.cli.values import amount, whole_number
+
+if TYPE_CHECKING:
+    from flatout.keep.ledger import Totals
 
 
 def ledger(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="Ledgers from `flatout run --ledger`: files, or a folder with one per node."
+            metavar="FILE...",
+            help="Ledgers from `flatout run --ledger`: files, or a folder with one per node. Or the log of a training.",
         ),
     ],
     gpu: Annotated[
@@ -29,10 +34,15 @@ def ledger(
     gpu_watts: Annotated[
         float | None, amount(metavar="WATTS", help="Average power per GPU. [default: power limit]")
     ] = None,
+    gpus: Annotated[
+        int | None, whole_number(least=1, help="GPUs of the training whose log is read.  [default: 1]")
+    ] = None,
     fail_on: Annotated[list[str] | None, fail_on_option("ledger")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show how each GPU-second of a job was used: productive, recomputed, checkpoint, restart, hang, and others.
+
+    A log of Megatron-LM, NeMo, DeepSpeed, torchtitan or MLPerf shows only steps, resumed runs, and the time between.
 
     Example: flatout ledger ledger.jsonl --gpu-price 2.50
     """
@@ -43,7 +53,7 @@ def ledger(
     from flatout.keep.ledger_report import report
 
     conditions = parse_conditions("ledger", fail_on or (), CLASSES)
-    totals = read_all(paths)
+    totals = _of_log(paths, gpus) or read_all(paths)
     gpu_type = gpu or totals.gpu
     result = report(totals, price_per_h=_price(gpu_type, gpu_price), watts=_watts(gpu_type, gpu_watts))
     if json:
@@ -53,6 +63,20 @@ def ledger(
 
         print(ledger_text(result, style=text_style()))
     exit_if_met(met_by_ledger(result, conditions))
+
+
+def _of_log(paths: list[Path], gpus: int | None) -> Totals | None:
+    """Return the totals of the log of a training; None if the files are ledgers."""
+    from flatout.errors import UsageError
+    from flatout.training_log_pipeline import log_totals
+
+    totals = log_totals(paths[0], gpus or 1) if len(paths) == 1 else None
+    if totals is None and gpus is not None:
+        raise UsageError("`--gpus` is for the log of a training: a ledger has the number", hint="omit --gpus")
+    if totals is not None:
+        where = "in `unknown`" if totals.ns["unknown"] or totals.ns["restart"] else "not known without time stamps"
+        print(f"note: the time between the logged steps is {where}: evaluations, checkpoints, others", file=sys.stderr)
+    return totals
 
 
 def _price(gpu: str | None, usd_per_gpu_hour: float | None) -> tuple[float, str] | None:

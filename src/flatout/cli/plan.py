@@ -113,7 +113,7 @@ def plan(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Measurements of the cluster: a CSV of runs, a recording, or the output of `flatout bench --json`.",
+            help="Measurements: a CSV of runs, a recording, a training's log, or the output of `flatout bench --json`.",
         ),
     ] = None,
     risk: Annotated[

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from flatout.conditions.words import Condition
+from flatout.errors import UsageError
 from flatout.records.ceilings import Ceilings
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.ledger import LedgerReport
+from flatout.records.step_series import LogChange
 from flatout.records.tuning import TuneResult
 from flatout.report.diff import DiagnosisDiff
 from flatout.units import percent
@@ -43,6 +45,22 @@ def met_by_diagnosis(diagnosis: Diagnosis, conditions: Sequence[Condition]) -> l
 def met_by_diff(result: DiagnosisDiff, conditions: Sequence[Condition]) -> list[str]:
     checks = {"slower": _slower, "efficiency": _inefficient, "new-finding": _new_findings}
     return _met(checks, result, conditions)
+
+
+def met_by_log_change(result: LogChange, conditions: Sequence[Condition]) -> list[str]:
+    """Return the conditions that hold. Raises UsageError for those that need traces."""
+    for condition in conditions:
+        if condition.word != "slower":
+            raise UsageError(
+                f"`--fail-on {condition.word}` needs traces, but both files are logs of trainings",
+                hint="for logs: --fail-on slower=PERCENT",
+            )
+    return _met({"slower": _slower_log}, result, conditions)
+
+
+def _slower_log(result: LogChange, share: float) -> list[str]:
+    slowdown = 1 / result.speedup - 1
+    return [f"B takes {percent(slowdown)} more time for the same work, one run each"] if slowdown >= share else []
 
 
 def _slower(result: DiagnosisDiff, share: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Apply `flatout plan --calibrate FILE`: correct a search context by measured runs, a recording, or ceilings."""
+"""Apply `flatout plan --calibrate FILE`: correct a search context by measured runs, a recording, a log, or ceilings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from flatout.plan.runs import MeasuredRun, usual_software
 from flatout.plan.search_context import IDENTIFYING, SearchContext
 from flatout.profile import is_recording, read_recording
 from flatout.records.recording import Recording
+from flatout.training_log_pipeline import median_step_s, series_of
 
 _DEPENDENT = ("dp", "num_micro")  # these follow from the other layout parameters
 
@@ -26,11 +27,15 @@ def calibrated(
 ) -> SearchContext:
     """Return the context corrected by the measurements in the file.
 
-    Raises InputError for any other kind of file, and for a recording whose layout is not given by `fixed`.
+    Raises InputError for any other kind of file, and for a recording or log whose layout is not given by `fixed`.
     """
     if path.is_dir():
         run = _recorded_run(context, path, fixed)
         return _corrected(context, [run])
+    series = series_of(path)
+    if series is not None:
+        note(f"note: `{path}` is taken for a training of --model on --cluster: a log of {series.format} names neither")
+        return _corrected(context, [_run_of(context, fixed, "log", median_step_s(series), None)])
     if is_ceilings(path):
         constants = from_logs(context.calibration.logs)
         cluster, matmul_share = with_ceilings(context.spec.cluster, context.matmul_share, path, constants)
@@ -68,13 +73,20 @@ def _recorded_run(context: SearchContext, path: Path, fixed: Sequence[str]) -> M
         reason = recording.measured.reasons.get("step_s", "step times were not stable")
         raise InputError(f"`{path}` has no step time: {reason}", hint="record more steps: flatout profile --steps 40")
     _check_cluster(context, recording, path)
+    return _run_of(context, fixed, "recording", step_time_s, recording.measured.peak_memory_bytes)
+
+
+def _run_of(
+    context: SearchContext, fixed: Sequence[str], source: str, step_time_s: float, peak_memory_bytes: float | None
+) -> MeasuredRun:
+    """Return a measured step of this model, cluster and batch, with the layout given by `fixed`."""
     inputs = context.inputs(_only_layout(context, fixed), slice(None))
     return MeasuredRun(
-        source="recording",
+        source=source,
         group="",
         columns={name: _number(inputs, name) for name in FIELDS},
         step_time_s=step_time_s,
-        peak_memory_bytes=recording.measured.peak_memory_bytes,
+        peak_memory_bytes=peak_memory_bytes,
         ran_out_of_memory=False,
         software=context.software,
     )
@@ -100,7 +112,7 @@ def _only_layout(context: SearchContext, fixed: Sequence[str]) -> Columns:
     free = [name for name, values in layouts.items() if len(set(values.tolist())) > 1 and name not in _DEPENDENT]
     example = f"--fix {free[0]}={_fixed_value(free[0], layouts[free[0]][0])}"
     raise InputError(
-        f"--fix must name the one layout of the recording, but {count:,} layouts have what is fixed",
+        f"--fix must name the one layout of the training, but {count:,} layouts have what is fixed",
         hint=f"not fixed yet: {', '.join(free)}; for example: {example}",
     )
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ _DEEPSPEED = re.compile(rf"\bsteps: (\d+) loss: \S+ iter time \(s\): {_NUMBER}(?
 _TITAN = re.compile(r"\bstep:\s*(\d+)\s+loss:")
 _TITAN_RATE = re.compile(rf"\btps:\s*{_NUMBER}")
 _TITAN_FLOPS = re.compile(rf"\btflops:\s*{_NUMBER}")
-_TITAN_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?")
 _MLPERF = ":::MLLOG "
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -62,7 +62,7 @@ def read_training_log(path: Path) -> StepSeries | None:
         for log_format, parse in _PARSERS.items():
             found = parse(line)
             if found is not None:
-                lines[log_format].append(found)
+                lines[log_format].append(found._replace(written_s=_written_s(line)))
         if _MLPERF in line:
             lines[LogFormat.MLPERF] += mlperf.add(line.partition(_MLPERF)[2])
     if not lines:
@@ -87,6 +87,7 @@ def _series(log_format: LogFormat, lines: list[_Line]) -> StepSeries:
         samples_per_s=_rates(timed, "samples_per_s"),
         tokens_per_s=_rates(timed, "tokens_per_s"),
         flop_per_s=_rates(timed, "flop_per_s"),
+        written_s=_rates(timed, "written_s"),
         num_skipped=len(lines) - len(timed),
     )
 
@@ -99,7 +100,7 @@ def _between(before: _Line | None, line: _Line) -> float | None:
 
 
 def _rates(timed: list[tuple[_Line, float]], name: str) -> tuple[float, ...]:
-    """Return a rate of all lines; nothing if one of them lacks it."""
+    """Return a rate, or the times, of all lines; nothing if one of them lacks it."""
     rates = [getattr(line, name) for line, _ in timed]
     return tuple(rates) if all(rate is not None and math.isfinite(rate) for rate in rates) else ()
 
@@ -159,19 +160,21 @@ def _titan(line: str) -> _Line | None:
     return _Line(
         number=int(match[1][:18]),
         step_s=None,
-        written_s=_written_s(_TITAN_TIME.search(line)),
         tokens_per_s=rate,
         flop_per_s=_scaled(_value(_TITAN_FLOPS.search(line)), 1e12),
     )
 
 
-def _written_s(match: re.Match[str] | None) -> float | None:
+def _written_s(line: str) -> float | None:
+    """Return the first time stamp of the line in seconds; None without one."""
+    match = _TIME.search(line)
     if match is None:
         return None
     try:
-        return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+        whole_s = datetime.fromisoformat(f"{match[1]} {match[2]}").replace(tzinfo=UTC).timestamp()
     except (ValueError, OverflowError):
         return None
+    return whole_s + float(f"0.{match[3] or 0}")
 
 
 _PARSERS: Mapping[LogFormat, Callable[[str], _Line | None]] = {
@@ -208,7 +211,7 @@ class _Mlperf:
             return []
         samples_per_s = (samples - before[0]) / (time_s - before[1])
         number = min(int(samples / self._batch), 1 << 53)
-        return [_Line(number, self._batch / samples_per_s, samples_per_s=samples_per_s)]
+        return [_Line(number, self._batch / samples_per_s, written_s=time_s, samples_per_s=samples_per_s)]
 
 
 def _positive(value: Any) -> float | None:
