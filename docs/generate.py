@@ -84,6 +84,7 @@ from flatout.records.events import Quality
 from flatout.records.expectation import StepExpectation
 from flatout.records.failure import FailureExplanation
 from flatout.records.goal import Goal, GoalAnswer, GoalEstimate, GoalOption
+from flatout.records.index import IndexedResult, ResultIndex
 from flatout.records.ledger import LedgerClass, LedgerImprovement, LedgerReport
 from flatout.records.loading import (
     CodePlace,
@@ -289,6 +290,11 @@ def diff_json() -> str:
 def log_diff_json() -> str:
     """The contract `flatout/log-diff`."""
     return _contract("flatout/log-diff", (LogChange, LogSide))
+
+
+def index_json() -> str:
+    """The contract `flatout/index`."""
+    return _contract("flatout/index", (ResultIndex, IndexedResult))
 
 
 def comparison_json() -> str:
@@ -1052,6 +1058,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         json,
         diff_json,
         log_diff_json,
+        index_json,
         comparison_json,
         data_profile_json,
         data_cache_json,

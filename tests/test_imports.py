@@ -58,6 +58,7 @@ COMPOSERS = {
     "cost_pipeline",
     "diagnosis_pipeline",
     "doctor_pipeline",
+    "index_pipeline",
     "loading_pipeline",
     "training_log_pipeline",
     "nccl_tuner",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def test_the_output_shown_is_the_output_printed(page: str) -> None:
         capture_output=True,
         encoding="utf-8",
         check=True,
-        env={"PYTHONIOENCODING": "utf-8", "PATH": ""},
+        env={"PYTHONIOENCODING": "utf-8", "PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
     ).stdout.splitlines()
     if shown[-1] == "...":
         shown = shown[:-1]

@@ -624,6 +624,12 @@ READERS: tuple[Reader, ...] = (
         ],
         _settings,
     ),
+    Reader(
+        "index",
+        lambda: [Sample(files={"diagnosis.json": (OWN / "diagnosis.json").read_bytes()})],
+        lambda path: run("index", str(path), "--json"),
+        ("flatout index folder",),
+    ),
     Reader("log", _one("diagnosis.json"), _logged, ("flatout log result",)),
     Reader("data pack", _tables, _pack, ("flatout data pack source",)),
     Reader(

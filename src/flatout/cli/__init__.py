@@ -38,7 +38,7 @@ HEADINGS: dict[str, tuple[str, ...]] = {
     "Measure": ("diagnose", "diff", "compare", "explain", "profile", "data", "doctor", "bench"),
     "Fix": ("tune", "plan"),
     "Keep running": ("run", "ledger", "watch", "top"),
-    "Over time": ("track", "log"),
+    "Over time": ("track", "log", "index"),
     "Many jobs": ("submit", "schedule", "cost"),
 }
 # Commands below a verb that takes a command of the user, and so cannot be a group: by name, with their functions.

@@ -12,7 +12,7 @@ import typer
 from flatout.cli.durations import Duration, duration
 from flatout.cli.help import Command, Group
 from flatout.cli.next_command import has_option, repeated
-from flatout.cli.output import print_json, text_style
+from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.paths import path_argument, path_option
 from flatout.cli.values import amount, whole_number
 from flatout.secrets import masked_command
@@ -115,6 +115,9 @@ def jobs(
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", readable=False, help="Write a row for each team and project as CSV.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Also write the charges as an HTML page.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -128,8 +131,9 @@ def jobs(
 
     if fail_on_budget and not budget:
         raise UsageError("`--fail-on-budget` needs a --budget to check", hint="--budget TEAM=USD")
-    if csv is not None:
-        _check_new(csv, force=force)
+    for file in (csv, html):
+        if file is not None:
+            _check_new(file, force=force)
     options = PriceOptions(
         gpu_type=gpu_type, usd_per_gpu_hour=gpu_price, terms=terms, file=prices, usd_per_kwh=electricity
     )
@@ -148,6 +152,8 @@ def jobs(
         )
     if csv is not None:
         _write_csv(csv, result, force=force)
+    if html is not None:
+        _write_page(html, result, force=force)
     if json:
         print_json("flatout/cost", result)
     else:
@@ -180,6 +186,14 @@ def _write_csv(path: Path, result: Chargeback, *, force: bool) -> None:
     from flatout.report.files import write_new
 
     write_new(path, csv_text(result.teams), force=force)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _write_page(path: Path, result: Chargeback, *, force: bool) -> None:
+    from flatout.report.files import write_new
+    from flatout.report.tables_html import chargeback_html
+
+    write_new(path, chargeback_html(result, typed_command()), force=force)
     print(f"wrote {path}", file=sys.stderr)
 
 

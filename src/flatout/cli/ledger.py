@@ -74,7 +74,7 @@ def _of_log(paths: list[Path], gpus: int | None) -> Totals | None:
     if totals is None and gpus is not None:
         raise UsageError("`--gpus` is for the log of a training: a ledger has the number", hint="omit --gpus")
     if totals is not None:
-        where = "in `unknown`" if totals.ns["unknown"] or totals.ns["restart"] else "not known without time stamps"
+        where = "in `unknown`" if totals.ns["unknown"] or totals.ns["restart"] else "unknown without time stamps"
         print(f"note: the time between the logged steps is {where}: evaluations, checkpoints, others", file=sys.stderr)
     return totals
 

@@ -30,29 +30,31 @@ def chargeback_text(result: Chargeback, *, style: TextStyle, next_command: str) 
     total = result.total
     lines = [
         style.bold(f"{_hours(total.total.gpu_ms)} GPU-hours in {counted(total.num_attempts, 'attempt')}"),
-        *style.wrapped(f"of {counted(total.num_jobs, 'job')}{_when(result)}, prices: {result.terms}"),
+        *style.wrapped(f"of {counted(total.num_jobs, 'job')}{when(result)}, prices: {result.terms}"),
         "",
     ]
     rows: list[list[str]] = []
     for team in result.teams[:MOST_TEAMS]:
-        rows += _team_rows(_name(team), team)
+        rows += team_rows(team)
     if len(result.teams) > MOST_TEAMS:
         rest = len(result.teams) - MOST_TEAMS
         rows.append([f"... {rest:,} more: --json", *[""] * 6])
     if len(result.teams) != 1:
-        rows += _team_rows("all", total)
+        rows += team_rows(total, name="all")
     header = ["team / project", "", "GPU-hours", "", "USD", "kWh", "kg CO2"]
     if total.total.gpu_ms:
         lines += [*text_table(header, rows, style=style, flexible=[0, 4, 5]), ""]
     lines += [*_causes(total, style), *_budget_lines(result, style)]
     if total.total.gpu_ms:
-        lines += _basis(result, style)
+        lines += basis_lines(result, style)
     lines += _unread(result, style)
     lines += ["", f"next: {style.clean(next_command)}"]
     return "\n".join(lines)
 
 
-def _team_rows(name: str, team: TeamCost) -> Iterator[list[str]]:
+def team_rows(team: TeamCost, *, name: str | None = None) -> Iterator[list[str]]:
+    """Yield the lines of a team: its name in the first, what the line is, GPU-hours, share, USD, kWh and kg of CO2."""
+    name = _name(team) if name is None else name
     whole = team.total.gpu_ms
     is_measured = team.idle_held is not None
     shown: list[tuple[str, CostLine | None]] = []
@@ -111,7 +113,8 @@ def money(value: float) -> str:
     return f"{value:.2f}" if magnitude >= 1 else f"{value:.2g}"
 
 
-def _when(result: Chargeback) -> str:
+def when(result: Chargeback) -> str:
+    """Return the days of the jobs; "" if they are unknown."""
     if result.from_s is None or result.to_s is None:
         return ""
     first, last = (datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d") for time_s in (result.from_s, result.to_s))
@@ -127,7 +130,12 @@ def _causes(total: TeamCost, style: TextStyle) -> list[str]:
 
 
 def _budget_lines(result: Chargeback, style: TextStyle) -> list[str]:
-    lines = []
+    return [line for text in budget_texts(result) for line in style.wrapped(text)]
+
+
+def budget_texts(result: Chargeback) -> list[str]:
+    """Return a sentence on each budget."""
+    texts = []
     for one in result.budgets:
         spent = f"{_amount(one.spent_usd, has_range=True)} of {money(one.budget_usd)} USD"
         text = f"budget of {one.team}: {one.status}, {spent}"
@@ -135,11 +143,11 @@ def _budget_lines(result: Chargeback, style: TextStyle) -> list[str]:
             text += f", {money(one.expected_usd)} expected by the period's end"
         if one.status == "unknown":
             text += f": {one.spent_usd.reason}"
-        lines += style.wrapped(text)
-    return lines
+        texts.append(text)
+    return texts
 
 
-def _basis(result: Chargeback, style: TextStyle) -> list[str]:
+def basis_lines(result: Chargeback, style: TextStyle) -> list[str]:
     """Name the sources of the numbers, or say why they are unknown."""
     line = result.total.total
     lines = []

@@ -68,7 +68,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
             context,
             code=CODE,
             name=NAME,
-            title=_title(context, rank, cause, cost, num_late=num_late, is_skew=is_skew) + _kernels_words(kernels),
+            title=_title(context, rank, cause, cost, num_late=num_late, is_skew=is_skew)
+            + _kernels_words(kernels, context.period),
             ranks=(rank,),
             cost_s=cost,
             evidence={
@@ -124,10 +125,11 @@ def _differ(kernels: tuple[float, float] | None) -> bool:
     return kernels is not None and abs(kernels[0] - kernels[1]) > OTHER_WORK_SHARE * max(kernels)
 
 
-def _kernels_words(kernels: tuple[float, float] | None) -> str:
+def _kernels_words(kernels: tuple[float, float] | None, period: str) -> str:
     if kernels is None or not _differ(kernels):
         return ""
-    return f"; it runs {kernels[0]:,.0f} kernels where the others run {kernels[1]:,.0f}: other work, not a slower GPU"
+    counts = f"{kernels[0]:,.0f} kernels {period} where the others run {kernels[1]:,.0f}"
+    return f"; it runs {counts}: other work, not a slower GPU"
 
 
 def _changes(rank: int, *, is_once: bool, has_gpu: bool, does_other_work: bool) -> tuple[str, ...]:
