@@ -630,6 +630,23 @@ def plan_accuracy() -> str:
     return f"{table(header, rows)}\n\n{regrets}"
 
 
+def plan_unseen() -> str:
+    """The errors on the runs of `benchmarks/plan_unseen.csv`: of the first prediction, and now."""
+    results = ROOT / "benchmarks/results"
+    first, now = (
+        msgspec.json.decode((results / name).read_bytes())["kinds"]
+        for name in ("plan_unseen_first.json", "plan_unseen.json")
+    )
+    keys = ("mape", "inside_90", "memory_mape", "called_unsafe")
+    rows = [
+        [kind, str(now[kind]["rows"]), *(_share(each.get(kind, {}).get(key)) for key in keys for each in (first, now))]
+        for kind in now
+    ]
+    header = ["Rows", "Number", "Error, first", "now", "In interval, first", "now", "Memory error, first", "now",
+              "Called unsafe, first", "now"]  # fmt: skip
+    return table(header, rows)
+
+
 def plan_calculon() -> str:
     """Both on the same rows, as `benchmarks/plan_calculon.py` stored it."""
     stored = msgspec.json.decode((ROOT / "benchmarks/results/plan_calculon.json").read_bytes())
@@ -1098,6 +1115,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         model_types,
         systems,
         plan_accuracy,
+        plan_unseen,
         plan_calculon,
         doctor_json,
         doctor_hosts_json,

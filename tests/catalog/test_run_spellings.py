@@ -24,6 +24,10 @@ TABLES = run_spellings()
         ("V100-32GB", "v100-32gb", None),
         ("GB300", "gb300", None),
         ("B300", "b300", None),
+        ("MI355X", "mi355x", None),
+        ("MI250X", "mi250x", None),
+        ("RTX 3090", "rtx3090", None),
+        ("RTX A6000 48GB", "a6000", None),
     ],
 )
 def test_a_gpu_is_known_by_its_name(text: str, system: str, link_gb_per_s: float | None) -> None:

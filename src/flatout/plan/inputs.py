@@ -98,6 +98,7 @@ class CostModelInputs:
     overlaps_dp: Column
     overlaps_pp: Column
     overlaps_tp: Column
+    early_experts: Column
     overlaps_ep: Column
     graphs: Column
     blocking: Column
@@ -261,6 +262,7 @@ def software_columns(software: Software) -> dict[str, float]:
         "overlaps_dp": software.overlaps_dp,
         "overlaps_pp": software.overlaps_pp,
         "overlaps_tp": software.overlaps_tp,
+        "early_experts": software.has_early_experts,
         "overlaps_ep": software.overlaps_ep,
         "graphs": software.uses_graphs,
         "blocking": software.is_blocking,

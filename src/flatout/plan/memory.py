@@ -140,7 +140,9 @@ def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column
     each = np.where(inputs.selective > 0, whole - _selected_bytes_per_token(inputs, whole), whole)
     boundary = 2.0 * inputs.hidden / _split_of_norms(inputs)
     per_micro_batch = layers * np.where(inputs.full > 0, boundary, each)
-    return per_micro_batch, inputs.full * whole, boundary * 2.0 + _buffer_bytes_per_token(inputs)
+    repeats_experts = inputs.selective * (inputs.selective_share > 0)
+    repeated = inputs.full * whole + repeats_experts * _routed_bytes_per_token(inputs)
+    return per_micro_batch, repeated, boundary * 2.0 + _buffer_bytes_per_token(inputs)
 
 
 def _buffer_bytes_per_token(inputs: CostModelInputs) -> Column:
@@ -163,8 +165,11 @@ def _selected_bytes_per_token(inputs: CostModelInputs, whole: Column) -> Column:
     norms and of the experts' activation, and latent attention's queries, keys and values.
     """
     eager = _eager_bytes_per_token(inputs)
-    # Operators are chosen among those whose outputs are kept: all else, such as the fp32 copies of norms, is repeated.
-    of_operators = inputs.selective_share * 1.2 * (whole - eager) + (inputs.selective_share > 0) * eager
+    routed = _routed_bytes_per_token(inputs)
+    # Operators are chosen among those whose outputs are kept: all else, such as the fp32 copies of norms and the grouped
+    # multiplications of experts, is repeated.
+    always_repeated = (inputs.selective_share > 0) * (eager + routed)
+    of_operators = inputs.selective_share * 1.2 * (whole - eager - routed) + always_repeated
     norms = 2.0 * _input_bytes(inputs) * inputs.hidden / _split_of_norms(inputs)
     expert_width = sizes.moe_share(inputs) * inputs.topk * inputs.expert_ffn / inputs.tp
     expanded = inputs.heads * inputs.head_dim + inputs.kv_width
@@ -205,6 +210,14 @@ def _layer_bytes_per_token(inputs: CostModelInputs) -> Column:
     routed = sizes.moe_share(inputs) * kept * inputs.topk * inputs.hidden * inputs.etp
     split = attention + low_copy + per_inner * _inner_width(inputs) + routed
     return shared + split / inputs.tp + _score_bytes_per_token(inputs) + _eager_bytes_per_token(inputs)
+
+
+def _routed_bytes_per_token(inputs: CostModelInputs) -> Column:
+    """Return the bytes of a layer's routed experts per token: the tokens that they receive, and their inner widths."""
+    kept = _input_bytes(inputs)
+    received = kept * inputs.hidden * inputs.etp
+    inner = (2.0 * (inputs.ffn_matrices - 1.0) + kept) * inputs.expert_ffn
+    return sizes.moe_share(inputs) * inputs.topk * (received + inner) / inputs.tp
 
 
 def _inner_width(inputs: CostModelInputs) -> Column:

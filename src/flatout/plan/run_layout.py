@@ -37,7 +37,7 @@ def layout_of(row: RunRow, software: Software) -> Layout | None:
         vpp=_chunks(row, pp),
         cp=cp,
         ep=row.whole("ep", 1),
-        etp=row.whole("etp", 1),
+        etp=row.whole("etp", _usual_expert_tensor_degree(row, tp)),
         dp=dp,
         zero=_zero_stage(row),
         shard=_shard_group(row, dp * cp),
@@ -47,6 +47,15 @@ def layout_of(row: RunRow, software: Software) -> Layout | None:
         recompute=_recompute(row),
         schedule="zero-bubble" if "zb" in row.lower("vpp") else "1f1b",
     )
+
+
+def _usual_expert_tensor_degree(row: RunRow, tp: int) -> int:
+    """Return over how many ranks an expert's matrices are split if the row does not say.
+
+    Without expert parallelism, experts are split like all other layers; with it, recipes keep each expert whole.
+    """
+    is_split_otherwise = row.whole("ep", 1) > 1 or not row.whole("experts")
+    return 1 if is_split_otherwise else tp
 
 
 def _has_sequence_parallelism(row: RunRow, software: Software) -> bool:

@@ -26,6 +26,7 @@ KERNELS_EXPERT, KERNELS_CAST = 3.0, 3.0
 KERNELS_LOW_PRECISION = 6.0  # number of casts in one layer in fp8 and fp4
 NATIVE = 0.5  # host time per expert kernel, relative to a launch from Python: experts are launched by a C++ loop
 GRAPHED_GAP = 0.7  # share of the gap between kernels that a CUDA graph removes
+WIDE_EXPERT = 4096.0  # inner width up to which a grouped multiplication loses all that `experts` says: assumed
 SMALLEST_BUCKET, BUCKET_PER_RANK = 40e6, 1e6  # parameters of a bucket of gradients
 HIDDEN_SENDS = 0.8  # share of the steady-state sends that interleaving hides
 HIDES_RING = 0.8  # share of attention's time that can hide the transfer of keys and values around the ring
@@ -129,7 +130,8 @@ def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _La
     backward = np.maximum(on_gpu, 2.0 * host)
 
     attention_again = np.where(inputs.fused > 0, 0.0, scores_forward)
-    operators_again = inputs.selective_share * matmuls + (inputs.selective_share > 0) * moved
+    routed_again = (1.0 - inputs.selective_share) * _routed_s(inputs, constants, tokens)
+    operators_again = inputs.selective_share * matmuls + (inputs.selective_share > 0) * (moved + routed_again)
     # Of the modules (norms, the experts' activation, latent attention's up projections), the first two take less than
     # all elementwise operations, and the last less than all projections of attention's inputs.
     is_latent = inputs.heads * inputs.head_dim + inputs.kv_width > inputs.qkv_width
@@ -169,27 +171,38 @@ def _launches_s(inputs: CostModelInputs, constants: Constants) -> tuple[Column, 
 
 
 def _ffn_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
-    """Return the forward seconds of the feed-forward network's matmuls.
-
-    The experts of a rank run as grouped matmuls, each over the tokens that are routed to that expert.
-    """
-    num_up = inputs.ffn_matrices - 1.0
-
-    def up_and_down(rows: Column, width: Column) -> Column:
-        up = matmul_s(inputs, constants, rows, num_up * width, inputs.hidden)
-        return up + matmul_s(inputs, constants, rows, inputs.hidden, width)
-
-    dense = up_and_down(tokens, inputs.ffn / inputs.tp)
+    """Return the forward seconds of the feed-forward network's matmuls, averaged over all layers."""
+    dense = _up_and_down_s(inputs, constants, tokens, inputs.ffn / inputs.tp)
     if not np.any(inputs.moe_layers):
         return dense
     moe_share = sizes.moe_share(inputs)
-    shared = up_and_down(tokens, inputs.shared_ffn / inputs.tp)
+    shared = _up_and_down_s(inputs, constants, tokens, inputs.shared_ffn / inputs.tp)
+    router = matmul_s(inputs, constants, tokens, inputs.experts, inputs.hidden, in_half=True)
+    return (1.0 - moe_share) * dense + moe_share * (shared + router) + _routed_s(inputs, constants, tokens)
+
+
+def _routed_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:
+    """Return the forward seconds of the experts' matmuls, averaged over all layers.
+
+    The experts of a rank run as grouped matmuls, each over the tokens that are routed to that expert.
+    """
+    if not np.any(inputs.moe_layers):
+        return 0.0
     experts_here = np.maximum(inputs.experts / inputs.ep, 1.0)
     # The ranks that share an expert's matrices multiply the tokens of all of them, each with its part.
     rows = tokens / inputs.tp * inputs.topk / experts_here * inputs.etp
-    routed = experts_here * up_and_down(np.maximum(rows, 1.0), inputs.expert_ffn / inputs.etp) / constants.experts
-    router = matmul_s(inputs, constants, tokens, inputs.experts, inputs.hidden, in_half=True)
-    return (1.0 - moe_share) * dense + moe_share * (shared + routed + router)
+    # Experts as wide as a dense model's network multiply like one; what grouping loses shows on narrow ones.
+    narrowness = np.minimum(WIDE_EXPERT / np.maximum(inputs.expert_ffn, 1.0), 1.0)
+    grouped_rate = 1.0 - (1.0 - np.minimum(constants.experts, 1.0)) * narrowness
+    each = _up_and_down_s(inputs, constants, np.maximum(rows, 1.0), inputs.expert_ffn / inputs.etp)
+    return sizes.moe_share(inputs) * experts_here * each / grouped_rate
+
+
+def _up_and_down_s(inputs: CostModelInputs, constants: Constants, rows: Column, width: Column) -> Column:
+    """Return the forward seconds of a feed-forward network of this width."""
+    num_up = inputs.ffn_matrices - 1.0
+    up = matmul_s(inputs, constants, rows, num_up * width, inputs.hidden)
+    return up + matmul_s(inputs, constants, rows, inputs.hidden, width)
 
 
 def _tensor_parallel_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:

@@ -152,6 +152,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     # Matrix multiplications and their collectives are split into pieces that run concurrently: 1 for NVIDIA's kernels,
     # 0.5 for torch's.
     overlaps_tp: float = 0.0
+    has_early_experts: bool = False  # from before the releases whose mixtures of experts were published in numbers
     overlaps_ep: bool = False  # one micro-batch's dispatch runs during another's compute
     uses_graphs: bool = False  # the whole step is one CUDA graph: the host launches nothing
     is_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel before the next

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from flatout.errors import InputError
 from flatout.plan.models import recurrences
 from flatout.plan.models.config import ModelConfig
@@ -59,7 +61,7 @@ def read_nemotron_h(config: ModelConfig) -> Workload:
     if unknown:
         raise InputError(f"a layer of `{config.path}` must be one of {', '.join(of_type)}, but is `{unknown[0]}`")
     parts = [of_type[kind] for kind in types]
-    return assembled(
+    workload = assembled(
         config,
         heads,
         [mixing for mixing, _ in parts],
@@ -68,6 +70,7 @@ def read_nemotron_h(config: ModelConfig) -> Workload:
         is_gated=False,
         outside_parameters=hidden,
     )
+    return msgspec.structs.replace(workload, is_tied=False)  # transformers ties no tables of it, whatever the config says
 
 
 def _nemotron_experts(config: ModelConfig) -> FeedForward:

@@ -30,11 +30,18 @@ class ExpertTraits:
     is_expert_layer: Callable[[ModelConfig, int], bool] = lambda config, layer: True
 
 
-def _after_first(config: ModelConfig, layer: int) -> bool:
+def _listed(config: ModelConfig, layer: int) -> bool:
     """All layers but the first have experts, unless they are listed (GLM-4.7-Flash)."""
     types = config.texts("mlp_layer_types")
     if types is not None and layer < len(types):
         return types[layer] == "sparse"
+    return layer >= 1
+
+
+def _listed_or_after_dense(config: ModelConfig, layer: int) -> bool:
+    """The same, but the config may say how many of the first layers are dense (EXAONE)."""
+    if config.texts("mlp_layer_types") is not None:
+        return _listed(config, layer)
     return layer >= config.whole("first_k_dense_replace", default=1)
 
 
@@ -80,10 +87,10 @@ EXPERTS: dict[str, ExpertTraits] = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe": _DEEPSEEK,
-    "glm4_moe_lite": ExpertTraits(num_shared="n_shared_experts", is_expert_layer=_after_first),
+    "glm4_moe_lite": ExpertTraits(num_shared="n_shared_experts", is_expert_layer=_listed),
     "dots1": _DEEPSEEK,
     "solar_open": _DEEPSEEK,
-    "exaone_moe": ExpertTraits(num_shared="num_shared_experts", is_expert_layer=_after_first),
+    "exaone_moe": ExpertTraits(num_shared="num_shared_experts", is_expert_layer=_listed_or_after_dense),
     "mellum": _QWEN,
     "granitemoe_swa": ExpertTraits(),
     "ernie4_5_moe": ExpertTraits(
