@@ -2,10 +2,10 @@
 
     python benchmarks/plan_unseen.py benchmarks/plan_unseen.csv [--out FILE]
 
-`plan_unseen.csv` holds runs that were collected after the model was made, of sources that `constants.json` does not know:
-mixtures of experts on H100, GB200 and B200 (NVIDIA/dgxc-benchmarking, release 25.05), Megatron-LM and DeepSpeed on A100,
-A800, H800 and H100 (FlagOpen/FlagPerf), and consumer cards (IST-DASLab/llmq). Rows whose GPU or shape is not understood
-are counted and named, not predicted.
+`plan_unseen.csv` holds runs that were collected after the model was made, of sources that `constants.json` does not
+know: mixtures of experts on H100, GB200 and B200 (NVIDIA/dgxc-benchmarking, release 25.05), Megatron-LM and DeepSpeed
+on A100, A800, H800 and H100 (FlagOpen/FlagPerf), and consumer cards (IST-DASLab/llmq). Rows whose GPU or shape is not
+understood are counted, not predicted.
 """
 
 from __future__ import annotations

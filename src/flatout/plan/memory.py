@@ -166,8 +166,8 @@ def _selected_bytes_per_token(inputs: CostModelInputs, whole: Column) -> Column:
     """
     eager = _eager_bytes_per_token(inputs)
     routed = _routed_bytes_per_token(inputs)
-    # Operators are chosen among those whose outputs are kept: all else, such as the fp32 copies of norms and the grouped
-    # multiplications of experts, is repeated.
+    # Operators are chosen among those whose outputs are kept: all else, such as the fp32 copies of norms and the
+    # grouped multiplications of experts, is repeated.
     always_repeated = (inputs.selective_share > 0) * (eager + routed)
     of_operators = inputs.selective_share * 1.2 * (whole - eager - routed) + always_repeated
     norms = 2.0 * _input_bytes(inputs) * inputs.hidden / _split_of_norms(inputs)

@@ -70,7 +70,8 @@ def read_nemotron_h(config: ModelConfig) -> Workload:
         is_gated=False,
         outside_parameters=hidden,
     )
-    return msgspec.structs.replace(workload, is_tied=False)  # transformers ties no tables of it, whatever the config says
+    # transformers ties no tables of it, whatever the config says
+    return msgspec.structs.replace(workload, is_tied=False)
 
 
 def _nemotron_experts(config: ModelConfig) -> FeedForward:
