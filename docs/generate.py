@@ -30,6 +30,7 @@ from flatout.change.catalogue import FAMILIES, KNOBS
 from flatout.change.forbidden import FORBIDDEN
 from flatout.cli import parser
 from flatout.cli.help import NO_WRAP
+from flatout.compress.catalogue import ROWS
 from flatout.conditions.words import WORDS
 from flatout.diagnose.explain import Explanation, Explanations, explanation, listed
 from flatout.doctor.checks import CHECKS
@@ -54,6 +55,15 @@ from flatout.records.comparison import (
     PartDifference,
     Power,
     TrainingCheck,
+)
+from flatout.records.compression import (
+    Compression,
+    Evaluation,
+    LossVerdict,
+    MaxLoss,
+    SpeedAt,
+    UnofferedVariant,
+    VariantResult,
 )
 from flatout.records.cost import Estimate
 from flatout.records.data_cache import CacheCounts, CacheUse
@@ -692,6 +702,18 @@ def serving_json() -> str:
     return _contract("flatout/serving", records)
 
 
+def model_compression_json() -> str:
+    """The contract `flatout/compression`, from the records that are written."""
+    records = (Compression, MaxLoss, Evaluation, VariantResult, LossVerdict, SpeedAt, UnofferedVariant)
+    return _contract("flatout/compression", records)
+
+
+def compression_variants() -> str:
+    """The variants that `flatout compress` tries."""
+    rows = [(f"`{row.name}`", row.summary, "patch" if row.applied_by == "patch" else "file") for row in ROWS]
+    return table(("Variant", "What it is", "Applied by"), rows)
+
+
 def nccl_spaces() -> str:
     """The candidates of each transport."""
     rows = []
@@ -1122,6 +1144,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         ceilings_json,
         nccl_tuning_json,
         serving_json,
+        model_compression_json,
+        compression_variants,
         nccl_spaces,
         nccl_settings,
         parts,

@@ -54,6 +54,7 @@ COMPOSERS = {
     "callbacks",
     "bench_pipeline",
     "compare",
+    "compress",
     "conditions",
     "cost_pipeline",
     "diagnosis_pipeline",

@@ -43,6 +43,8 @@ NOT_OF_A_USER = {
     "watch.view.node_status": "reads the statuses of the other nodes of a running job, as `keep.peer_board` does",
     "watch.exporter.labels": "reads the control group of its own process",
     "watch.exporter.storage_metrics": "reads the counters that the kernel keeps of mounts and disks",
+    "compress.processes": "reads the journals of its own comparisons",
+    "compress.reports": "reads what the processes of its own evaluations and trials reported",
     "keep.flight": "waits two seconds for the answers of live ranks",
     "keep.heartbeats": "maps the heartbeats of live ranks",
     "nccl_tuner.build": "reads the source that the package ships",
@@ -73,6 +75,7 @@ WRITTEN = {
     *("flatout profile --html", "flatout cost jobs --csv", "flatout schedule replay --csv"),
     *("flatout log --wandb", "flatout log --tensorboard"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
+    *("flatout compress --out", "flatout compress --model"),  # the user's own commands load the model
     *("flatout tune nccl --out", "flatout tune --serve --out"),
     *("flatout watch emit --out", "flatout watch --out"),
     *("flatout data pack folder", "flatout data stage folder"),

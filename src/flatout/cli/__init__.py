@@ -36,7 +36,7 @@ from flatout.secrets import masked_text
 HEADINGS: dict[str, tuple[str, ...]] = {
     "Set up": ("init",),
     "Measure": ("diagnose", "diff", "compare", "explain", "profile", "data", "doctor", "bench"),
-    "Fix": ("tune", "plan"),
+    "Fix": ("tune", "compress", "plan"),
     "Keep running": ("run", "ledger", "watch", "top"),
     "Over time": ("track", "log", "index"),
     "Many jobs": ("submit", "schedule", "cost"),

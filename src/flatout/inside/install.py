@@ -156,6 +156,8 @@ def install() -> list[Callable[[], None]]:
         # Before the patches, so that their changes to gradients before clipping run first.
         undos.append(guarded(_hook_clipping)())
     guarded(apply_patches)(LOG.folder)
+    if os.environ.get(Variable.COMPRESS):
+        undos.append(guarded(_hook_first_model)())
     if settings is not None and settings.has_blocks:
         guarded(_prepare_blocks)()
     if heartbeat := os.environ.get(Variable.HEARTBEAT):
@@ -177,6 +179,12 @@ def install() -> list[Callable[[], None]]:
         undos += [guarded(hook)() for hook in (*hooks, hook_process_groups)]
         undos += [guarded(hook)(_active) for hook in (hook_collections, hook_evaluations, hook_loader_starts)]
     return [undo for undo in undos if undo is not None]
+
+
+def _hook_first_model() -> Callable[[], None] | None:
+    from flatout.inside.compression.apply import install_compression
+
+    return install_compression(LOG.folder)
 
 
 def _prepare_blocks() -> None:

@@ -31,6 +31,7 @@ class Variable:
 
     # Other settings of the job's processes, with or without a recording.
     PATCHES = "FLATOUT_PATCHES"  # JSON list of the patches to apply, see `change.patches`
+    COMPRESS = "FLATOUT_COMPRESS"  # JSON: how to compress the model that infers, see `inside.compression.apply`
     REPORTS = "FLATOUT_REPORTS"  # folder for the reports of patches if nothing is recorded
     DIVERT = "FLATOUT_DIVERT"  # folder for files of a trial that would overwrite the user's
     APART = "FLATOUT_APART"  # JSON: folders of which this process sees an overlay, see `overlay.enter`
@@ -118,6 +119,7 @@ class File:
     DATA_CHECK = FileName("data-check-rank", ".json")  # by rank
     FAILURE = FileName("failure-", ".json")  # by process, also in a folder for heartbeats
     PATCHES = FileName("patches-", ".jsonl")  # by process
+    COMPRESSION = FileName("compression-", ".json")  # by process: what was done to the model that infers
     DIVERTED = FileName("diverted-", ".jsonl")  # by process
     STAGES = FileName("stages-", ".json")  # by process that makes or receives batches: the time of each stage
     LOG = FileName("inside-", ".log")  # by host: errors of `inside/`

@@ -191,7 +191,7 @@ def _is_asked() -> bool:
     variable = _protocol.Variable
     asked = (
         *(variable.RECORDING, variable.PATCHES, variable.DIVERT, variable.SAFE_SAVE, variable.HEARTBEAT),
-        *(variable.DATA_CACHE, variable.PACKED, variable.NCCL_TABLE),
+        *(variable.DATA_CACHE, variable.PACKED, variable.NCCL_TABLE, variable.COMPRESS),
     )
     return any(os.environ.get(name) for name in asked)
 

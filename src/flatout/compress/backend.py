@@ -1,0 +1,62 @@
+"""What the loop needs from the outside: run the evaluation, and compare speeds. `processes` does it for real.
+
+Tests have a backend that starts nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from flatout.compress.reports import ModelReport
+from flatout.records.compression import UNTOUCHED, AppliedBy, Evaluation
+from flatout.records.verdict import Verdict
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """A variant to run: a patch of the script's model, or another file in the place of the model."""
+
+    name: str
+    applied_by: AppliedBy = "patch"
+    kind: str | None = None  # for a patch: its name in `inside.compression.variants`; None: the model stays as it is
+    skip: tuple[str, ...] = ()  # modules that stay as they are
+    model: str | None = None  # what stands in the place of {model}; None: the user's own
+    options: dict[str, Any] = {}  # further keys of FLATOUT_COMPRESS
+
+
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the evaluation with a variant."""
+
+    evaluation: Evaluation | None  # None: it failed, or printed no metric
+    report: ModelReport | None = None
+    disk_bytes: int | None = None
+    disk_path: str | None = None
+    problem: str = ""
+
+
+class Benched(msgspec.Struct, frozen=True, kw_only=True):
+    """A comparison of a variant's speed with the untouched model's, at one batch size."""
+
+    verdict: Verdict | None  # None: it failed
+    untouched_step_s: float | None = None
+    variant_step_s: float | None = None
+    untouched_memory_bytes: int | None = None
+    variant_memory_bytes: int | None = None
+    untouched_load_s: float | None = None
+    variant_load_s: float | None = None
+    num_trials: int = 0
+    problem: str = ""
+    is_applied: bool = True  # False: the benchmark's model was not changed, although that of the evaluation was
+    is_interrupted: bool = False
+
+
+class Backend(Protocol):
+    def evaluate(self, variant: Variant, *, is_final: bool) -> Evaluated: ...
+
+    def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched: ...
+
+    def spent_s(self) -> float: ...
+
+
+UNTOUCHED_VARIANT = Variant(name=UNTOUCHED)

@@ -1,0 +1,289 @@
+"""The compression: evaluate the untouched model and each variant, compare speeds, choose, and judge the chosen.
+
+In: a backend, variants and a plan. Out: a `Found`. The order is: accuracy first, on the data that may choose; then
+speed, of what was applied and is not shown to be worse; then the final word on held-out data, on the fastest and the
+smallest of those that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from flatout.compress.backend import UNTOUCHED_VARIANT, Backend, Benched, Evaluated, Variant
+from flatout.compress.choose import dominated_by, finalists, refusal
+from flatout.compress.held_out import held_out_part, is_repeatable, search_part
+from flatout.errors import InputError
+from flatout.records.compression import (
+    UNTOUCHED,
+    CompressionEndedBy,
+    Evaluation,
+    LossVerdict,
+    MaxLoss,
+    Refusal,
+    SpeedAt,
+    VariantResult,
+)
+from flatout.verdict.non_inferiority import LEVEL, judge_loss
+
+Say = Callable[[str], None]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the variants."""
+
+    metric: str
+    is_higher_better: bool
+    max_loss: MaxLoss
+    batches: tuple[int | None, ...] = (None,)
+    has_final: bool = False  # the user has another evaluation for the end
+    budget_s: float = 3600.0
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compression found."""
+
+    untouched: VariantResult
+    evaluation: Evaluation
+    is_repeatable: bool | None
+    variants: tuple[VariantResult, ...]
+    recommended: tuple[str, ...]
+    num_trials: int
+    ended_by: CompressionEndedBy
+
+
+class _StopError(Exception):
+    def __init__(self, ended_by: CompressionEndedBy) -> None:
+        super().__init__(ended_by)
+        self.ended_by: CompressionEndedBy = ended_by
+
+
+class Loop:
+    """One compression."""
+
+    def __init__(self, backend: Backend, plan: Plan, variants: Sequence[Variant], say: Say) -> None:
+        self._backend, self._plan, self._say = backend, plan, say
+        self._variants = {variant.name: variant for variant in variants}
+        self._results: dict[str, VariantResult] = {}
+        self._evaluations: dict[str, Evaluation] = {}
+        self._untouched = VariantResult(name=UNTOUCHED, applied_by="patch", outcome="measured")
+        self._evaluation = Evaluation(value=0.0)
+        self._is_repeatable: bool | None = None
+        self._num_trials = 0
+        self._ended_by: CompressionEndedBy = "all_tried"
+
+    def run(self) -> Found:
+        """Try the variants until all are judged or the budget ends. Raises InputError if the untouched model fails."""
+        self._evaluate_untouched()
+        try:
+            for variant in self._variants.values():
+                self._evaluate(variant)
+            self._bench_all()
+            self._judge_finalists()
+        except _StopError as stop:
+            self._ended_by = stop.ended_by
+        except KeyboardInterrupt:
+            self._ended_by = "interrupted"
+        return self._found()
+
+    def _evaluate_untouched(self) -> None:
+        """Evaluate the untouched model twice: if its results differ, samples cannot be compared one by one."""
+        evaluated = [self._backend.evaluate(UNTOUCHED_VARIANT, is_final=False) for _ in range(2)]
+        evaluations = [_evaluation_of(each) for each in evaluated]
+        self._evaluation = evaluations[0]
+        self._is_repeatable = is_repeatable(*evaluations)
+        report = evaluated[0].report
+        self._untouched = msgspec.structs.replace(
+            self._untouched,
+            num_modules=report.num_modules if report is not None else None,
+            weight_bytes=report.bytes_before if report is not None else None,
+            disk_bytes=evaluated[0].disk_bytes,
+            disk_path=evaluated[0].disk_path,
+        )
+        self._say(f"untouched: {self._plan.metric} {self._evaluation.value:g}")
+
+    def _evaluate(self, variant: Variant) -> None:
+        self._check_budget()
+        evaluated = self._backend.evaluate(variant, is_final=False)
+        result = _result_of(variant, evaluated)
+        if result.outcome == "measured" and evaluated.evaluation is not None:
+            self._evaluations[variant.name] = evaluated.evaluation
+            result = msgspec.structs.replace(result, search=self._search_verdict(evaluated.evaluation))
+        self._results[variant.name] = result
+        self._say(_told(result, self._plan.metric))
+
+    def _search_verdict(self, evaluation: Evaluation) -> LossVerdict:
+        has_final = self._plan.has_final
+        untouched, own = (search_part(each, has_final=has_final) for each in (self._evaluation, evaluation))
+        return self._loss(untouched, own, LEVEL)
+
+    def _loss(self, untouched: Evaluation, variant: Evaluation, level: float) -> LossVerdict:
+        return judge_loss(
+            untouched,
+            variant,
+            self._plan.max_loss,
+            is_higher_better=self._plan.is_higher_better,
+            is_paired=self._is_repeatable is not False,
+            level=level,
+        )
+
+    def _bench_all(self) -> None:
+        """Compare the speed of what was applied and is not shown to be worse."""
+        names = [name for name, result in self._results.items() if self._is_worth_a_benchmark(result)]
+        left = len(names) * len(self._plan.batches)
+        for name in names:
+            for batch in self._plan.batches:
+                self._check_budget()
+                budget_s = (self._plan.budget_s - self._backend.spent_s()) / left
+                left -= 1
+                benched = self._backend.bench(self._variants[name], batch, budget_s)
+                self._num_trials += benched.num_trials
+                self._results[name] = self._with_benchmark(self._results[name], batch, benched)
+                if benched.is_interrupted:
+                    raise _StopError("interrupted")
+                if benched.verdict is None:
+                    break
+
+    def _is_worth_a_benchmark(self, result: VariantResult) -> bool:
+        is_worse = result.search is not None and result.search.outcome == "inferior"
+        return result.outcome == "measured" and not is_worse
+
+    def _with_benchmark(self, result: VariantResult, batch: int | None, benched: Benched) -> VariantResult:
+        """Return the result with a comparison, and keep what its trials say about the untouched model."""
+        if not benched.is_applied:
+            return msgspec.structs.replace(result, outcome="not_applied", reason=benched.problem)
+        if benched.verdict is None:
+            return msgspec.structs.replace(result, outcome="failed", reason=benched.problem)
+        self._untouched = msgspec.structs.replace(
+            self._untouched,
+            memory_bytes=_most(self._untouched.memory_bytes, benched.untouched_memory_bytes),
+            load_s=self._untouched.load_s or benched.untouched_load_s,
+        )
+        speed = SpeedAt(
+            batch=batch,
+            verdict=benched.verdict,
+            untouched_step_s=benched.untouched_step_s,
+            variant_step_s=benched.variant_step_s,
+        )
+        return msgspec.structs.replace(
+            result,
+            speeds=(*result.speeds, speed),
+            memory_bytes=_most(result.memory_bytes, benched.variant_memory_bytes),
+            load_s=result.load_s or benched.variant_load_s,
+        )
+
+    def _judge_finalists(self) -> None:
+        """Judge the chosen variants on data that chose nothing; several share the error rate."""
+        eligible = [result for result in self._results.values() if self._refusal(result) is None]
+        chosen = finalists(eligible)
+        if not chosen:
+            return
+        untouched = self._held_out(UNTOUCHED_VARIANT, self._evaluation)
+        if untouched is None:
+            return
+        for name in chosen:
+            own = self._held_out(self._variants[name], self._evaluations[name])
+            if own is None:
+                continue
+            final = self._loss(untouched, own, LEVEL / len(chosen))
+            self._results[name] = msgspec.structs.replace(self._results[name], final=final)
+
+    def _held_out(self, variant: Variant, evaluation: Evaluation) -> Evaluation | None:
+        """Return the evaluation on held-out data; None if there are none, or if it fails."""
+        if not self._plan.has_final:
+            return held_out_part(evaluation)
+        evaluated = self._backend.evaluate(variant, is_final=True)
+        if evaluated.evaluation is None:
+            self._say(f"{variant.name}: the final evaluation failed: {evaluated.problem}")
+        return evaluated.evaluation
+
+    def _refusal(self, result: VariantResult) -> Refusal | None:
+        return refusal(result, self._untouched, self._plan.max_loss)
+
+    def _check_budget(self) -> None:
+        if self._backend.spent_s() >= self._plan.budget_s:
+            raise _StopError("budget")
+
+    def _found(self) -> Found:
+        measured = [self._untouched_as_variant(), *self._results.values()]
+        results = []
+        for result in self._results.values():
+            why = self._refusal(result) or _final_refusal(result, has_data=self._has_held_out_data())
+            results.append(
+                msgspec.structs.replace(
+                    result,
+                    is_recommended=why is None,
+                    refusal=why,
+                    dominated_by=dominated_by(result, measured),
+                )
+            )
+        return Found(
+            untouched=self._untouched,
+            evaluation=msgspec.structs.replace(self._evaluation, samples=()),
+            is_repeatable=self._is_repeatable,
+            variants=tuple(results),
+            recommended=tuple(result.name for result in results if result.is_recommended),
+            num_trials=self._num_trials,
+            ended_by=self._ended_by,
+        )
+
+    def _has_held_out_data(self) -> bool:
+        return self._plan.has_final or bool(self._evaluation.samples)
+
+    def _untouched_as_variant(self) -> VariantResult:
+        """Return the untouched model as one of the variants, with a speedup of 1 and no loss."""
+        loss = self._loss(self._evaluation, self._evaluation, LEVEL)
+        return msgspec.structs.replace(self._untouched, search=msgspec.structs.replace(loss, loss=0.0))
+
+
+def _evaluation_of(evaluated: Evaluated) -> Evaluation:
+    if evaluated.evaluation is None:
+        raise InputError(f"the evaluation of the untouched model fails: {evaluated.problem}")
+    return evaluated.evaluation
+
+
+def _result_of(variant: Variant, evaluated: Evaluated) -> VariantResult:
+    """Return what an evaluation says about a variant, without its accuracy."""
+    report = evaluated.report
+    result = VariantResult(
+        name=variant.name,
+        applied_by=variant.applied_by,
+        outcome="measured",
+        skipped=variant.skip,
+        disk_bytes=evaluated.disk_bytes,
+        disk_path=evaluated.disk_path,
+        modules=report.names if report is not None else (),
+        num_modules=report.num_modules if report is not None else None,
+        weight_bytes=report.bytes_after if report is not None else None,
+        notes=report.notes if report is not None else (),
+    )
+    if variant.applied_by == "patch" and (report is None or not report.applied):
+        reason = report.reason if report is not None else None
+        return msgspec.structs.replace(
+            result, outcome="not_applied", reason=reason or "no process reported a model that infers"
+        )
+    if evaluated.evaluation is None:
+        return msgspec.structs.replace(result, outcome="failed", reason=evaluated.problem)
+    return result
+
+
+def _final_refusal(result: VariantResult, *, has_data: bool) -> Refusal | None:
+    """Return why an eligible variant is not recommended; None if it is."""
+    if not has_data:
+        return "no_held_out_data"
+    if result.final is None:
+        return "another_chosen"
+    if result.final.outcome == "inferior":
+        return "inferior"
+    return None if result.final.outcome == "non_inferior" else "loss_not_shown"
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _told(result: VariantResult, metric: str) -> str:
+    if result.search is None:
+        return f"{result.name}: {result.outcome.replace('_', ' ')}: {result.reason}"
+    return f"{result.name}: {metric} {result.search.variant:g}, {result.search.outcome.replace('_', '-')}"

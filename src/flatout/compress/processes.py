@@ -1,0 +1,220 @@
+"""Run the user's evaluation and benchmark as processes of this machine.
+
+An evaluation is run as it is, with FLATOUT_COMPRESS in its environment; its report and its output are kept. A benchmark
+is a comparison of `flatout compare`: untouched trials and trials of the variant in turn, until the verdict stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from flatout.compare.arms import ArmRequest
+from flatout.compare.command import JOURNAL, CompareCommand
+from flatout.compare.options import CompareOptions
+from flatout.compress.backend import Benched, Evaluated, Variant
+from flatout.compress.commands import UserCommand
+from flatout.compress.printed import read_evaluation
+from flatout.compress.reports import ModelReport, read_report
+from flatout.compress.sizes import bytes_on_disk
+from flatout.errors import FlatoutError
+from flatout.input_files import decode_json, read_lines
+from flatout.inside.protocol import Variable
+from flatout.launch import ExitStatus
+from flatout.launch.limited import run_limited
+from flatout.launch.loaded import with_inside
+from flatout.records.start_costs import StartCosts
+from flatout.records.trial import TrialResult
+from flatout.secrets import Masker, mask_file
+from flatout.trial.journal import JournaledTrial
+from flatout.trial.result import error_line
+
+Say = Callable[[str], None]
+UNCHANGED = "none"  # the kind that only reports
+WEIGHTS = "weights.pt"
+EVALUATIONS, VARIANTS, BENCHMARKS = "evaluations", "variants", "benchmarks"
+
+
+class ProcessBackend:
+    """Runs the commands in the user's working folder, and keeps outputs, weights and trials in `folder`."""
+
+    def __init__(
+        self,
+        evaluation: UserCommand,
+        benchmark: UserCommand,
+        folder: Path,
+        *,
+        metric: str,
+        mark: str,
+        say: Say,
+        final: UserCommand | None = None,
+        model: str | None = None,
+        limit_s: float = 3600.0,
+        max_trials: int | None = None,
+    ) -> None:
+        self._evaluation, self._final, self._benchmark = evaluation, final, benchmark
+        self._folder, self._metric, self._mark, self._say = folder, metric, mark, say
+        self._model = model
+        self._limit_s, self._max_trials = limit_s, max_trials
+        self._num_evaluations = 0
+        self._began_s = time.monotonic()
+
+    def spent_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def evaluate(self, variant: Variant, *, is_final: bool) -> Evaluated:
+        """Run the evaluation with the variant. Its weights are written by the first run."""
+        command = self._final if is_final and self._final is not None else self._evaluation
+        command = command.filled(model=variant.model or self._model)
+        folder = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{_file_name(variant.name)}"
+        self._num_evaluations += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = self._folder / VARIANTS / _file_name(variant.name) / WEIGHTS
+        saves = variant.model is None and not weights.exists()
+        if saves:
+            weights.parent.mkdir(parents=True, exist_ok=True)
+        variables = {Variable.COMPRESS: _asked(variant, weights if saves else None), Variable.REPORTS: str(folder)}
+        ended, output = self._run(command, variables, folder)
+        report = read_report(folder)
+        disk = Path(variant.model) if variant.model is not None else weights
+        evaluated = Evaluated(
+            evaluation=None,
+            report=report,
+            disk_bytes=bytes_on_disk(disk),
+            disk_path=str(disk) if disk.exists() else None,
+        )
+        problem = _problem(ended, output)
+        if problem:
+            return msgspec.structs.replace(evaluated, problem=problem)
+        try:
+            found = read_evaluation(output, self._metric, "--eval-final" if is_final else "--eval")
+        except FlatoutError as error:
+            return msgspec.structs.replace(evaluated, problem=f"{error} ({error.hint})" if error.hint else str(error))
+        return msgspec.structs.replace(evaluated, evaluation=found)
+
+    def _run(self, command: UserCommand, variables: Mapping[str, str], folder: Path) -> tuple[ExitStatus, Path]:
+        output = folder / "output.log"
+        environment = with_inside({**os.environ, **command.variables, **variables, Variable.TUNING: self._mark})
+        try:
+            ended = run_limited(command.words, environment, output=output, limit_s=self._limit_s)
+        finally:
+            with suppress(OSError):
+                mask_file(output, Masker(environment, command.words))
+        return ended, output
+
+    def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched:
+        """Compare the variant's speed with the untouched model's, in turn, until the verdict stands."""
+        at = "" if batch is None else f"-batch-{batch}"
+        folder = self._folder / BENCHMARKS / f"{_file_name(variant.name)}{at}"
+        comparing = CompareCommand(
+            a=self._arm("A", Variant(name="untouched"), batch),
+            b=self._arm("B", variant, batch),
+            folder=folder,
+            options=CompareOptions(budget_s=max(budget_s, 1.0), max_trials=self._max_trials, num_profiles=0),
+        )
+        try:
+            result, code = comparing.run(self._progress(variant, batch))
+        except FlatoutError as error:
+            report = _last_report(folder / "b")
+            is_applied = variant.kind is None or report is None or report.applied
+            problem = str(error) if is_applied else f"in the benchmark: {report.reason if report else ''}"
+            return Benched(verdict=None, problem=problem, is_applied=is_applied)
+        reports = {arm: _reports(folder / arm) for arm in ("a", "b")}
+        benched = Benched(
+            verdict=result.verdict,
+            untouched_step_s=result.a.step_s,
+            variant_step_s=result.b.step_s,
+            untouched_memory_bytes=_memory(reports["a"]),
+            variant_memory_bytes=_memory(reports["b"]),
+            untouched_load_s=_load_s(folder / "a"),
+            variant_load_s=_load_s(folder / "b"),
+            num_trials=result.num_trials,
+            is_interrupted=code is not None,
+        )
+        unapplied = [report for report in reports["b"] if not report.applied]
+        if variant.kind is not None and (unapplied or not reports["b"]):
+            reason = unapplied[0].reason if unapplied else "no process reported a model that infers"
+            return msgspec.structs.replace(benched, is_applied=False, problem=f"in the benchmark: {reason}")
+        return benched
+
+    def _arm(self, name: Any, variant: Variant, batch: int | None) -> ArmRequest:
+        command = self._benchmark.filled(model=variant.model or self._model, batch=batch)
+        return ArmRequest(
+            name=name,
+            command=command.words,
+            variables={**command.variables, Variable.COMPRESS: _asked(variant, None)},
+        )
+
+    def _progress(self, variant: Variant, batch: int | None) -> Say:
+        """Return what prints the lines of a comparison that are of its trials."""
+        at = "" if batch is None else f", batch {batch}"
+
+        def say(line: str) -> None:
+            if "trial" in line and line.lstrip()[:1].isdigit():
+                self._say(f"{variant.name}{at}: {line.strip()}")
+
+        return say
+
+
+def _asked(variant: Variant, save: Path | None) -> str:
+    asked = {"variant": variant.kind or UNCHANGED, "skip": list(variant.skip), **variant.options}
+    if save is not None:
+        asked["save"] = str(save.absolute())
+    return json.dumps(asked)
+
+
+def _problem(ended: ExitStatus, output: Path) -> str:
+    if ended.is_timed_out:
+        return "it took longer than the time limit"
+    if ended.code == 0:
+        return ""
+    return error_line(output)
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
+
+
+def _recordings(arm: Path) -> Iterable[Path]:
+    return sorted(arm.glob("runs/trial-*/recording"))
+
+
+def _reports(arm: Path) -> list[ModelReport]:
+    found = [read_report(folder) for folder in _recordings(arm)]
+    return [report for report in found if report is not None]
+
+
+def _last_report(arm: Path) -> ModelReport | None:
+    return next(iter(reversed(_reports(arm))), None)
+
+
+def _memory(reports: Sequence[ModelReport]) -> int | None:
+    known = [report.memory_bytes for report in reports if report.memory_bytes is not None]
+    return int(median(known)) if known else None
+
+
+def _load_s(arm: Path) -> float | None:
+    """Return the median time that the script took from the import of torch to the end of its first call."""
+    times = [_start_s(costs) for result in _trials(arm / JOURNAL) if (costs := result.start_costs) is not None]
+    return median(times) if times else None
+
+
+def _start_s(costs: StartCosts) -> float:
+    return costs.setup_s + costs.first_batch_s + costs.first_step_s
+
+
+def _trials(journal: Path) -> list[TrialResult]:
+    trials = []
+    with suppress(OSError):
+        for line in read_lines(journal):
+            with suppress(msgspec.DecodeError):
+                trials.append(decode_json(line, JournaledTrial, strict=False).result)
+    return [trial for trial in trials if trial.is_complete]

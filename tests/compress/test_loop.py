@@ -1,0 +1,143 @@
+"""What is recommended, on variants whose true loss, speed and size are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.compress.simulated import SimulatedBackend, Truth
+
+from flatout.compress.backend import Benched, Variant
+from flatout.compress.loop import Found, Loop, Plan
+from flatout.errors import InputError
+from flatout.records.compression import MaxLoss
+
+PLAN = Plan(metric="accuracy", is_higher_better=True, max_loss=MaxLoss(value=0.02, is_relative=True))
+GOOD = Truth(speedup=2.0, size=0.25)
+
+
+def compressed(truths: dict[str, Truth], plan: Plan = PLAN, **more: Any) -> tuple[Found, SimulatedBackend]:
+    backend = SimulatedBackend(truths, **more)
+    variants = [Variant(name=name, kind=name) for name in truths]
+    return Loop(backend, plan, variants, lambda line: None).run(), backend
+
+
+def refusals(found: Found) -> dict[str, str | None]:
+    return {variant.name: variant.refusal for variant in found.variants}
+
+
+def test_what_is_faster_and_loses_nothing_is_recommended() -> None:
+    found, _ = compressed({"good": GOOD})
+    assert (found.recommended, found.ended_by) == (("good",), "all_tried")
+    final = found.variants[0].final
+    assert final is not None
+    assert (final.outcome, final.num_samples) == ("non_inferior", 1000)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_planted_traps_are_refused_for_their_reasons(seed: int) -> None:
+    """A slice of `benchmarks/compress_traps.py`, which has 50 seeds."""
+    traps = {
+        "fast and wrong": Truth(speedup=4.0, size=0.25, loss=0.8),
+        "small and slow": Truth(speedup=0.5, size=0.1),
+        "not applied": Truth(speedup=1.0, is_applied=False),
+        "crashes": Truth(speedup=3.0, fails=True),
+        "worse than the limit": Truth(speedup=3.0, size=0.2, loss=0.06),
+    }
+    found, backend = compressed({**traps, "good": GOOD}, seed=seed)
+    assert found.recommended == ("good",)
+    assert refusals(found) == {
+        "fast and wrong": "inferior",
+        "small and slow": "slower",
+        "not applied": "not_applied",
+        "crashes": "failed",
+        "worse than the limit": "inferior",
+        "good": None,
+    }
+    assert {name for name, _ in backend.benched} == {"small and slow", "good"} | {
+        name for name, _ in backend.benched if name == "worse than the limit"
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_luck_on_50_samples_is_not_enough(seed: int) -> None:
+    found, _ = compressed({"lucky": Truth(speedup=3.0, size=0.2, loss=0.03)}, num_samples=50, seed=seed)
+    assert found.recommended == ()
+
+
+def test_a_lucky_choice_is_judged_on_data_that_chose_nothing() -> None:
+    """Its search data show no loss; the final evaluation has the true one, of 10 %."""
+    backend = SimulatedBackend({"lucky": Truth(speedup=3.0, loss=0.1)})
+    evaluate = backend.evaluate
+    honest = SimulatedBackend({})
+
+    def lucky(variant: Variant, *, is_final: bool) -> Any:
+        evaluated = evaluate(variant, is_final=is_final)
+        return evaluated if is_final else honest.evaluate(Variant(name="untouched"), is_final=False)
+
+    backend.evaluate = lucky  # type: ignore[method-assign]
+    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, has_final=True)
+    found = Loop(backend, plan, [Variant(name="lucky", kind="lucky", applied_by="files")], lambda line: None).run()
+    search, final = found.variants[0].search, found.variants[0].final
+    assert search is not None
+    assert final is not None
+    assert (search.outcome, final.outcome) == ("non_inferior", "inferior")
+    assert (found.recommended, found.variants[0].refusal) == ((), "inferior")
+
+
+def test_an_unknown_number_of_samples_shows_nothing() -> None:
+    found, _ = compressed({"good": GOOD}, prints_samples=False, prints_number=False)
+    assert (found.recommended, refusals(found)) == ((), {"good": "loss_not_shown"})
+
+
+def test_without_held_out_data_nothing_has_the_final_word() -> None:
+    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=MaxLoss(value=0.2, is_relative=True))
+    found, _ = compressed({"good": GOOD}, plan, prints_samples=False)
+    assert (found.recommended, refusals(found)) == ((), {"good": "no_held_out_data"})
+
+
+def test_the_fastest_and_the_smallest_are_judged_at_half_the_level_each() -> None:
+    truths = {
+        "fastest": Truth(speedup=3.0, size=0.5),
+        "smallest": Truth(speedup=1.5, size=0.2),
+        "neither": Truth(speedup=1.2, size=0.6),
+    }
+    found, _ = compressed(truths)
+    assert found.recommended == ("fastest", "smallest")
+    assert refusals(found)["neither"] == "another_chosen"
+    assert [variant.final.level for variant in found.variants if variant.final] == [0.025, 0.025]
+    assert [variant.dominated_by for variant in found.variants] == [None, None, "fastest"]
+
+
+def test_each_batch_size_counts() -> None:
+    """Twice as fast at batch 1, and slower at 64: it is refused."""
+    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, batches=(1, 64))
+    backend = SimulatedBackend({"one": GOOD})
+    bench = backend.bench
+
+    def by_batch(variant: Variant, batch: int | None, budget_s: float) -> Benched:
+        backend.truths["one"] = GOOD if batch == 1 else Truth(speedup=0.8)
+        return bench(variant, batch, budget_s)
+
+    backend.bench = by_batch  # type: ignore[method-assign]
+    found = Loop(backend, plan, [Variant(name="one", kind="one")], lambda line: None).run()
+    assert [speed.verdict.verdict for speed in found.variants[0].speeds] == ["better", "worse"]
+    assert (found.recommended, found.variants[0].refusal) == ((), "slower")
+
+
+def test_what_is_equally_fast_must_save_a_tenth_of_the_size() -> None:
+    equal = {size: compressed({"equal": Truth(noise=0.001, size=size)})[0] for size in (0.89, 0.91)}
+    assert [equal[size].variants[0].refusal for size in (0.89, 0.91)] == [None, "no_gain"]
+
+
+def test_a_budget_ends_it_with_what_is_known() -> None:
+    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, budget_s=18.0)
+    found, backend = compressed({"first": GOOD, "second": GOOD}, plan)
+    assert (found.ended_by, len(backend.benched)) == ("budget", 1)
+    assert refusals(found) == {"first": "another_chosen", "second": "speed_not_shown"}
+
+
+def test_the_untouched_model_must_run() -> None:
+    backend = SimulatedBackend({"untouched": Truth(fails=True)})
+    with pytest.raises(InputError, match="the evaluation of the untouched model fails: ValueError: no"):
+        Loop(backend, PLAN, [], lambda line: None).run()
