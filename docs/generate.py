@@ -130,7 +130,7 @@ from flatout.records.plan import (
     SourceAccuracy,
 )
 from flatout.records.power import CapAdvice, CapPoint, Ratio
-from flatout.records.recorded_time import CallLatency, RecordedTime, StepTimeline, TimelineLane
+from flatout.records.recorded_time import CallLatency, RecordedTime, StepTimeline, TimelineLane, UncountedCalls
 from flatout.records.recording import DeviceFacts, GpuUse, HostRecording, HostUse, Measured
 from flatout.records.replay import (
     MeasureDifference,
@@ -282,7 +282,7 @@ def json() -> str:
     records = (
         *(Diagnosis, JobSummary, RankDiagnosis, DeviceDiagnosis, StepDiagnosis, Blame, Finding, Quality),
         GroupCommunication,
-        *(RecordedTime, CallLatency, StepTimeline, TimelineLane),
+        *(RecordedTime, CallLatency, UncountedCalls, StepTimeline, TimelineLane),
         *(StallTrace, StalledRank, TracedActivity),
     )
     return _contract("flatout/diagnosis", records, version=2)
@@ -541,7 +541,7 @@ def recording_json() -> str:
     """The contract `flatout/recording-report`."""
     records = (
         *(RecordingReport, RecordedRank, Measured, HostUse, GpuUse, Xid, HostRecording, DeviceFacts),
-        *(RecordedTime, CallLatency, StepTimeline, TimelineLane),
+        *(RecordedTime, CallLatency, UncountedCalls, StepTimeline, TimelineLane),
     )
     return _contract("flatout/recording-report", records, version=2)
 

@@ -186,6 +186,11 @@ def has_xla_profiles(recording: Path) -> bool:
     return (recording / File.RECORDING).is_file() and (recording / File.XLA).is_dir()
 
 
+def has_step_log(recording: Recording) -> bool:
+    """Whether the recording has steps that can be told apart, which have findings without a trace."""
+    return job_log(recording.ranks) is not None
+
+
 def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None:
     """Read the recording of `flatout profile`, if the only path is the folder of one."""
     if len(paths) != 1 or not (paths[0] / File.RECORDING).is_file():

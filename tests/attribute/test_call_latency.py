@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tests.step_log.recorded_ranks import rank_of, steps_of
 
-from flatout.attribute.call_latency import MOST_SIZES, call_latencies
+from flatout.attribute.call_latency import MOST_SIZES, call_latencies, uncounted_calls
 from flatout.records.recorded_time import CallLatency
 from flatout.records.recording import RankRecording
-from flatout.report.recorded_text import latency_sentence
+from flatout.report.recorded_text import latency_sentence, uncounted_sentence
 from flatout.step_log.job_log import job_log
 
 SETTLED = 10
@@ -78,3 +78,22 @@ def test_only_the_most_frequent_sizes_are_listed() -> None:
 
 def test_a_job_that_trains_has_none() -> None:
     assert latencies(rank([0.01] * 60, [4.0] * 60, steps_from="optimizer")) == ()
+
+
+def test_the_calls_that_do_not_count_are_said_with_the_reason() -> None:
+    """Ten calls are the warm-up, three are the recorder's, and the rest has a latency: no call goes missing."""
+    kinds = [""] * 100
+    kinds[40:43] = ["flops", "prepare", "recovery"]
+    steps = msgspec.structs.replace(steps_of([0.01] * 100, kinds), num_samples=np.full(100, 4.0))
+    of_rank = msgspec.structs.replace(rank_of(0, steps, 1), steps_from="forward", settled_step=SETTLED)
+    log = job_log([of_rank])
+    assert log is not None
+    uncounted = uncounted_calls([of_rank], log)
+    assert uncounted is not None
+    assert uncounted_sentence(uncounted) == (
+        "not counted: 13 calls, 10 of the warm-up, until their times were stable and 3 that the recorder prolonged"
+    )
+    (latency,) = call_latencies([of_rank], log)
+    assert latency.num_calls + uncounted.num_warm_up + uncounted.num_disturbed == 100
+    training = msgspec.structs.replace(of_rank, steps_from="optimizer")
+    assert uncounted_calls([training], log) is None

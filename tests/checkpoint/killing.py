@@ -83,7 +83,7 @@ class Kills:
         committed = self._committed()
         done = self._run()
         self._check(done, committed)
-        assert done.codes == [0] * NUM_RANKS, done.errors
+        assert done.codes == [0] * NUM_RANKS, (done.codes, done.errors)
         return "same" if done.digest == self._whole.digest else "different"
 
     def _run(self, **options: Any) -> Done:

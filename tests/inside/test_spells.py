@@ -62,7 +62,19 @@ def test_an_evaluation_ends_with_train() -> None:
     spells.evaluation_ends(200)
     loads(spells, (210, 220))
     spells.backward()
-    assert spells.close(1) == NO_SPELLS._replace(evaluation_ns=100)
+    assert spells.close(1) == NO_SPELLS._replace(evaluation_ns=100, evaluation_loader_ns=120 - 106)
+
+
+def test_only_the_starts_of_loaders_within_an_evaluation_belong_to_it_and_each_moment_once() -> None:
+    spells = Spells()
+    spells.add(LOADER_START, 80, 130)  # 30 of it in the evaluation
+    spells.add(LOADER_START, 120, 140)  # of a loader inside the first one's start: 10 more
+    spells.add(LOADER_START, 195, 260)  # 5 of it, and the rest is the training's
+    spells.evaluation_begins(100)
+    spells.evaluation_ends(200)
+    times = spells.close(1)
+    assert times.evaluation_loader_ns == 30 + 10 + 5
+    assert spells.close(1) == NO_SPELLS
 
 
 def test_an_evaluation_whose_mode_is_restored_silently_ends_with_the_batch_that_is_trained_on() -> None:

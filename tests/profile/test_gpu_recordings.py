@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flatout.api.jobs import _read_recording
 from flatout.diagnosis_pipeline import diagnose_paths
+from flatout.launch.local import ExitStatus
 from flatout.profile import read_recording
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -85,6 +87,16 @@ def test_a_recording_without_a_trace_says_why(tmp_path: Path) -> None:
     diagnosis = diagnose_paths([unpacked("fsdp2_short", tmp_path)]).diagnosis
     notes = [note.problem for note in diagnosis.data_quality]
     assert any(note.startswith("the recording has no trace: the job ended after 10 steps") for note in notes)
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_a_job_that_ended_before_its_trace_is_diagnosed_from_its_steps_unless_none_was_asked_for(
+    light: bool, tmp_path: Path
+) -> None:
+    ended = ExitStatus(code=0, signal=None, start_unix_s=0.0, end_unix_s=1.0)
+    result = _read_recording(unpacked("fsdp2_short", tmp_path), ended, None, light=light)
+    assert result.error is None
+    assert (result.diagnosis is None) == light
 
 
 def test_the_ten_steps_of_fsdp2_are_enough_for_a_trace(tmp_path: Path) -> None:

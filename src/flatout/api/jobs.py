@@ -103,13 +103,16 @@ def profile(
     )
     if not recorded.is_first:
         return ProfileResult(path=recorded.path, ended=recorded.ended, is_first=False, recording=None, diagnosis=None)
-    return _read_recording(recorded.path, recorded.ended, progress)
+    return _read_recording(recorded.path, recorded.ended, progress, light=light)
 
 
-def _read_recording(path: Path, ended: ExitStatus, progress: Progress | None) -> ProfileResult:
-    """Read the recording and diagnose its traces. What fails here is kept, as the job has already run."""
+def _read_recording(path: Path, ended: ExitStatus, progress: Progress | None, *, light: bool) -> ProfileResult:
+    """Read the recording and diagnose it. What fails here is kept, as the job has already run.
+
+    A job that ended before it was traced still has a step log, whose findings need no trace.
+    """
     from flatout.api.results import ProfileResult
-    from flatout.diagnosis_pipeline import has_xla_profiles, with_known_ceilings
+    from flatout.diagnosis_pipeline import has_step_log, has_xla_profiles, with_known_ceilings
     from flatout.profile import read_recording
 
     recording: Recording | None = None
@@ -118,7 +121,8 @@ def _read_recording(path: Path, ended: ExitStatus, progress: Progress | None) ->
     try:
         recording = with_known_ceilings(read_recording(path))
         is_complete = ended.signal is None
-        if (recording.traced_ranks or has_xla_profiles(path)) and is_complete:
+        has_steps_only = not light and has_step_log(recording)
+        if (recording.traced_ranks or has_xla_profiles(path) or has_steps_only) and is_complete:
             if progress is not None:
                 progress(0, len(recording.traced_ranks))
             diagnosis = diagnose(path, progress=progress)

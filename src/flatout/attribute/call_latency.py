@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.records.job_log import JobLog
-from flatout.records.recorded_time import CallLatency
+from flatout.records.recorded_time import CallLatency, UncountedCalls
 from flatout.records.recording import RankRecording
 
 MOST_SIZES = 8  # the most frequent ones
@@ -22,7 +22,7 @@ MIN_BEYOND = 1
 
 def call_latencies(ranks: Sequence[RankRecording], log: JobLog) -> tuple[CallLatency, ...]:
     """Return the latencies of each size of batch, the most frequent first; () if the steps are not calls."""
-    if not ranks or any(rank.steps_from != "forward" for rank in ranks):
+    if not _are_calls(ranks):
         return ()
     measured = set(log.number[log.is_measured].tolist())
     calls = _Calls(ranks, measured)
@@ -33,6 +33,27 @@ def call_latencies(ranks: Sequence[RankRecording], log: JobLog) -> tuple[CallLat
     if unknown.any():
         latencies.append(_latency(calls, unknown, None))
     return tuple(latencies)
+
+
+def uncounted_calls(ranks: Sequence[RankRecording], log: JobLog) -> UncountedCalls | None:
+    """Return how many calls count in no latency, and why; None if the steps are not calls, or all of them count."""
+    if not _are_calls(ranks):
+        return None
+    is_uncounted = ~log.is_measured
+    is_warm_up = is_uncounted & (log.number < log.settled)
+    uncounted = UncountedCalls(
+        num_warm_up=_num_calls(ranks, log.number[is_warm_up]),
+        num_disturbed=_num_calls(ranks, log.number[is_uncounted & ~is_warm_up]),
+    )
+    return uncounted if uncounted.num_warm_up or uncounted.num_disturbed else None
+
+
+def _are_calls(ranks: Sequence[RankRecording]) -> bool:
+    return bool(ranks) and all(rank.steps_from == "forward" for rank in ranks)
+
+
+def _num_calls(ranks: Sequence[RankRecording], numbers: NDArray[np.int64]) -> int:
+    return sum(int(np.isin(rank.steps.number, numbers).sum()) for rank in ranks)
 
 
 class _Calls:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.attribute.call_latency import call_latencies
+from flatout.attribute.call_latency import call_latencies, uncounted_calls
 from flatout.records.job_log import JobLog
 from flatout.records.recorded_time import BinKind, RecordedTime, StepTimeline, TimelineLane, WallPart, longest_of
 from flatout.records.recording import RankRecording, Recording
@@ -41,6 +41,7 @@ def recorded_time(recording: Recording, log: JobLog) -> RecordedTime:
         stalls_s=dict(sorted(stalls_s.items(), key=lambda item: -item[1])),
         timeline=_timeline(log, is_warm_up),
         calls=call_latencies(ranks, log),
+        uncounted_calls=uncounted_calls(ranks, log),
     )
 
 

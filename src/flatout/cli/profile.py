@@ -126,8 +126,9 @@ def _print(result: ProfileResult, *, light: bool, json: bool) -> None:
     elif (text := _text(result)) is not None:
         print(text, file=sys.stderr)
     has_trace = result.recording is not None and bool(result.recording.traced_ranks)
+    is_diagnosed = has_trace or result.diagnosis is not None
     has_ranks = result.recording is not None and bool(result.recording.ranks)
-    if has_trace and result.error is None:
+    if is_diagnosed and result.error is None:
         page = "" if result.ended.signal is not None else " --html report.html"
         _say_next(f"flatout diagnose {shlex.quote(folder)}{page}")
     elif light and has_ranks:

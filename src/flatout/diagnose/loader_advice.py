@@ -6,7 +6,10 @@ In: the facts that a recording holds about the busiest loader. Out: short phrase
 from __future__ import annotations
 
 from flatout.records.change import JobFacts
+from flatout.units import num_bytes as in_words
+from flatout.units import percent, seconds
 
+_MIN_PICKLED_S = 0.1  # for one worker; each unpickles as long again, and they are started one after the other
 _DEFAULT_PREFETCH = 2  # batches per worker, torch.utils.data.DataLoader
 STATEFUL = "semantic: the data set keeps state or draws random numbers, which lives on in such workers"
 PERHAPS_STATEFUL = "exact only if the data set keeps no state and draws no random numbers in the workers"
@@ -24,6 +27,22 @@ def start_workers_fast(loader: JobFacts) -> tuple[str, ...]:
     if loader.loader_start_method != "spawn" or loader.loader_has_persistent_workers:
         return ()
     return ('DataLoader(multiprocessing_context="forkserver"): its workers are spawned, and each imports the script',)
+
+
+def of_validation(loader: JobFacts, share: float) -> tuple[str, ...]:
+    """Return the advice to start the validation loader's workers once, or fast, as it takes a share of evaluations."""
+    takes = f"its start takes {percent(share)} of the evaluations"
+    of_workers = (f"persistent_workers=True for the validation loader: {takes}",)
+    return (*start_workers_fast(loader), *of_workers) if loader.loader_start_method == "spawn" else of_workers
+
+
+def pickle_less(loader: JobFacts) -> tuple[str, ...]:
+    """Return the advice to make the data set smaller when pickled, if that takes time for each worker."""
+    pickled_s, size = loader.loader_pickled_s, loader.loader_pickled_bytes
+    if pickled_s is None or size is None or pickled_s < _MIN_PICKLED_S:
+        return ()
+    why = f"{in_words(size)} are pickled for each worker in {seconds(pickled_s)}"
+    return (f"keep the data in a memory-mapped file or Arrow table, or open it in the worker: {why}",)
 
 
 def keep_new_workers(loader: JobFacts) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ from flatout.inside.recording.attempt import find_attempt
 from flatout.inside.recording.batches import Count
 from flatout.inside.recording.forward_calls import FORWARD_CALLS, Call, Listener
 from flatout.inside.recording.loader_watch import hook_fetchers
+from flatout.inside.recording.pickled_workers import hook_pickled_workers
 from flatout.inside.recording.recorder import Recorder
 from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
@@ -171,7 +172,7 @@ def install() -> list[Callable[[], None]]:
         undos += [guarded(THREAD_COUNTS.install)(), guarded(SESSION_CALLS.install)()]
         hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints, _hook_forward_calls]
         if settings.watches_loaders:
-            undos.append(guarded(hook_fetchers)(settings.state))
+            undos += [guarded(hook_fetchers)(settings.state), guarded(hook_pickled_workers)()]
         if settings.times_loader_stages:
             undos.append(guarded(hook_stages)(settings.recording))
         if settings.has_gradients:

@@ -113,6 +113,8 @@ _COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "loader_draws": any,
     "loader_keeps_state": any,
     "loader_watch_s": _largest,
+    "loader_pickled_bytes": _largest,
+    "loader_pickled_s": _largest,
 }
 
 

@@ -190,6 +190,7 @@ def _steps(rows: Sequence[Row], header: Header) -> Steps:
         logging_s=_seconds(columns, "logging_ns"),
         num_full_collections=columns.get("num_full_collections"),
         num_loader_ends=columns.get("num_loader_ends"),
+        evaluation_loader_s=_seconds(columns, "evaluation_loader_ns"),
         model_s=_seconds(columns, "model_ns"),
         num_known_tokens=columns.get("num_known_tokens"),
         num_alloc_retries=columns["num_alloc_retries"],

@@ -159,6 +159,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_pins_memory: bool | None = None
     loader_has_persistent_workers: bool | None = None
     loader_start_method: str | None = None  # of its workers: fork | spawn | forkserver
+    loader_pickled_bytes: int | None = None  # for each worker that is spawned: the data set, mostly
+    loader_pickled_s: float | None = None  # to pickle them for one worker; unpickling takes about as long
     loader_batches: int | None = None  # of one epoch, per rank
     loader_is_iterable: bool | None = None  # an IterableDataset: by default, each worker yields all samples
     loader_load: float | None = None  # seconds of waiting for batches without workers, per second of the rest of a step

@@ -76,6 +76,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     loader_s: Matrix  # time in which the rank waited for batches
     spent_s: dict[StallCause, Matrix]  # the rank's own time in measured causes, in excess of the usual time
     num_loader_ends: Matrix | None  # number of times that a loader ran out of batches; None: not recorded
+    evaluation_loader_s: Matrix | None  # part of evaluations in which a loader starts or ends; None: not recorded
     num_full_collections: int | None  # of Python's garbage collector, on all ranks; None: not recorded
     kind: tuple[str, ...]  # kind of each step, see `StepKind`, from any rank that has the step
     baseline_s: Matrix  # time of a step without a stall at that point in the job

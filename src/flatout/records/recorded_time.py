@@ -75,6 +75,13 @@ class CallLatency(msgspec.Struct, frozen=True, kw_only=True):
     num_at_once: float | None = None  # calls at the same time, of several threads: times are those within the model
 
 
+class UncountedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of all ranks that count in no `CallLatency`, because their time is not the model's alone."""
+
+    num_warm_up: int  # until the times of calls were stable
+    num_disturbed: int  # prolonged by the recorder's own work
+
+
 class RecordedTime(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     wall_s: float  # from the start of the command to its end
@@ -82,3 +89,4 @@ class RecordedTime(msgspec.Struct, frozen=True, kw_only=True):
     stalls_s: dict[str, float]  # by cause, largest first; sums to the part `stalls`
     timeline: StepTimeline
     calls: tuple[CallLatency, ...] = ()  # of a script that only infers, by size of the batch, the most frequent first
+    uncounted_calls: UncountedCalls | None = None  # of `calls`; None: the steps are not calls, or all count

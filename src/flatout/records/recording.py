@@ -33,6 +33,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logging_s: NDArray[np.float64] | None = None
     num_full_collections: NDArray[np.float64] | None = None
     num_loader_ends: NDArray[np.float64] | None = None  # number of times that a loader ran out of batches
+    evaluation_loader_s: NDArray[np.float64] | None = None  # part of `evaluation_s` in which a loader starts or ends
     model_s: NDArray[np.float64] | None = None  # inside the model's call, if each step is one; NaN: unknown
     num_known_tokens: NDArray[np.float64] | None = None  # of the call's first sequence, as in the call before
     num_alloc_retries: NDArray[np.float64] | None = None  # so far; NaN where it was not read

@@ -6,7 +6,7 @@ In: a `RecordedTime` and a style. Out: lines of at most the style's width.
 from __future__ import annotations
 
 from flatout import units
-from flatout.records.recorded_time import BinKind, CallLatency, RecordedTime, WallPart
+from flatout.records.recorded_time import BinKind, CallLatency, RecordedTime, UncountedCalls, WallPart
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle
 from flatout.report.timeline import PART_LABELS, block_lines, scale_of
@@ -23,7 +23,20 @@ def recorded_lines(recorded: RecordedTime, style: TextStyle) -> list[str]:
     lines += style.wrapped(f"{parts_sentence(recorded)}.")
     for latency in recorded.calls:
         lines += style.wrapped(f"{latency_sentence(latency)}.")
+    if recorded.uncounted_calls is not None:
+        lines += style.wrapped(f"{uncounted_sentence(recorded.uncounted_calls)}.")
     return lines
+
+
+def uncounted_sentence(uncounted: UncountedCalls) -> str:
+    """Say which calls count in no latency, and why."""
+    reasons = []
+    if uncounted.num_warm_up:
+        reasons.append(f"{uncounted.num_warm_up:,} of the warm-up, until their times were stable")
+    if uncounted.num_disturbed:
+        reasons.append(f"{uncounted.num_disturbed:,} that the recorder prolonged")
+    total = uncounted.num_warm_up + uncounted.num_disturbed
+    return f"not counted: {counted(total, 'call')}, {' and '.join(reasons)}"
 
 
 def latency_sentence(latency: CallLatency) -> str:

@@ -72,6 +72,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         loader_s=aligned.loader_s,
         spent_s=aligned.spent_s,
         num_loader_ends=aligned.num_loader_ends,
+        evaluation_loader_s=aligned.evaluation_loader_s,
         num_full_collections=aligned.num_full_collections,
         kind=aligned.kind,
         baseline_s=baseline,
@@ -151,12 +152,13 @@ class _Aligned:
         known = sum(self.spent_s.values(), np.zeros(shape))
         self.without_known_s = self.duration_s - known.max(axis=0)
         self.num_loader_ends = self._counts("num_loader_ends")
+        self.evaluation_loader_s = self._counts("evaluation_loader_s")
         full_collections = self._counts("num_full_collections")
         self.num_full_collections = None if full_collections is None else int(full_collections.sum())
         self.num_alloc_retries = self._retries()
 
     def _counts(self, name: str) -> Matrix | None:
-        """Return a column of numbers, or None if a rank's recorder was too old to write it."""
+        """Return a column, or None if a rank's recorder was too old to write it."""
         if any(getattr(steps, name) is None for steps in self._steps):
             return None
         return self._matrix([getattr(steps, name) for steps in self._steps])

@@ -73,6 +73,36 @@ def test_one_rank_stalls_and_the_other_waits(column: str, name: str, cause: str)
     assert finding.confidence == "high"
 
 
+@pytest.mark.parametrize(("share", "is_named"), [(0.09, False), (0.11, True)])
+@pytest.mark.parametrize(("method", "first"), [("fork", "persistent_workers=True"), ("spawn", "DataLoader(multiproc")])
+def test_an_evaluation_whose_loader_starts_says_so(share: float, is_named: bool, method: str, first: str) -> None:
+    """Both ranks evaluate for 0.3 s; for a share of it they wait for new workers."""
+    stalls, starts = every(20, 0.3), every(20, 0.3 * share)
+    ranks = [steps(stalls, evaluation_s=stalls, evaluation_loader_s=starts) for _ in range(2)]
+    log = job_log([rank_of(number, of_rank) for number, of_rank in enumerate(ranks)])
+    facts = JobFacts(loader_start_method=method, loader_workers=2)
+    (finding,) = diagnose(attribute_job([]), log=log, facts=facts).findings
+    assert finding.name == "evaluation-stall"
+    assert ("loader_start_share" in finding.evidence) == is_named
+    assert finding.changes[0].startswith(first) == is_named
+    if is_named:
+        assert finding.evidence["loader_start_share"] == pytest.approx(share)
+        assert finding.evidence["loader_start_s"] == pytest.approx(0.3 * share)
+
+
+@pytest.mark.parametrize(("pickled_s", "is_named"), [(0.09, False), (0.11, True), (None, False)])
+def test_a_data_set_that_takes_long_to_pickle_for_each_worker_is_named_first(
+    pickled_s: float | None, is_named: bool
+) -> None:
+    starts = every(20, 1.0)
+    log = job_log([rank_of(0, steps(starts, loader_start_s=starts, num_loader_ends=starts), 1)])
+    size = None if pickled_s is None else 700_000_000
+    facts = JobFacts(loader_start_method="spawn", loader_pickled_bytes=size, loader_pickled_s=pickled_s)
+    (finding,) = diagnose(attribute_job([]), log=log, facts=facts).findings
+    assert (finding.name, finding.evidence.get("pickled_per_worker_bytes")) == ("epoch-boundary", size)
+    assert ("668 MiB are pickled for each worker" in finding.changes[0]) == is_named
+
+
 @pytest.mark.parametrize(("seconds", "ranks"), [(0.045, (0,)), (0.055, (0, 1))])
 def test_a_rank_that_hardly_has_the_cause_is_not_named(seconds: float, ranks: tuple[int, ...]) -> None:
     """Rank 0 writes for 0.5 s, and rank 1 in other steps for about a tenth of that."""

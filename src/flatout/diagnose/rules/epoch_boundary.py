@@ -12,13 +12,15 @@ Why it costs
 Evidence
     Which steps are an epoch's first (a loader ran out of batches), the time that the recorder measured in making the
     loader's iterator and waiting for its first batch, and what else of these steps exceeds the regular step. `steps`
-    are examples; `total_s` is the time of all of them.
+    are examples; `total_s` is the time of all of them. For workers that are spawned, how many bytes are pickled for
+    each of them, which is mostly the data set, and how long that takes.
 
 Change to try
     `DataLoader(persistent_workers=True)` keeps the workers and what they have prepared. Workers that are spawned start
     fast from a fork server: `DataLoader(multiprocessing_context="forkserver")`. Ranks that
-    `torch.multiprocessing.spawn` started spawn theirs, too. Otherwise make the data set's
-    first access cheap, or use longer epochs.
+    `torch.multiprocessing.spawn` started spawn theirs, too. A data set that is large when pickled is pickled for each
+    worker unless it is forked: keep its data in a memory-mapped file, or open it in the worker. Otherwise make the data
+    set's first access cheap, or use longer epochs.
 
 When this is wrong
     A data set that must be opened again for each epoch, e.g. because its files change, cannot keep its workers. A data
@@ -27,9 +29,12 @@ When this is wrong
 
 from __future__ import annotations
 
+from typing import Any
+
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.loader_advice import keep_workers, start_workers_fast
+from flatout.diagnose.loader_advice import keep_workers, pickle_less, start_workers_fast
 from flatout.diagnose.stalls import ends_an_epoch, stall_finding, stalls_of
+from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Finding
 from flatout.records.job_log import StallCause
 
@@ -49,10 +54,19 @@ def find(context: DiagnosisContext) -> list[Finding]:
         code=CODE,
         name=NAME,
         what="the training waits for its loader at the start of an epoch",
+        evidence=_pickled(context.job_facts),
         changes=(
+            *pickle_less(context.job_facts),
             *start_workers_fast(context.job_facts),
             *keep_workers(context.job_facts),
             "make the first access of the data set cheap: open files and indices lazily or memory-mapped",
             "longer epochs",
         ),
     )
+
+
+def _pickled(loader: JobFacts) -> dict[str, Any]:
+    """Return what is pickled for each worker, as evidence; empty if workers are forked."""
+    if loader.loader_pickled_bytes is None:
+        return {}
+    return {"pickled_per_worker_bytes": loader.loader_pickled_bytes, "pickled_per_worker_s": loader.loader_pickled_s}

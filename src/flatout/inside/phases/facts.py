@@ -4,7 +4,7 @@ In: the objects of the script. They are inspected once, in steps that the record
 to the end of the trace window, the first `zero_grad` and the first `autocast` are noted; then the model, its wrapper,
 the optimizers and the loaders are searched for among all live objects. Other steps cost nothing. A tuning compares the
 steps of its trials, so in a trial everything happens at the end. Only the loaders are noted after the first step,
-because a job that ends before its trial is stopped no longer has loaders. Unknown values are null.
+because a job that ends before its trace, or before its trial is stopped, no longer has them. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from flatout.inside.protocol import File, partial_name
 from flatout.inside.random_seed import sets_own_seed
 from flatout.inside.recording.forward_calls import FORWARD_CALLS
 from flatout.inside.recording.loader_watch import WATCHES
+from flatout.inside.recording.pickled_workers import PICKLED_WORKERS
 from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.thread_counts import THREAD_COUNTS
 from flatout.secrets import masked_environment, write_private
@@ -289,6 +290,7 @@ def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
         "loader_pins_memory": bool(busiest._pin_memory),
         "loader_has_persistent_workers": bool(busiest._persistent_workers),
         "loader_start_method": _start_method(busiest) if num_workers else None,
+        **PICKLED_WORKERS.facts(),
     }
 
 

@@ -157,7 +157,7 @@ class Phases:
         plan = self._plan
         if plan is None:
             self._source = source
-            if self._facts is not None and self._settings.is_trial:
+            if self._facts is not None:
                 guarded(self._facts.look_at_loaders)()
             self._decide(step, source, is_training)
             if self._plan is not None:  # the steps of the warm-up may have shown that the trial is hopeless

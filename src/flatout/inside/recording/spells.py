@@ -34,9 +34,10 @@ class SpellTimes(NamedTuple):
     logging_ns: int
     num_full_collections: int
     num_loader_ends: int  # number of times that a loader ran out of batches, outside evaluations
+    evaluation_loader_ns: int  # part of `evaluation_ns` in which a loader starts or ends
 
 
-NO_SPELLS = SpellTimes(0, 0, 0, 0, 0, 0, 0, 0)
+NO_SPELLS = SpellTimes(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Spells:
@@ -104,6 +105,7 @@ class Spells:
             logging_ns=by_kind[LOGGING],
             num_full_collections=self._num_full_collections,
             num_loader_ends=len(ends),
+            evaluation_loader_ns=_loader_starts_within(evaluations, self._spells),
         )
         self._spells, self._loads, self._loader_ends = [], [], []
         self._num_full_collections = self._evaluates_since = self._evaluated_since = 0
@@ -124,6 +126,18 @@ class Spells:
         if ended - began - loading < MIN_SHARE_BETWEEN_BATCHES * (ended - began):
             return None
         return began, ended
+
+
+def _loader_starts_within(evaluations: Sequence[Load], spells: Sequence[tuple[int, int, int]]) -> int:
+    """Return the nanoseconds of loader starts within evaluations; parts that overlap count once."""
+    starts = sorted((began, ended) for began, ended, kind in spells if kind == LOADER_START)
+    total = covered_until = 0
+    for began, ended in starts:
+        from_ns = max(began, covered_until)
+        inside = (min(ended, until) - max(from_ns, since) for since, until in evaluations)
+        total += max(max(inside, default=0), 0)
+        covered_until = max(covered_until, ended)
+    return total
 
 
 def _exclusive(spells: Sequence[tuple[int, int, int]]) -> list[int]:

@@ -77,6 +77,7 @@ def spell_columns(spells: SpellTimes) -> tuple[int, ...]:
         spells.compilation_ns,
         spells.logging_ns,
         spells.num_loader_ends,
+        spells.evaluation_loader_ns,
     )
 
 
