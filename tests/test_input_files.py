@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from flatout.input_files import _MAX_EXPLAINED, decode_json, decode_written_json
+from flatout.input_files import _MAX_EXPLAINED, decode_json, decode_written_json, walk_with_links
 
 
 @pytest.mark.parametrize(
@@ -60,3 +63,27 @@ def test_a_wrong_type_keeps_its_own_message() -> None:
 def test_a_very_long_text_is_not_read_twice() -> None:
     with pytest.raises(msgspec.DecodeError, match=r"^it is not valid JSON$"):
         decode_json(b"x" * (_MAX_EXPLAINED + 1))
+
+
+def test_links_are_followed_but_not_without_end(tmp_path: Path) -> None:
+    """A few links are folders without end, to a folder above them or two in each folder to the next one."""
+    (tmp_path / "data" / "b").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").touch()
+    (tmp_path / "data" / "b" / "y").touch()
+    (tmp_path / "data" / "a").symlink_to("../other")
+    (tmp_path / "data" / "c").symlink_to("b")
+    found = [(path.relative_to(tmp_path).as_posix(), names) for path, names in walk_with_links(tmp_path / "data")]
+    assert found == [("data", []), ("data/a", ["x"]), ("data/b", ["y"]), ("data/c", ["y"])]
+    (tmp_path / "other" / "up").symlink_to("../data")
+    with pytest.raises(OSError, match="same folder again and again") as raised:
+        list(walk_with_links(tmp_path / "data"))
+    assert raised.value.errno == errno.ELOOP
+    for number in range(30):
+        folder = tmp_path / "chain" / str(number)
+        folder.mkdir(parents=True)
+        for name in ("a", "b"):
+            (folder / name).symlink_to(f"../{number + 1}")
+    (tmp_path / "chain" / "30").mkdir()
+    with pytest.raises(OSError, match="same folder again and again"):
+        list(walk_with_links(tmp_path / "chain" / "0"))

@@ -17,6 +17,7 @@ import os
 import re
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar, overload
@@ -26,6 +27,7 @@ import msgspec
 MAX_BYTES = 1 << 30
 MAX_STREAM_BYTES = 1 << 30  # of a pipe, of which only the end is kept
 _CHUNK_BYTES = 1 << 20
+_MAX_VISITS = 100  # of one folder, by different links
 # The longest lines are those of a journal, with the losses of all steps of a trial.
 MAX_LINE_BYTES = 16 << 20
 # A line of a log. Regular expressions that search in one take a time that can grow with the square of its length.
@@ -136,6 +138,27 @@ def read_lines(path: Path) -> Iterator[bytes]:
             while not is_whole:
                 rest = file.readline(MAX_LINE_BYTES)
                 is_whole = rest.endswith(b"\n") or len(rest) < MAX_LINE_BYTES
+
+
+def walk_with_links(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield each folder below `folder`, itself first, with the sorted names in it that are not folders; follow links.
+
+    Raise OSError for a folder that cannot be read, and for links that lead back to a folder above them, or to one
+    folder again and again: a few of them would be folders without end.
+    """
+    visits: Counter[tuple[int, int]] = Counter()
+    waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(folder, ())]
+    while waiting:
+        path, above = waiting.pop()
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino)
+        visits[identity] += 1
+        if identity in above or visits[identity] > _MAX_VISITS:
+            raise OSError(errno.ELOOP, "its links lead to the same folder again and again", str(path))
+        with os.scandir(path) as found:
+            entries = sorted((entry.name, entry.is_dir()) for entry in found)
+        yield path, [name for name, is_folder in entries if not is_folder]
+        waiting += [(path / name, (*above, identity)) for name, is_folder in reversed(entries) if is_folder]
 
 
 def bounded_log(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -121,6 +123,22 @@ def test_without_a_folder_and_with_damaged_files_nothing_is_heard(tmp_path: Path
     (tmp_path / "nodes" / "n9.json").write_bytes(b"\x00")
     later(clock, first)
     assert [told.node for told in first.others()] == ["n2"]
+
+
+def test_what_others_put_into_the_folder_is_neither_written_to_nor_waited_for(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    partial = nodes / f".a.json.{os.getpid()}"
+    for put in (lambda: partial.symlink_to(mine), lambda: os.mkfifo(partial), lambda: os.link(mine, partial)):
+        put()
+        (nodes / "a.json").unlink(missing_ok=True)
+        (nodes / "a.json").symlink_to(mine)
+        board = PeerBoard(tmp_path, "a", TORCHRUN)
+        board.begins(0)
+        assert mine.read_text() == "precious"
+        assert json.loads((nodes / "a.json").read_text())["node"] == "a"
 
 
 def test_names_are_masked_as_in_all_that_is_written(tmp_path: Path) -> None:

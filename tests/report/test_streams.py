@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import flatout
+from flatout.api.arguments import say_to_stderr
+from flatout.errors import InputError
 from flatout.report.streams import CleanStream, clean_streams, draw_line, one_line, safe_json
 from flatout.report.terminal import BOLD, DIM, RESET
 
@@ -38,6 +40,16 @@ def test_every_character_of_a_dangerous_category_is_escaped_and_no_other() -> No
     screen.truncate()
     stream.write(ordinary + "\n\t")
     assert screen.getvalue() == ordinary + "\n\t"
+
+
+def test_the_text_of_an_error_is_clean_wherever_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python prints the errors of `flatout.api` itself, past the stream that the command line has."""
+    name = "ra\x1b[31mnk\x1b]0;t\x07\u202e\r\x9b2J\ud800é"
+    error = InputError(f"{name} is empty", hint=f"pass {name}")
+    shown = r"ra\x1b[31mnk\x1b]0;t\x07\u202e\r\x9b2J\ud800é"
+    assert (str(error), error.hint) == (f"{shown} is empty", f"pass {shown}")
+    say_to_stderr(name)
+    assert capsys.readouterr().err == f"flatout: {shown}\n"
 
 
 def test_only_the_styles_of_reports_pass_and_only_on_a_terminal() -> None:

@@ -45,6 +45,25 @@ def test_all_files_are_copied_once_with_their_times(source: Path, tmp_path: Path
     assert stage(source, target).num_copied == 0
 
 
+def test_files_of_another_origin_are_not_overwritten(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (target / "part1").mkdir(parents=True)
+    (target / "part1" / "3.bin").write_text("mine")
+    (target / "note").write_text("mine")
+    before = contents(target)
+    with pytest.raises(OutputError, match=r"other files of these names, `part1/3.bin` among 1: nothing is overwritten"):
+        stage(source, target)
+    assert contents(target) == before and not list(target.glob(".flatout*"))
+    (target / "part1" / "3.bin").unlink()
+    (target / "part1" / "3.bin").symlink_to("missing")
+    with pytest.raises(OutputError, match="nothing is overwritten"):
+        stage(source, target)
+    (target / "part1" / "3.bin").unlink()
+    shutil.copy2(source / "part1" / "3.bin", target / "part1" / "3.bin")  # as rsync copies it
+    assert stage(source, target).num_copied == 5
+    assert contents(target) == contents(source) | {"note": b"mine"}
+
+
 def test_a_file_that_changed_is_copied_again_and_the_others_are_not(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     stage(source, target)
@@ -97,6 +116,11 @@ def nothing(source: Path, target: Path) -> None:
         (nothing, ("none", "target"), "must be a folder"),
         (lambda source, target: [shutil.rmtree(path) for path in source.iterdir()], ("source", "target"), "no files"),
         (lambda source, target: (source / "a").symlink_to("none"), ("source", "target"), "no such file"),
+        (
+            lambda source, target: (source / "a").symlink_to("."),
+            ("source", "target"),
+            "its links lead to the same folder",
+        ),
         (lambda source, target: target.write_text(""), ("source", "target"), "cannot be written"),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 
-from flatout.errors import UsageError
+from flatout.errors import UsageError, printable
 
 AnyPath = str | PathLike[str]
 Say = Callable[[str], None]
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]  # done so far, and their total
 
 def say_to_stderr(line: str) -> None:
     """Print one line of progress on standard error, as the commands do."""
-    print(f"flatout: {line}", file=sys.stderr, flush=True)
+    print(f"flatout: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def no_note(line: str) -> None:

@@ -15,6 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from flatout.errors import printable
+
 TRACKERS = ("mlflow", "wandb", "tensorboard")
 WAIT_FOR_RANKS_S = 120.0
 _POLL_S = 0.2
@@ -144,7 +146,7 @@ class Recorder:
         return False
 
     def _say(self, line: str) -> None:
-        print(f"flatout: {line}", file=sys.stderr, flush=True)
+        print(f"flatout: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def watch(

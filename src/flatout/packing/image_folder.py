@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from flatout.errors import InputError
+from flatout.input_files import walk_with_links
 from flatout.records.packing import FileContent, SourceSample
 
 # `torchvision.datasets.folder.IMG_EXTENSIONS`
@@ -49,8 +50,11 @@ def read_image_folder(folder: Path) -> tuple[Path, list[SourceSample], list[str]
 
 def _images_below(folder: Path) -> list[str]:
     images: list[str] = []
-    for parent, _, names in sorted(os.walk(folder, followlinks=True)):
-        images += [os.path.join(parent, name) for name in sorted(names) if name.lower().endswith(IMAGE_EXTENSIONS)]
+    try:
+        for parent, names in sorted((str(parent), names) for parent, names in walk_with_links(folder)):
+            images += [os.path.join(parent, name) for name in names if name.lower().endswith(IMAGE_EXTENSIONS)]
+    except OSError as error:
+        raise InputError(f"`{error.filename}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     return images
 
 

@@ -14,19 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-# C0 and C1 controls except newline and tab; soft hyphen, zero-width and bidirectional marks, separators of lines and
-# paragraphs, interlinear annotations, tags, private use, and halves of surrogates.
-_UNSAFE = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
-    "\u2060-\u206f\ud800-\uf8ff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
-    "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\U000f0000-\U0010ffff"
-)
-_PLAIN = re.compile(f"(?P<unsafe>[{_UNSAFE}])")
-_STYLED = re.compile(f"\x1b\\[[012]m|(?P<unsafe>[{_UNSAFE}])")  # the sequences of `TextStyle`
+from flatout.errors import UNSAFE, escaped
+
+_PLAIN = re.compile(f"(?P<unsafe>[{UNSAFE}])")
+_STYLED = re.compile(f"\x1b\\[[012]m|(?P<unsafe>[{UNSAFE}])")  # the sequences of `TextStyle`
 MAX_LINE_CHARACTERS = 2000
 _END_CHARACTERS = 400
-_LINE = re.compile(f"(?P<unsafe>[\n\t{_UNSAFE}])")
-_JSON = re.compile(f"[{_UNSAFE}]")
+_LINE = re.compile(f"(?P<unsafe>[\n\t{UNSAFE}])")
+_JSON = re.compile(f"[{UNSAFE}]")
 
 
 class CleanStream:
@@ -118,9 +113,7 @@ def safe_json(text: str) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     unsafe = match["unsafe"]
-    if unsafe is None:
-        return match[0]
-    return unsafe.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return match[0] if unsafe is None else escaped(unsafe)
 
 
 def _json_escaped(match: re.Match[str]) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ def open_private(path: str | os.PathLike[str], mode: str, *, encoding: str | Non
 
 
 def write_private(path: Path, data: bytes | str) -> None:
-    """Write a file that only the user can read, also if it existed."""
+    """Write a file that only the user can read. What has its name is removed, and never written to or waited for.
+
+    In a folder that others can write to, it can be a link to a file of the user's, or a pipe that nobody reads.
+    """
     content = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
-    with open_private(path, "wb") as file:
-        os.fchmod(file.fileno(), PRIVATE)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with open_private(path, "xb") as file:
+        os.fchmod(file.fileno(), PRIVATE)  # also with a umask that takes the user's own rights
         file.write(content)
 
 

@@ -13,7 +13,8 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 
 from flatout import units
 from flatout.errors import InputError, OutputError, UsageError
+from flatout.input_files import walk_with_links
 from flatout.inside.protocol import partial_name
 from flatout.packing.index import read_index
 from flatout.probe.mounts import is_network, kind_of, read_mounts
@@ -52,6 +54,7 @@ def stage(
     """Copy what is missing, and return what was copied."""
     _check_folders(source, folder, allows_network=allows_network)
     files = _files(source)
+    _check_own(folder, files)
     checksums = _checksums_of_pack(source)
     with _locked(folder):
         missing = [file for file in files if not _is_there(folder, file)]
@@ -96,21 +99,14 @@ def _check_folders(source: Path, folder: Path, *, allows_network: bool) -> None:
 def _files(source: Path) -> list[_File]:
     """Return all files below the source, sorted by name."""
     files = []
-
-    def refuse(error: OSError) -> None:
-        raise InputError(f"`{error.filename}` cannot be read: {(error.strerror or str(error)).lower()}") from error
-
-    for parent, folders, names in os.walk(source, followlinks=True, onerror=refuse):
-        folders.sort()
-        for name in names:
-            path = Path(parent, name)
-            try:
+    try:
+        for parent, names in walk_with_links(source):
+            for path in (parent / name for name in names if name not in _OWN):
                 status = path.stat()
-            except OSError as error:
-                refuse(error)
-                raise
-            if path.is_file() and name not in _OWN:
-                files.append(_File(str(path.relative_to(source)), status.st_size, status.st_mtime_ns))
+                if stat.S_ISREG(status.st_mode):
+                    files.append(_File(str(path.relative_to(source)), status.st_size, status.st_mtime_ns))
+    except OSError as error:
+        raise InputError(f"`{error.filename}` cannot be read: {(error.strerror or str(error)).lower()}") from error
     if not files:
         raise InputError(f"`{source}` has no files to copy")
     return sorted(files)
@@ -125,6 +121,19 @@ def _checksums_of_pack(source: Path) -> dict[str, str]:
     if index is None:
         return {}
     return {shard.shard: shard.sha256 for split in index.splits for shard in split.shards}
+
+
+def _check_own(folder: Path, files: Sequence[_File]) -> None:
+    """Raise OutputError if a file of another origin would be replaced: a copy of ours has the lock, or the mark."""
+    if any((folder / name).exists() for name in _OWN):
+        return
+    others = [file.name for file in files if os.path.lexists(folder / file.name) and not _is_there(folder, file)]
+    if others:
+        raise OutputError(
+            f"`{folder}` is not a copy that Flatout made, and has other files of these names, `{others[0]}` among"
+            f" {len(others)}: nothing is overwritten",
+            hint="pass another folder",
+        )
 
 
 @contextmanager
