@@ -61,6 +61,8 @@ EVERY_KIND = (
         loader_length_spread=0.3,
         loader_batch_tokens=4096,
     ),
+    facts(gpu_arch=7.0, is_autocast=False, has_xformers=True, has_bitsandbytes=True),
+    facts(has_transformers=True, has_liger=True, has_torchao=True, has_transformer_engine=True),
     facts(transport="infiniband", num_hosts=2, wrapper="fsdp2", passes_per_step=2),
     facts(transport="pcie", launcher="srun", measured_collectives={"NCCL_BUFFSIZE": "1048576"}),
     facts(device="cpu", backend="gloo", transport=None, optimizer_is_fused=False, optimizer="RMSprop"),

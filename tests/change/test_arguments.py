@@ -11,7 +11,7 @@ from flatout.change.arguments import current_values, knob_changes, parse_knob, w
 from flatout.change.candidates import candidates
 from flatout.change.combine import combine
 from flatout.errors import UsageError
-from flatout.records.change import Argument, JobFacts
+from flatout.records.change import Argument, JobFacts, Patch
 
 TRAIN = ("torchrun", "--nproc-per-node", "4", "train.py", "--batch-size", "8", "--accumulate=4", "-j", "4")
 
@@ -82,7 +82,14 @@ def test_an_argument_is_semantic_unless_the_user_says_else() -> None:
         knob_changes(parse_knob("batch={8,16}:--batch-size={}"), TRAIN, SOCKET_JOB)
     assert "--allow semantic" in caught.value.hint
     changes = knob_changes(parse_knob("batch={8,16}:--batch-size={}"), TRAIN, SOCKET_JOB, "semantic")
-    assert [(c.name, c.safety) for c in changes] == [("batch=16", "semantic")]  # 8 is what it has
+    names = [(c.name, c.safety) for c in changes]
+    assert names == [("batch=16", "semantic"), ("batch=16+lamb", "semantic")]  # 8 is what it has
+    assert changes[1].patch == Patch(name="lamb")
+    assert changes[1].argument == changes[0].argument
+    by_sgd = knob_changes(parse_knob("batch={8,16}:--batch-size={}"), TRAIN, facts(optimizer="SGD"), "semantic")
+    assert [c.name for c in by_sgd] == ["batch=16"]
+    smaller = knob_changes(parse_knob("batch={4}:--batch-size={}"), TRAIN, SOCKET_JOB, "semantic")
+    assert [c.name for c in smaller] == ["batch=4"]
     workers = knob_changes(parse_knob("workers/exact={4,8}:-j {}"), TRAIN, SOCKET_JOB)
     assert [(c.name, c.safety) for c in workers] == [("workers=8", "exact")]
 
@@ -119,9 +126,9 @@ def test_it_is_semantic_where_the_global_batch_or_what_layers_see_changes(
 def test_own_changes_come_last_and_need_their_safety_allowed() -> None:
     own = knob_changes(parse_knob("batch={16}:--batch-size={}"), TRAIN, SOCKET_JOB, "semantic")
     slow = diagnosis({"exposed-communication": 0.1})
-    assert candidates(slow, SOCKET_JOB, "semantic", own=own)[-1].name == "batch=16"
+    assert candidates(slow, SOCKET_JOB, "semantic", own=own)[-1].name == "batch=16+lamb"
     assert "batch=16" not in [c.name for c in candidates(slow, SOCKET_JOB, own=own)]
-    assert combine(own).arguments == (Argument(words=(("--batch-size=16",),)),)
+    assert combine(own[:1]).arguments == (Argument(words=(("--batch-size=16",),)),)
 
 
 # ---- into the command ----

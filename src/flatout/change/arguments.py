@@ -24,6 +24,7 @@ from flatout.errors import UsageError
 from flatout.records.change import SAFETIES, Argument, Change, JobFacts, Knob, Safety, ValidRange
 
 FAMILY = "arguments"
+WITH_LAMB = ("Adam", "AdamW")
 FORM = "NAME={VALUE,VALUE,...}:ARGUMENT={}"
 _KNOB = re.compile(r"(?P<names>[^={}:/]*)(?:/(?P<safety>[^={}:]*))?=\{(?P<values>[^{}]*)\}:(?P<template>.*)", re.DOTALL)
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -123,8 +124,35 @@ def knob_changes(
         for value in user_knob.values
         if value != current
     ]
+    changes += _with_lamb(changes, current, facts, allowed_safety)
     assert all(is_allowed(change, allowed_safety) for change in changes)
     return tuple(changes)
+
+
+def _with_lamb(
+    changes: Sequence[Change], current: tuple[str, ...] | None, facts: JobFacts, allowed_safety: Safety
+) -> list[Change]:
+    """Return the changes to larger batches once more, with LAMB's steps, which let larger batches train."""
+    is_batch = bool(changes) and "batch" in changes[0].knob.name
+    if not is_batch or allowed_safety != "semantic" or facts.optimizer not in WITH_LAMB or current is None:
+        return []
+    with_lamb = []
+    for change in changes:
+        larger = _size(change.value.split("*")) > _size(current)
+        if change.knob.safety == "semantic" and larger:
+            value = f"{change.value}+lamb"
+            valid = ValidRange(choices=(*change.knob.valid.choices, value))
+            knob = msgspec.structs.replace(change.knob, valid=valid)
+            with_lamb.append(setting(knob, value, argument=change.argument, patch="lamb"))
+    return with_lamb
+
+
+def _size(values: Sequence[str]) -> float:
+    """Return the product of the values; 0 if one is no number."""
+    try:
+        return math.prod(float(value) for value in values)
+    except ValueError:
+        return 0.0
 
 
 def with_arguments(command: Sequence[str], arguments: Sequence[Argument]) -> tuple[str, ...]:

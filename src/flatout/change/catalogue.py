@@ -19,6 +19,7 @@ from flatout.change import (
     nccl,
     nccl_measured,
     optimizer,
+    precision,
     process,
 )
 from flatout.change.forbidden import forbidden_settings
@@ -41,6 +42,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     garbage_collection,
     inference,
     kernels,
+    precision,
 )
 KNOBS: tuple[Knob, ...] = tuple(knob for family in FAMILIES for knob in family.KNOBS)
 

@@ -105,7 +105,43 @@ FUSED_ATTENTION = Knob(
     ),
     source="FlashAttention, arXiv:2205.14135; transformers documentation, attention backends",
 )
-KNOBS = (CUDNN_BENCHMARK, CHANNELS_LAST, TF32, AUTOCAST, COMPILE, FUSED_ATTENTION)
+LIGER = Knob(
+    name="liger-kernels",
+    family=FAMILY,
+    summary="use Liger's fused kernels for norms, rotary positions, activations and the loss",
+    safety="rounding",
+    answers={"small-kernels": 0.7},
+    reduces={"compute": 0.3},
+    saves_memory=0.4,
+    needs=(
+        _GPU,
+        _AMPERE,
+        Need(fact="has_transformers", relation="is", value=True),
+        Need(fact="has_liger", relation="is", value=True),
+    ),
+    gates=("loss", "memory"),
+    doc=(
+        "For models of the transformers library of which the package liger_kernel has kernels. The loss is computed"
+        " without all logits in memory, which saves most with large vocabularies."
+    ),
+    source="Liger Kernel, arXiv:2410.10989",
+)
+XFORMERS = Knob(
+    name="xformers-attention",
+    family=FAMILY,
+    summary="compute attention with xformers' kernels",
+    safety="rounding",
+    reduces={"compute": 0.3},
+    saves_memory=0.3,
+    needs=(_GPU, _VOLTA, Need(fact="has_xformers", relation="is", value=True)),
+    gates=("loss", "memory"),
+    doc=(
+        "Acts on `scaled_dot_product_attention` in half precision without a mask of the script's own. It helps most on"
+        " cards for which torch's own call has no fused kernel; on Ampere and later torch's is usually as fast."
+    ),
+    source="xformers documentation, memory_efficient_attention",
+)
+KNOBS = (CUDNN_BENCHMARK, CHANNELS_LAST, TF32, AUTOCAST, COMPILE, FUSED_ATTENTION, LIGER, XFORMERS)
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
@@ -118,3 +154,5 @@ def changes(facts: JobFacts) -> Iterator[Change]:
         yield setting(COMPILE, mode, patch="compile", mode=mode)
     for implementation in FUSED_ATTENTION.valid.choices:
         yield setting(FUSED_ATTENTION, implementation, patch="fused_attention", implementation=implementation)
+    yield setting(LIGER, patch="liger_kernels")
+    yield setting(XFORMERS, patch="xformers_attention")

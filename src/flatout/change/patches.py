@@ -55,7 +55,17 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     # torch.set_float32_matmul_precision("high") and cudnn.allow_tf32.
     "tf32": {},
     # torch.autocast around the model's forward and the loss; weights are unchanged.
-    "autocast": {"dtype": ("bfloat16",)},
+    "autocast": {"dtype": ("bfloat16", "float16")},
+    # torchao's Float8Linear, or Transformer Engine's Linear in fp8_autocast, in place of linear layers.
+    "fp8": {"library": ("torchao", "transformer_engine")},
+    # liger_kernel: its kernels on a model of transformers.
+    "liger_kernels": {},
+    # scaled_dot_product_attention by xformers.ops.memory_efficient_attention.
+    "xformers_attention": {},
+    # Adam and AdamW: their step times the trust ratio of each matrix.
+    "lamb": {},
+    # torch.optim.Adam and AdamW: those of a package that keeps moments in 8 bits.
+    "optimizer_8bit": {"library": ("bitsandbytes", "torchao")},
     # torch.compile of the model that the wrapper holds, or of the whole one.
     "compile": {"mode": ("default", "reduce-overhead", "max-autotune-no-cudagraphs")},
     # torch.set_num_threads, also where the script sets another number.

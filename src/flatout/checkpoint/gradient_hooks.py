@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flatout.inside.protocol import GRADIENT_HOOK, GRADIENT_HOOK_STATE
+from flatout.inside.protocol import GRADIENT_HOOK, GRADIENT_HOOK_STATE, LOSS_SCALE
 
 LOG = logging.getLogger("flatout.checkpoint")
 CleanName = Callable[[str, Any], str]
+_HOLDS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def hook_states(model: Any, clean_name: CleanName) -> dict[str, Any]:
@@ -41,3 +42,28 @@ def restore_hooks(model: Any, states: Mapping[str, Any], clean_name: CleanName, 
             hook.load_state_dict(state, is_own=is_own)
         except ValueError as error:
             LOG.warning("flatout.checkpoint: a hook on the gradients starts without its state: %s", error)
+
+
+def loss_scale(model: Any) -> dict[str, Any] | None:
+    """Return the scale of this model's losses; None if they are not scaled."""
+    for module in model.modules():
+        state = module.__dict__.get(LOSS_SCALE)
+        if state is not None:
+            return dict(state)
+    return None
+
+
+def restore_loss_scale(model: Any, state: Mapping[str, Any] | None) -> None:
+    """Give the model the scale of its losses: its first forward pass in fp16 takes it over."""
+    if state is None:
+        return
+    holders = [module for module in model.modules() if LOSS_SCALE in module.__dict__]
+    for module in holders or [_innermost(model)]:
+        module.__dict__.setdefault(LOSS_SCALE, {}).update(state)
+
+
+def _innermost(model: Any) -> Any:
+    """Return the model that a wrapper such as DistributedDataParallel holds."""
+    while (name := _HOLDS.get(type(model).__name__)) is not None:
+        model = getattr(model, name)
+    return model

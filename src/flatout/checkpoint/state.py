@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from flatout.checkpoint.gradient_hooks import hook_states, restore_hooks
+from flatout.checkpoint.gradient_hooks import hook_states, loss_scale, restore_hooks, restore_loss_scale
 from flatout.checkpoint.gradients import set_gradients, waiting_gradients
 from flatout.checkpoint.loader_random import restore_after_next_iterator
 from flatout.checkpoint.problems import CheckpointError, as_damage
@@ -93,6 +93,9 @@ def collect(training: Training) -> Collected:
     hooks = hook_states(training.model, _clean)
     if hooks:
         values["gradient_hooks"] = encode(hooks, "gradient_hooks", own)
+    scale = loss_scale(training.model)
+    if scale is not None:
+        values["loss_scale"] = encode(scale, "loss_scale", own)
     values["random"] = encode(_random_state(), "random", own)
     return Collected(tensors=tensors, parameters=parameters, own=own, values=values)
 
@@ -172,7 +175,9 @@ def restore(
         value.load_state_dict(state)  # the user's code: its errors are not those of the checkpoint
     with as_damage(_RECORD):
         hooks = decode(values.get("gradient_hooks", {}), tensors)
+        scale = decode(values.get("loss_scale"), tensors)
     restore_hooks(training.model, hooks, _clean, is_own=is_own)
+    restore_loss_scale(training.model, scale)
     if not is_own:
         return
     with as_damage(_RECORD):

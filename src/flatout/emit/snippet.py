@@ -198,11 +198,94 @@ def _tf32(patch: Patch) -> Lines:
 
 
 def _autocast(patch: Patch) -> Lines:
+    if patch.parameters["dtype"] == "float16":
+        return _function(
+            "train_step(model, batch, loss_of, optimizer, scaler)",
+            "# scaler = torch.amp.GradScaler(), made once; save its state_dict() in your checkpoints.",
+            'with torch.autocast("cuda", dtype=torch.float16):',
+            "    loss = loss_of(model, batch)",
+            "scaler.scale(loss).backward()",
+            "scaler.unscale_(optimizer)  # before clipping",
+            "scaler.step(optimizer)",
+            "scaler.update()",
+        )
     return _function(
         "loss_in_lower_precision(model, batch, loss_of)",
         "# Around the forward and the loss; backward() stays outside.",
         f'with torch.autocast("cuda", dtype=torch.{patch.parameters["dtype"]}):',
         "    return loss_of(model, batch)",
+    )
+
+
+def _fp8(patch: Patch) -> Lines:
+    if patch.parameters["library"] == "transformer_engine":
+        return _function(
+            "loss_in_fp8(model, batch, loss_of)",
+            "# With transformer_engine.pytorch.Linear in place of the model's linear layers.",
+            "import transformer_engine.pytorch",
+            "with transformer_engine.pytorch.fp8_autocast(enabled=True):",
+            "    return loss_of(model, batch)",
+        )
+    return _function(
+        "in_fp8(model, last)",
+        "# Before the model is compiled; `last` is its last linear layer.",
+        "from torchao.float8 import convert_to_float8_training",
+        "",
+        "def suits(module, name):",
+        "    is_even = not (module.in_features % 16 or module.out_features % 16)",
+        "    return module is not last and is_even",
+        "",
+        "return convert_to_float8_training(model, module_filter_fn=suits)",
+    )
+
+
+def _liger_kernels(patch: Patch) -> Lines:
+    del patch
+    return _function(
+        "with_liger(model)",
+        "from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance",
+        "",
+        "_apply_liger_kernel_to_instance(model=model)",
+        "return model",
+    )
+
+
+def _xformers_attention(patch: Patch) -> Lines:
+    del patch
+    return _function(
+        "attention(query, key, value, is_causal)",
+        "# In place of scaled_dot_product_attention, in half precision; heads are the second dimension.",
+        "from xformers.ops import LowerTriangularMask, memory_efficient_attention",
+        "",
+        "bias = LowerTriangularMask() if is_causal else None",
+        "swapped = [each.transpose(1, 2) for each in (query, key, value)]",
+        "return memory_efficient_attention(*swapped, attn_bias=bias).transpose(1, 2)",
+    )
+
+
+def _lamb(patch: Patch) -> Lines:
+    del patch
+    return _function(
+        "lamb_step(optimizer)",
+        "# In place of optimizer.step() of Adam or AdamW.",
+        "matrices = [(p, g['lr']) for g in optimizer.param_groups for p in g['params'] if p.dim() > 1]",
+        "before = [p.detach().clone() for p, _ in matrices]",
+        "optimizer.step()",
+        "with torch.no_grad():",
+        "    for (p, rate), old in zip(matrices, before, strict=True):",
+        "        step = p - old",
+        "        ratio = old.norm() * rate / step.norm().clamp(min=1e-30)",
+        "        p.copy_(old + step * ratio if old.norm() > 0 else p)",
+    )
+
+
+def _optimizer_8bit(patch: Patch) -> Lines:
+    library = patch.parameters["library"]
+    return _function(
+        "make_optimizer(parameters, **yours)",
+        f"from {library}.optim import AdamW8bit",
+        "",
+        "return AdamW8bit(parameters, **yours)",
     )
 
 
@@ -329,6 +412,11 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "channels_last": _channels_last,
     "tf32": _tf32,
     "autocast": _autocast,
+    "fp8": _fp8,
+    "liger_kernels": _liger_kernels,
+    "xformers_attention": _xformers_attention,
+    "lamb": _lamb,
+    "optimizer_8bit": _optimizer_8bit,
     "compile": _compile,
     "fused_attention": _fused_attention,
     "kv_cache": _kv_cache,

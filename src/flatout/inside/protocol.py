@@ -59,6 +59,7 @@ DEFAULT_NUM_STEPS = 3  # number of traced steps
 # Attributes of a model that is trained with a hook on its gradients, for the checkpoints of `flatout.checkpoint`.
 GRADIENT_HOOK = "_flatout_gradient_hook"  # what the hook keeps; has state_dict and load_state_dict
 GRADIENT_HOOK_STATE = "_flatout_gradient_hook_state"  # a restored state, until the hook is put on
+LOSS_SCALE = "_flatout_loss_scale"  # if it is trained in fp16: {"scale": 65536.0, "good_steps": 12}
 
 
 class FileName:

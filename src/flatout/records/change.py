@@ -185,6 +185,12 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_convolutions: bool | None = None
     has_batch_norm: bool | None = None
     has_transformers: bool | None = None  # the model is from the transformers library
+    # Packages that the job could import.
+    has_torchao: bool | None = None
+    has_transformer_engine: bool | None = None
+    has_bitsandbytes: bool | None = None
+    has_liger: bool | None = None
+    has_xformers: bool | None = None
     is_autocast: bool | None = None
     is_compiled: bool | None = None
     is_deterministic: bool | None = None  # the script requests deterministic algorithms

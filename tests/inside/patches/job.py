@@ -107,6 +107,37 @@ def plain(path: str = "", epochs: str = "3") -> None:
     tell("modules", torch.save(model, path + ".model") if path else None)
 
 
+def fp16(kind: str, folder: str = "", steps: str = "12") -> None:
+    """Two passes a step and clipping. `hot`: the first gradients overflow in fp16 with the first scale."""
+    from flatout.checkpoint import Checkpointer
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", enabled=kind == "own")
+    x, y = torch.randn(64, 8) * (300 if kind == "hot" else 1), torch.randint(0, 4, (64,))
+    x.requires_grad_(kind == "input")
+    losses, norms = [], []
+    saved = Checkpointer(folder, model=model, optimizer=optimizer, every=1) if folder else None
+    start = saved.resume() if saved else 0
+    for step in range(start, int(steps)):
+        optimizer.zero_grad()
+        for half in (slice(0, 32), slice(32, 64)):
+            with torch.autocast("cpu", dtype=torch.float16, enabled=kind == "own"):
+                loss = cross_entropy(model(x[half]), y[half]) / 2
+            scaler.scale(loss).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+        if saved:
+            saved.save(step + 1, wait=True)
+    tell_losses(losses)
+    tell("norms", *norms)
+    tell("start", start)
+    tell("scale", vars(model).get("_flatout_loss_scale"))
+
+
 def load(kind: str, method: str = "") -> None:
     torch.manual_seed(0)
     if method:
@@ -419,6 +450,7 @@ def garbage(own: str = "", steps: str = "60") -> None:
 
 
 KINDS = {
+    "fp16": fp16,
     "garbage": garbage,
     "plain": plain,
     "load": load,

@@ -1,4 +1,7 @@
-"""Run the model's forward in mixed precision and convert its outputs back to fp32, for a loss outside the model."""
+"""Run the model's forward in mixed precision and convert its outputs back to fp32, for a loss outside the model.
+
+With fp16, losses are scaled for the backward pass (`loss_scaling`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flatout.inside.patches.loss_scaling import scale_losses
 from flatout.inside.patches.models import MODELS, around_forward
 from flatout.inside.patches.report import Report
 
@@ -18,6 +22,7 @@ def autocast(report: Report, *, dtype: str = "bfloat16") -> None:
     lower = getattr(torch, dtype)
     device = "cuda" if torch.cuda.device_count() > 0 else "cpu"
     is_compiling = torch.compiler.is_compiling
+    begins = scale_losses(report) if lower is torch.float16 else None
 
     def around(forward: Any, module: Any, args: Any, kwargs: Any) -> Any:
         if not report.is_on:
@@ -25,6 +30,8 @@ def autocast(report: Report, *, dtype: str = "bfloat16") -> None:
         if torch.is_autocast_enabled(device):
             if not is_compiling():
                 report.note("the script uses autocast itself")
+            return forward(module, *args, **kwargs)
+        if begins is not None and torch.is_grad_enabled() and not begins(module):
             return forward(module, *args, **kwargs)
         if not is_compiling():
             report.did("forwards")

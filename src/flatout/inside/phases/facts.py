@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ from flatout.secrets import masked_environment, write_private
 
 SCHEMA, VERSION = "flatout/facts", 1
 _VARIABLES = ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "MKL_", "KMP_", "GOMP_", "GLOO_")
+_PACKAGES = {
+    "has_torchao": "torchao",
+    "has_transformer_engine": "transformer_engine",
+    "has_bitsandbytes": "bitsandbytes",
+    "has_liger": "liger_kernel",
+    "has_xformers": "xformers",
+}
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 
 
@@ -244,6 +252,7 @@ def _model_facts(models: list[Any]) -> dict[str, Any]:
         "has_batch_norm": "_BatchNorm" in class_names,
         "has_transformers": "transformers" in sys.modules and "PreTrainedModel" in class_names,
         "is_compiled": "OptimizedModule" in class_names or _is_compiled(modules),
+        **{fact: find_spec(package) is not None for fact, package in _PACKAGES.items()},
     }
     if fsdp2_units:
         facts["wrapper"] = "fsdp2"

@@ -114,7 +114,62 @@ def fused_attention(situation: Situation, change: Change) -> Scenarios | str:
     )
 
 
+def fp16(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {GpuWorkKind.PLAIN_MATMUL: 0.2, GpuWorkKind.OTHER: 0.9},
+        worst=0.2,
+        best=1.3,
+        how="matrix multiplications run in fp16, other kernels move fewer bytes",
+        assumption="a prior: fp16 has 8 times the rate of fp32 on V100; casts and scaled gradients take time",
+        host=1.2,
+    )
+
+
+def fp8(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {GpuWorkKind.MATMUL: 0.7},
+        worst=-0.5,
+        best=1.4,
+        how="matrices of linear layers are multiplied in fp8",
+        assumption="a prior: fp8 has twice the rate of bf16, and casts take a part of it",
+        host=1.2,
+    )
+
+
+def liger(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {GpuWorkKind.OTHER: 0.7},
+        worst=0.0,
+        best=1.6,
+        how="norms, rotary positions, activations and the loss are fused kernels",
+        assumption="a prior: the authors report 1.2 times the tokens of a 8 B model",
+        host=0.9,
+    )
+
+
+def xformers(situation: Situation, change: Change) -> Scenarios | str:
+    del change
+    return _ratios(
+        situation,
+        {GpuWorkKind.OTHER: 0.9},
+        worst=-0.5,
+        best=3.0,
+        how="attention never writes its scores",
+        assumption="a prior: the trace does not show which kernels belong to attention",
+    )
+
+
 MODELS = {
+    "autocast-fp16": fp16,
+    "fp8": fp8,
+    "liger-kernels": liger,
+    "xformers-attention": xformers,
     "tf32": tf32,
     "autocast": autocast,
     "compile": compile_,

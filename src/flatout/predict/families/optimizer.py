@@ -96,4 +96,30 @@ def _of_phase(track: RankTrack, phase: Spent) -> NDArray[np.int64]:
     return np.flatnonzero((track.phase == phase) & (track.launched_by >= 0) & (track.communication < 0))
 
 
-MODELS = {"optimizer-fused": fused, "optimizer-foreach": foreach, "zero-grad-to-none": zero_grad}
+def eight_bit(situation: Situation, change: Change) -> Scenarios | str:
+    """Give the optimizer's kernels the time of reading and writing moments of 8 bits."""
+    del change
+    rows = {rank: _of_phase(track, Spent.OPTIMIZER) for rank, track in situation.tracks.items()}
+    if not sum(len(r) for r in rows.values()):
+        return "the trace marks no optimizer kernel"
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, mine in rows.items():
+            edits[rank].duration_ns[mine] *= 0.6**factor
+
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=-1.0,
+        best=2.0,
+        how="moments have 8 bits instead of 32",
+        assumptions=("a prior: 18 instead of 28 bytes are moved per parameter, and quantising takes a part of it",),
+    )
+
+
+MODELS = {
+    "optimizer-8bit": eight_bit,
+    "optimizer-fused": fused,
+    "optimizer-foreach": foreach,
+    "zero-grad-to-none": zero_grad,
+}
