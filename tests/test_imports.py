@@ -100,7 +100,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint", "secrets"}
 PROTOCOL = "inside.protocol"  # the one module of `inside` that every other room may import; it imports nothing
 # What these rooms use besides the standard library and torch, by module.
-MAY_ALSO_USE = {"checkpoint.values": {"numpy"}}  # only a job that has values of numpy saves or reads any
+MAY_ALSO_USE = {
+    "checkpoint.values": {"numpy"},  # only a job that has values of numpy saves or reads any
+    # Packages of the user's own environment, without which the patch says so and does nothing.
+    "inside.patches.low_precision": {"torchao", "transformer_engine"},
+    "inside.patches.fused_kernels": {"liger_kernel", "xformers"},
+    "inside.patches.other_optimizers": {"bitsandbytes", "torchao"},
+}
 
 
 def violations(module: str, source: str) -> list[str]:

@@ -51,6 +51,7 @@ NOT_OF_A_USER = {
     "nccl_tuner.measure": "reads what its own ranks printed",
     "nccl_tuner.candidates": "reads the spaces that the package ships",
     "plan.shipped": "reads the constants that the package ships",
+    "serving.journal": "reads the trials that the same command wrote",
     "plan.serving.constants": "reads the constants that the package ships",
     "predict.calibrate": "reads the records that the package ships",
     "keep.stacks": "reads the stacks that live ranks wrote when they were asked",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.serving.fake_engine import FakeEngine, RefusedError, parser
 from tests.serving.virtual_time import run_virtual
 
-from flatout.records.serving import Request, ServerChange
+from flatout.records.serving import Request, ServerChange, ServerTrial
 from flatout.records.trial import Covariates
 from flatout.serving.candidates import Machine, without_unlisted
 from flatout.serving.client import Ending, OnPiece, TransportError
@@ -95,6 +95,8 @@ def tuned(
     options: Options | None = None,
     slo: str = SLO,
     engine: Engine | None = None,
+    recorded: Sequence[ServerTrial] = (),
+    keep: Callable[[ServerTrial], None] = lambda trial: None,
     **load: object,
 ) -> Found:
     """Tune the simulated server, started with these options, in virtual time."""
@@ -110,7 +112,10 @@ def tuned(
     options = options or Options(budget_s=1e9, max_trials=30)
 
     async def main() -> Found:
-        loop = Loop(Backend(command, engine), plan, options, command, Machine(num_gpus=1, cores=8.0), lambda _: None)
+        machine = Machine(num_gpus=1, cores=8.0)
+        loop = Loop(
+            Backend(command, engine), plan, options, command, machine, lambda _: None, recorded=recorded, keep=keep
+        )
         return await loop.run()
 
     return run_virtual(main())

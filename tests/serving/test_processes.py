@@ -116,5 +116,10 @@ def test_the_command_line_tunes_a_server_and_writes_what_it_found(
     assert json.loads((out / "serving.json").read_bytes())["num_trials"] == 4
     assert "under-batched" in (out / "report.html").read_text()
     assert sorted(os.listdir(out / "logs")) == [f"trial-{number}.log" for number in range(4)]
+    assert run(["tune", *words, "--engine", str(TABLE), "--json"]) == code
+    again = capsys.readouterr()
+    assert "resuming: 4 trials of" in again.err
+    assert json.loads(again.out)["trials"] == result["trials"]
+    other = [word.replace("150ms", "140ms") for word in words]
     with pytest.raises(FlatoutError, match="already has other files"):
-        run(["tune", *words, "--engine", str(TABLE)])
+        run(["tune", *other, "--engine", str(TABLE)])

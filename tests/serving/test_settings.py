@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -16,6 +19,7 @@ from flatout.serving.offered import help_command
 from flatout.serving.words import ServerCommand, changed, option_value, parse_command, with_option
 
 ENGINES = known_engines()
+DATA = Path(__file__).parents[1] / "data" / "serving_engines"
 MACHINE = Machine(num_gpus=2, cores=8.0)
 
 
@@ -102,6 +106,33 @@ def test_every_knob_of_a_table_is_complete_and_every_engine_answers_the_common_c
     assert {"queueing", "under-batched", "host-bound"} <= answered
     if engine.name in ("vllm", "sglang"):
         assert answered == set(CAUSES)
+
+
+def names_of(engine: Engine) -> set[str]:
+    """Return the options that a table knows, also those of which the user's command may have one."""
+    single = (engine.port_option, engine.repository_option, engine.metrics_port_option, engine.metrics_need)
+    more = (engine.batch_option, engine.batch_of_one_without, *engine.eager_with, *engine.eager_without)
+    of_knobs = {name for knob in engine.knob for name in (knob.option, *knob.unless)}
+    words = {*single, *more, *engine.no_prefix_cache_with, *of_knobs} - {None}
+    return {word.partition("=")[0] for word in words if word is not None and word.startswith("--")}
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_table_names_only_options_that_its_engine_has(engine: Engine) -> None:
+    """The lists were read from the engines' sources or help; argparse takes a prefix that only one option has."""
+    known = json.loads((DATA / "options.json").read_text())[engine.name]
+    assert known["version"]
+    assert date.fromisoformat(known["read"])
+    unknown = set()
+    for name in names_of(engine):
+        completions = [option for option in known["options"] if option.startswith(name)]
+        if name not in known["options"] and len(completions) != 1:
+            unknown.add(name)
+    assert unknown == set()
+    for line in (line for knob in engine.knob for line in knob.model_config):
+        field, _, rest = line.partition(" ")
+        assert field in known["model_config"]
+        assert set(re.findall(r"([a-z_]+):", rest)) <= set(known["instance_group"])
 
 
 def test_a_knob_is_offered_only_if_the_servers_help_lists_its_option() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout import __version__
 from flatout.emit.serving import emit_serving
 from flatout.emit.write import write as write_emitted
 from flatout.errors import InputError, OutputError
@@ -27,6 +28,8 @@ from flatout.secrets import write_private
 from flatout.serving.candidates import Machine, without_unlisted
 from flatout.serving.engine import Engine, engine_of
 from flatout.serving.first_start import first_start
+from flatout.serving.journal import NAME as JOURNAL
+from flatout.serving.journal import Begun, Journal, identity_of
 from flatout.serving.judge import cost
 from flatout.serving.load import TracedLoad, read_load
 from flatout.serving.loop import Loop, Options, Say
@@ -62,7 +65,10 @@ class ServeCommand:
         table = engine_of(command.words, self.engine)
         traced = read_load(self.load)
         check_httpx()
-        self._claim()
+        identity = identity_of(
+            command, limits, traced, table, self.options.objective, self.options.allowed, self.start_limit_s
+        )
+        self._claim(identity)
         say(f"asking the {table.name} server's own help which options it has")
         engine, unoffered = without_unlisted(table, help_text(table, command))
         mark = secrets.token_hex(8)
@@ -71,7 +77,8 @@ class ServeCommand:
         )
         plan = Plan(engine=engine, traced=traced, limits=limits, rates_per_s=traced.load.rates or ())
         with signals_raised(), guarded(mark):
-            return asyncio.run(self._tune(backend, plan, command, unoffered, say, num_gpus=backend.num_gpus))
+            journal = Journal(self.folder, identity)
+            return asyncio.run(self._tune(backend, plan, command, unoffered, journal, say, num_gpus=backend.num_gpus))
 
     async def _tune(
         self,
@@ -79,23 +86,53 @@ class ServeCommand:
         plan: Plan,
         command: ServerCommand,
         unoffered: tuple[UnofferedKnob, ...],
+        journal: Journal,
         say: Say,
         *,
         num_gpus: int,
     ) -> ServingTuning:
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        say("starting the untouched server")
-        plan, trial, notes = await first_start(backend, plan, say)
+        recorded = journal.read()
+        if recorded is None:
+            say("starting the untouched server")
+            plan, trial, notes = await first_start(backend, plan, say)
+        else:
+            begun = recorded.begun
+            say(f"resuming: {1 + len(recorded.trials)} trials of {self.folder / JOURNAL} are used and not run again")
+            plan = msgspec.structs.replace(plan, rates_per_s=begun.rates_per_s, words_per_token=begun.words_per_token)
+            trial, notes = begun.first, begun.notes
+        journal.begin(
+            Begun(
+                identity=journal.identity,
+                tool_version=__version__,
+                rates_per_s=plan.rates_per_s,
+                words_per_token=plan.words_per_token,
+                notes=notes,
+                first=trial,
+            )
+        )
+        for known in recorded.trials if recorded else ():
+            journal.keep(known)
         if cost(trial, self.options.objective) is None:
             raise InputError(
                 f"`--objective {self.options.objective}` needs the power of the GPUs, which is unknown on this machine",
                 hint="use --objective goodput or tokens/s",
             )
         machine = Machine(num_gpus=num_gpus, cores=allowed_cores())
-        spent_s = clock() - began_s
+        spent_s = trial.took_s if recorded else clock() - began_s
         options = msgspec.structs.replace(self.options, budget_s=self.options.budget_s - spent_s)
-        loop = Loop(backend, plan, options, command, machine, say, before=[trial])
+        loop = Loop(
+            backend,
+            plan,
+            options,
+            command,
+            machine,
+            say,
+            before=[trial],
+            recorded=recorded.trials if recorded else (),
+            keep=journal.keep,
+        )
         found = await loop.run()
         return tuning_result(
             found,
@@ -118,14 +155,21 @@ class ServeCommand:
             reason = (error.strerror or str(error)).lower()
             raise OutputError(f"{self.folder} cannot be written to: {reason}", hint="pass another --out") from error
         lines = [f"wrote {self.folder / HTML}"]
+        if tuning.ended_by in ("budget", "trials", "interrupted"):
+            lines.append(f"the same command with --out {self.folder}, and a larger --budget or --trials, resumes it")
         for each in emitted:
             lines.append(f"wrote {write_emitted(each, self.folder, force=True)}")
             lines += [f"{each.path}: {note}" for note in each.notes]
         return lines
 
-    def _claim(self) -> None:
-        """Create the folder. Raise OutputError if it holds anything but a former result that `force` replaces."""
+    def _claim(self, identity: str) -> None:
+        """Create the folder. Raise OutputError if it holds anything but a former result that `force` replaces.
+
+        A tuning of the same server under the same load is kept, so that it is resumed.
+        """
         folder = self.folder
+        if not self.force and Journal(folder, identity).read() is not None:
+            return
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 is_ours = (folder / LOGS).is_dir()
@@ -134,6 +178,7 @@ class ServeCommand:
                     hint = "pass another --out" if not is_ours else "pass another --out, or --force to replace it"
                     raise OutputError(f"{folder} already has other files", hint=hint)
                 shutil.rmtree(folder / LOGS)
+                (folder / JOURNAL).unlink(missing_ok=True)
             (folder / LOGS).mkdir(parents=True)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()

@@ -99,7 +99,13 @@ class Loop:
         machine: Machine,
         say: Say,
         before: Sequence[ServerTrial] = (),
+        recorded: Sequence[ServerTrial] = (),
+        keep: Callable[[ServerTrial], None] = lambda trial: None,
     ) -> None:
+        """`before` are trials of this start, `recorded` those after them of a tuning that is resumed.
+
+        `keep` is called with each new trial as it ends.
+        """
         self._backend, self._plan, self._options = backend, plan, options
         self._command, self._machine, self._say = command, machine, say
         self._judge = Judge(options.objective)
@@ -109,6 +115,9 @@ class Loop:
         self._applied = _UNTOUCHED
         self._ended_by: TuningEndedBy = "all_tried"
         self._began_s = asyncio.get_running_loop().time()
+        self._recorded, self._write = list(recorded), keep
+        self._recorded_s = 0.0  # that recorded trials took
+        self._is_resuming = bool(recorded)
         for trial in before:
             self._keep(trial)
 
@@ -268,15 +277,40 @@ class Loop:
         self._tried[arm.name] = msgspec.structs.replace(self._tried[arm.name], verdict=verdict)
 
     async def _baseline(self) -> None:
-        trial = await run_trial(self._backend, self._plan, BASELINE, (), len(self._trials))
+        trial = await self._recalled_or_run(_UNTOUCHED)
         if not trial.is_complete:
             raise BaselineError(trial.problem)
-        self._keep(trial)
 
     async def _trial(self, arm: _Arm) -> ServerTrial:
         self._check_budget()
+        return await self._recalled_or_run(arm)
+
+    async def _recalled_or_run(self, arm: _Arm) -> ServerTrial:
+        """Return the next trial of the tuning that is resumed, if it is the arm's, else run one.
+
+        What was decided from the same trials is the same. The first new trial after an interruption is one of the
+        present server, so that no candidate is compared with trials of another time only.
+        """
+        extra = _UNTOUCHED.name if arm is _UNTOUCHED else self._applied.name
+        while self._recorded:
+            trial = self._recorded.pop(0)
+            if trial.arm not in (arm.name, extra):
+                self._recorded.clear()
+                break
+            self._recorded_s += trial.took_s
+            self._keep(trial)
+            if trial.arm == arm.name:
+                return trial
+        if self._is_resuming:
+            self._is_resuming = False
+            if arm.name != self._applied.name:
+                await self._run(self._applied)
+        return await self._run(arm)
+
+    async def _run(self, arm: _Arm) -> ServerTrial:
         trial = await run_trial(self._backend, self._plan, arm.name, arm.changes, len(self._trials))
         self._keep(trial)
+        self._write(trial)
         return trial
 
     def _keep(self, trial: ServerTrial) -> None:
@@ -292,7 +326,7 @@ class Loop:
 
     def _affordable(self) -> int:
         """Return how many more trials fit into the budget, if each takes as long as they took on average."""
-        spent_s = asyncio.get_running_loop().time() - self._began_s
+        spent_s = asyncio.get_running_loop().time() - self._began_s + self._recorded_s
         mean_s = sum(trial.took_s for trial in self._trials) / max(len(self._trials), 1)
         by_time = int((self._options.budget_s - spent_s) / mean_s) if mean_s > 0 else 1_000_000
         by_number = 1_000_000
