@@ -105,6 +105,7 @@ MAY_ALSO_USE = {
     # Packages of the user's own environment, without which the patch says so and does nothing.
     "inside.patches.low_precision": {"torchao", "transformer_engine"},
     "inside.patches.fused_kernels": {"liger_kernel", "xformers"},
+    "inside.patches.onnx_export": {"onnxruntime"},
     "inside.patches.other_optimizers": {"bitsandbytes", "torchao"},
 }
 

@@ -77,7 +77,15 @@ EVERY_KIND = (
         has_convolutions=True,
         has_transformers=True,
     ),
-    facts(device="cpu", only_infers=True, runs_onnx=True, session_threads=8, session_is_optimized=False),
+    facts(
+        device="cpu",
+        only_infers=True,
+        runs_onnx=True,
+        session_threads=8,
+        session_is_optimized=False,
+        other_providers="TensorrtExecutionProvider,CUDAExecutionProvider,OpenVINOExecutionProvider",
+    ),
+    facts(device="cpu", only_infers=True, has_onnx=True),
     facts(device="cuda", only_infers=True, has_transformers=True, threads_per_rank=8),
     facts(device="cpu", only_infers=True, threads_per_rank=8, cores_allowed=16.0),
 )

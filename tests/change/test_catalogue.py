@@ -107,7 +107,7 @@ def test_lower_precision_other_kernels_and_lossy_compression_are_rounding() -> N
     on_cpu = {"autocast-cpu", "compile-cpu", "fused-attention-cpu"}
     caches = {"kv-cache", "static-kv-cache", "session-graph"}
     assert rounding == {"tf32", "autocast", "compile", "fused-attention", "ddp-compression"} | on_cpu | caches | {
-        *("autocast-fp16", "fp8", "liger-kernels", "xformers-attention"),
+        *("autocast-fp16", "fp8", "liger-kernels", "xformers-attention", "session-provider", "onnx-export"),
     }
 
 

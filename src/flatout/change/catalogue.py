@@ -18,6 +18,7 @@ from flatout.change import (
     memory,
     nccl,
     nccl_measured,
+    onnx,
     optimizer,
     precision,
     process,
@@ -41,6 +42,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     process,
     garbage_collection,
     inference,
+    onnx,
     kernels,
     precision,
 )

@@ -71,7 +71,14 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     # torch.set_num_threads, also where the script sets another number.
     "num_threads": {"count": range(1, 257)},
     # onnxruntime.InferenceSession.__init__: these of its options.
-    "onnx_session": {"threads": range(1, 257), "spinning": (False,), "optimize": (True,)},
+    "onnx_session": {
+        "threads": range(1, 257),
+        "spinning": (False,),
+        "optimize": (True,),
+        "provider": ("cuda", "tensorrt", "openvino"),
+    },
+    # torch.onnx.export of a model that infers, and onnxruntime.InferenceSession in place of its forward.
+    "onnx_export": {},
     # transformers: generate(use_cache=True), and cache_implementation="static".
     "kv_cache": {"static": (True,)},
     # transformers: config._attn_implementation before the model is built.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from flatout.emit import package_snippets
 from flatout.emit.command import argument_notes
 from flatout.emit.heading import commented
+from flatout.emit.package_snippets import Lines
+from flatout.emit.package_snippets import function as _function
 from flatout.records.change import Patch, Scalar
 from flatout.records.tuning import Emitted, Tuning
-
-Lines = list[str]
 
 
 def emit(tuning: Tuning) -> Emitted:
@@ -31,10 +32,6 @@ def emit(tuning: Tuning) -> Emitted:
 
 def keywords(parameters: Mapping[str, Scalar]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in parameters.items())
-
-
-def _function(name: str, *body: str) -> Lines:
-    return [f"def {name}:", *(f"    {line}" if line else "" for line in body)]
 
 
 def _dataloader(patch: Patch) -> Lines:
@@ -217,78 +214,6 @@ def _autocast(patch: Patch) -> Lines:
     )
 
 
-def _fp8(patch: Patch) -> Lines:
-    if patch.parameters["library"] == "transformer_engine":
-        return _function(
-            "loss_in_fp8(model, batch, loss_of)",
-            "# With transformer_engine.pytorch.Linear in place of the model's linear layers.",
-            "import transformer_engine.pytorch",
-            "with transformer_engine.pytorch.fp8_autocast(enabled=True):",
-            "    return loss_of(model, batch)",
-        )
-    return _function(
-        "in_fp8(model, last)",
-        "# Before the model is compiled; `last` is its last linear layer.",
-        "from torchao.float8 import convert_to_float8_training",
-        "",
-        "def suits(module, name):",
-        "    is_even = not (module.in_features % 16 or module.out_features % 16)",
-        "    return module is not last and is_even",
-        "",
-        "return convert_to_float8_training(model, module_filter_fn=suits)",
-    )
-
-
-def _liger_kernels(patch: Patch) -> Lines:
-    del patch
-    return _function(
-        "with_liger(model)",
-        "from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance",
-        "",
-        "_apply_liger_kernel_to_instance(model=model)",
-        "return model",
-    )
-
-
-def _xformers_attention(patch: Patch) -> Lines:
-    del patch
-    return _function(
-        "attention(query, key, value, is_causal)",
-        "# In place of scaled_dot_product_attention, in half precision; heads are the second dimension.",
-        "from xformers.ops import LowerTriangularMask, memory_efficient_attention",
-        "",
-        "bias = LowerTriangularMask() if is_causal else None",
-        "swapped = [each.transpose(1, 2) for each in (query, key, value)]",
-        "return memory_efficient_attention(*swapped, attn_bias=bias).transpose(1, 2)",
-    )
-
-
-def _lamb(patch: Patch) -> Lines:
-    del patch
-    return _function(
-        "lamb_step(optimizer)",
-        "# In place of optimizer.step() of Adam or AdamW.",
-        "matrices = [(p, g['lr']) for g in optimizer.param_groups for p in g['params'] if p.dim() > 1]",
-        "before = [p.detach().clone() for p, _ in matrices]",
-        "optimizer.step()",
-        "with torch.no_grad():",
-        "    for (p, rate), old in zip(matrices, before, strict=True):",
-        "        step = p - old",
-        "        ratio = old.norm() * rate / step.norm().clamp(min=1e-30)",
-        "        p.copy_(old + step * ratio if old.norm() > 0 else p)",
-    )
-
-
-def _optimizer_8bit(patch: Patch) -> Lines:
-    library = patch.parameters["library"]
-    return _function(
-        "make_optimizer(parameters, **yours)",
-        f"from {library}.optim import AdamW8bit",
-        "",
-        "return AdamW8bit(parameters, **yours)",
-    )
-
-
 def _compile(patch: Patch) -> Lines:
     return _function(
         "compiled(model)",
@@ -310,6 +235,10 @@ def _onnx_session(patch: Patch) -> Lines:
         body.append('options.add_session_config_entry("session.intra_op.allow_spinning", "0")')
     if "optimize" in patch.parameters:
         body.append("options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL")
+    if "provider" in patch.parameters:
+        kinds = {"cuda": "CUDA", "tensorrt": "Tensorrt", "openvino": "OpenVINO"}
+        first = f"{kinds[str(patch.parameters['provider'])]}ExecutionProvider"
+        body.append(f'yours["providers"] = ["{first}", "CPUExecutionProvider"]')
     return _function(
         "make_session(path, options=None, **yours)",
         *body,
@@ -412,15 +341,16 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "channels_last": _channels_last,
     "tf32": _tf32,
     "autocast": _autocast,
-    "fp8": _fp8,
-    "liger_kernels": _liger_kernels,
-    "xformers_attention": _xformers_attention,
-    "lamb": _lamb,
-    "optimizer_8bit": _optimizer_8bit,
+    "fp8": package_snippets.fp8,
+    "liger_kernels": package_snippets.liger_kernels,
+    "xformers_attention": package_snippets.xformers_attention,
+    "lamb": package_snippets.lamb,
+    "optimizer_8bit": package_snippets.optimizer_8bit,
     "compile": _compile,
     "fused_attention": _fused_attention,
     "kv_cache": _kv_cache,
     "onnx_session": _onnx_session,
+    "onnx_export": package_snippets.onnx_export,
     "num_threads": _num_threads,
     "activation_checkpointing": _activation_checkpointing,
     "keep_cache": _keep_cache,

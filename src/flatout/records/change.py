@@ -148,6 +148,9 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     runs_onnx: bool | None = None  # its calls are runs of sessions of ONNX Runtime
     session_threads: int | None = None  # as the script sets them; 0: as many as the machine has cores
     session_is_optimized: bool | None = None  # all optimizations of the graph are on
+    session_provider: str | None = None  # of ONNX Runtime, that computes first
+    other_providers: str | None = None  # that this ONNX Runtime has besides that and the CPU's, with commas
+    has_onnx: bool | None = None  # the packages onnx and onnxruntime can be imported
     cpu_has_bf16: bool | None = None  # has instructions for matrices of bf16
     # Features that the script already uses.
     wrapper: str | None = None  # ddp | fsdp2

@@ -41,6 +41,7 @@ MODULES: Mapping[str, str] = {
     "activation_checkpointing": "activation_checkpointing",
     "autocast": "autocast",
     "compile": "compile",
+    "onnx_export": "onnx_export",
     "nccl_options": "nccl_options",
     "ddp": "ddp",
     "ddp_hook": "ddp_hook",

@@ -1,8 +1,9 @@
-"""Give sessions of ONNX Runtime other options than the script does: threads, waiting, and the level of optimization."""
+"""Give sessions of ONNX Runtime other options than the script does: threads, waiting, optimization, provider."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
@@ -11,10 +12,21 @@ from flatout.inside.patches.report import Report
 from flatout.inside.recording.session_calls import SESSIONS_MODULE
 
 _SPINNING = "session.intra_op.allow_spinning"
+_CPU = "CPUExecutionProvider"
+_PROVIDERS = {
+    "cuda": ("CUDAExecutionProvider",),
+    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+    "openvino": ("OpenVINOExecutionProvider",),
+}
 
 
 def onnx_session(
-    report: Report, *, threads: int | None = None, spinning: bool | None = None, optimize: bool | None = None
+    report: Report,
+    *,
+    threads: int | None = None,
+    spinning: bool | None = None,
+    optimize: bool | None = None,
+    provider: str | None = None,
 ) -> None:
     report.waits("no session of ONNX Runtime was made")
 
@@ -25,7 +37,8 @@ def onnx_session(
             options.add_session_config_entry(_SPINNING, "0")
         if optimize:
             options.graph_optimization_level = kind.ORT_ENABLE_ALL
-        report.did("sessions")
+        if provider is None:
+            report.did("sessions")
 
     def patch(module: Any) -> None:
         onnxruntime: Any = sys.modules["onnxruntime"]  # the package that the module is of
@@ -36,8 +49,31 @@ def onnx_session(
         def init(self: Any, path: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
             options = onnxruntime.SessionOptions() if sess_options is None else sess_options
             report.guarded(set_options)(options, onnxruntime.GraphOptimizationLevel)
+            if provider is not None and not args:
+                available = onnxruntime.get_available_providers()
+                asked = providers_for(provider, available)
+                if asked is None:
+                    report.note(f"this ONNX Runtime has no provider {_PROVIDERS[provider][0]}")
+                else:
+                    kwargs = {**kwargs, "providers": asked, "provider_options": None}
             original(self, path, options, *args, **kwargs)
+            if provider is not None:
+                report.guarded(tell_provider)(self)
+
+        def tell_provider(session: Any) -> None:
+            if provider is not None and session.get_providers()[0] == _PROVIDERS[provider][0]:
+                report.did("sessions")
+            else:
+                report.note("ONNX Runtime did not take the provider")
 
         session.__init__ = init
 
     after_import(SESSIONS_MODULE, report.guarded(patch))
+
+
+def providers_for(provider: str, available: Sequence[str]) -> list[str] | None:
+    """Return the providers to ask for, with those that take over what the first cannot; None if it is not there."""
+    first, *others = _PROVIDERS[provider]
+    if first not in available:
+        return None
+    return [first, *(name for name in (*others, _CPU) if name in available)]

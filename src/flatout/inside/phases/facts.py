@@ -253,6 +253,7 @@ def _model_facts(models: list[Any]) -> dict[str, Any]:
         "has_transformers": "transformers" in sys.modules and "PreTrainedModel" in class_names,
         "is_compiled": "OptimizedModule" in class_names or _is_compiled(modules),
         **{fact: find_spec(package) is not None for fact, package in _PACKAGES.items()},
+        "has_onnx": find_spec("onnx") is not None and find_spec("onnxruntime") is not None,
     }
     if fsdp2_units:
         facts["wrapper"] = "fsdp2"

@@ -6,6 +6,7 @@ within such a call; and the session's facts. Only plain Python types and numpy's
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -86,7 +87,15 @@ class SessionCalls:
             "device": device,
             "session_threads": int(options.intra_op_num_threads),
             "session_is_optimized": options.graph_optimization_level.name == "ORT_ENABLE_ALL",
+            "session_provider": first,
+            "other_providers": ",".join(_other_providers(first)),
         }
+
+
+def _other_providers(first: object) -> list[str]:
+    """Return the providers that this ONNX Runtime has besides the session's own and the CPU's."""
+    runtime: Any = sys.modules["onnxruntime"]
+    return [name for name in runtime.get_available_providers() if name not in (first, _ON_CPU)]
 
 
 def _count(inputs: object) -> Count:

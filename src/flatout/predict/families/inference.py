@@ -13,6 +13,8 @@ def unpredicted(situation: Situation, change: Change) -> Scenarios | str:
 
 MODELS = dict.fromkeys(
     (
+        "session-provider",
+        "onnx-export",
         "session-threads",
         "session-spinning",
         "session-graph",
