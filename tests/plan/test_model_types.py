@@ -255,3 +255,35 @@ def test_the_cost_model_sees_the_windows_and_the_recurrences() -> None:
     jamba = workload_columns(from_values(Path("config.json"), configs()["jamba-1.5-mini"]), 4096)
     assert jamba["recurrence"] == pytest.approx(28 / 32 * (3.5 * 8192 * 16 + 4 * 8192))
     assert workload_columns(gemma, 4096)["outside_parameters"] > 400e6  # the tower is on the first stage
+
+
+# Keys that a published config does not have, or has otherwise: type, changes at the top and of the text model.
+CHANGED = [
+    ("nemotron-h-8b", {"tie_word_embeddings": True}, {}),
+    ("default-kimi_linear", {"tie_word_embeddings": True}, {}),
+    ("glm-4.7-flash", {"first_k_dense_replace": 2}, {}),
+    ("ernie-4.5-21b-a3b", {"use_bias": True}, {}),
+    ("bert-base", {"tie_word_embeddings": False}, {}),
+    ("mbart-large-50", {"tie_word_embeddings": False}, {}),
+    ("llama-4-scout", {"tie_word_embeddings": True}, {"tie_word_embeddings": False}),
+    ("llama-4-scout", {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
+    ("llama-3.2-11b-vision", {"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
+    ("llava-1.5-7b", {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_changed_keys_count_as_in_transformers() -> None:
+    """What a fuzz of configs found: whose word about tied tables counts, and keys that transformers ignores."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    wrong = {}
+    for name, changes, of_text in CHANGED:
+        config = {**shrunk(configs()[name], 3), **changes}
+        if of_text:
+            config["text_config"] = {**config["text_config"], **of_text}
+        difference = counted(config) - parameters_in_transformers(config)
+        if difference:
+            wrong[name, str(changes)] = difference
+    assert wrong == {}

@@ -27,6 +27,7 @@ def plan(
     global_batch: int = 1024,
     seq: int = 4096,
     document: int = 0,
+    images: int = 0,
     precision: str = "bf16",
     optimizer: str = "adam",
     gradients: str | None = None,
@@ -55,12 +56,12 @@ def plan(
 
     `model` is a name, a `config.json`, `FILE.py:NAME` (the file is executed), or `layers=N,hidden=N,heads=N,...`;
     `cluster` is `SYSTEMxGPUS`, such as `h100x512`, or a TOML file. A step trains `global_batch` sequences of `seq`
-    tokens. `fix` holds texts such as `tp=8`, `target` is the framework of `--for`, and `risk` is the probability of
-    running out of memory, as a share, below which layouts are offered; `top` of them are returned. `calibrate` is a
-    file of measurements. `goal` is a text such as `100B tokens in 30 days`, for which `gpu_price`, `prices`, `terms`
-    and `region` give money and carbon; `fabric`, `oversubscription`, `leaf_nodes` and `torus` describe another network.
-    The other arguments describe the training as the options of `flatout plan` do. `note` is called with a line about
-    each input that was not used.
+    tokens, each with `images` images if the model sees. `fix` holds texts such as `tp=8`, `target` is the framework of
+    `--for`, and `risk` is the probability of running out of memory, as a share, below which layouts are offered; `top`
+    of them are returned. `calibrate` is a file of measurements. `goal` is a text such as `100B tokens in 30 days`, for
+    which `gpu_price`, `prices`, `terms` and `region` give money and carbon; `fabric`, `oversubscription`, `leaf_nodes`
+    and `torus` describe another network. The other arguments describe the training as the options of `flatout plan` do.
+    `note` is called with a line about each input that was not used.
 
     Raises UsageError for an unknown model, cluster or value, and InputError for a file that cannot be used.
     """
@@ -84,6 +85,7 @@ def plan(
         global_batch=global_batch,
         seq=seq,
         document=document,
+        images=images,
         precision=precision,
         fixed=tuple(fix),
         calibrate=optional_path(calibrate),

@@ -60,6 +60,9 @@ def plan(
     document: Annotated[
         int, whole_number(help="Tokens per document, if several are packed into each sequence; 0 for no packing.")
     ] = 0,
+    images: Annotated[
+        int, whole_number(help="Images per sequence, of the size that the model's config names, for models that see.")
+    ] = 0,
     precision: Annotated[str, typer.Option(metavar="TYPE", help="Data type: bf16, fp16, fp32, fp8 or fp4.")] = "bf16",
     optimizer: Annotated[
         str,
@@ -181,6 +184,7 @@ def plan(
         global_batch=global_batch,
         seq=seq,
         document=document,
+        images=images,
         precision=precision,
         optimizer=optimizer,
         gradients=gradients,

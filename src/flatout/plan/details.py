@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from flatout.plan import sizes
+from flatout.plan.constants import from_logs
 from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES, CostModelInputs
 from flatout.plan.layouts import all_layouts
 from flatout.plan.memory import MemoryConstants, MemoryEstimate, logits_bytes, memory, micro_batches_held
 from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.plan.search_context import SearchContext
+from flatout.plan.step_time import towers_s
 from flatout.records.plan import Layout, Plan, PlannedLayout, layers_of_chunks
 from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMemory
 
@@ -32,7 +34,7 @@ def details(context: SearchContext, plan: Plan) -> PlanDetails:
     """Return the details of the plan's best layout."""
     best = plan.layouts[0]
     cluster = context.spec.cluster
-    pipeline = drawn_pipeline(best, context.spec.workload.num_layers)
+    pipeline = drawn_pipeline(best, context.spec.workload.num_layers, _towers_s(context, best))
     return PlanDetails(
         gpu=cluster.gpu,
         gpu_memory_bytes=cluster.memory_bytes,
@@ -48,11 +50,18 @@ def layers_of_stages(num_layers: int, pp: int, vpp: int = 1) -> list[int]:
     return [sum(of_chunks[stage::pp]) for stage in range(pp)]
 
 
-def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
+def _towers_s(context: SearchContext, planned: PlannedLayout) -> float:
+    """Return the seconds of one micro-batch's images on the first stage."""
+    inputs = inputs_of(context, planned.layout)
+    factor = float(np.exp(context.calibration.offset(inputs)[0]))
+    return _scalar(towers_s(inputs, from_logs(context.calibration.logs))) * factor
+
+
+def stage_seconds(planned: PlannedLayout, num_layers: int, first_s: float = 0.0) -> list[float]:
     """Return the seconds that one micro-batch takes on each stage, forward and backward together.
 
-    All layers take the same time, and the last stage also computes the logits. These two unknowns follow from the
-    predicted times of the mean and the slowest stage.
+    All layers take the same time, the first stage also has `first_s` of towers, and the last one the logits. The two
+    unknowns follow from the predicted times of the mean and the slowest stage.
     """
     layout, parts = planned.layout, planned.parts_s
     busy_s = sum(parts.get(name, 0.0) for name in ("compute", "tensor_parallel", "context_parallel", "expert_parallel"))
@@ -63,22 +72,25 @@ def stage_seconds(planned: PlannedLayout, num_layers: int) -> list[float]:
     counts = layers_of_stages(num_layers, layout.pp, layout.vpp)
     all_stages_s = mean_s * layout.pp
     # Assume that one of the first stages is the slowest; if that contradicts the prediction, the last stage is.
-    layer_s = slowest_s / max(counts)
-    logits_s = all_stages_s - num_layers * layer_s
+    layer_s = (slowest_s - first_s) / max(counts)
+    logits_s = all_stages_s - first_s - num_layers * layer_s
     last_s = counts[-1] * layer_s + logits_s
     if logits_s < 0 or last_s > slowest_s * (1 + 1e-9):
-        layer_s = (all_stages_s - slowest_s) / (num_layers - counts[-1])
+        layer_s = (all_stages_s - first_s - slowest_s) / (num_layers - counts[-1])
         logits_s = slowest_s - counts[-1] * layer_s
-    return [count * layer_s for count in counts[:-1]] + [counts[-1] * layer_s + max(logits_s, 0.0)]
+    seconds = [count * layer_s for count in counts]
+    seconds[0] += first_s
+    seconds[-1] += max(logits_s, 0.0)
+    return seconds
 
 
-def drawn_pipeline(planned: PlannedLayout, num_layers: int) -> Pipeline:
+def drawn_pipeline(planned: PlannedLayout, num_layers: int, first_s: float = 0.0) -> Pipeline:
     """Simulate the layout's schedule with the predicted seconds of its stages.
 
     The backward has twice the operations of the forward, or with full recomputation three times as many.
     """
     layout = planned.layout
-    stages_s = stage_seconds(planned, num_layers)
+    stages_s = stage_seconds(planned, num_layers, first_s)
     is_recomputed = layout.recompute == "full"
     forward_share = FORWARD_SHARE_RECOMPUTED if is_recomputed else FORWARD_SHARE
     return simulate(

@@ -14,6 +14,7 @@ import numpy as np
 
 from flatout.plan import counts
 from flatout.plan.layer_means import layer_means
+from flatout.plan.tower_work import tower_columns
 from flatout.plan.training import training_columns
 from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Software, Training, Workload
 
@@ -52,6 +53,9 @@ class CostModelInputs:
     moe_layers: Column
     other_parameters: Column  # of one layer, in no matrix: norms, biases, convolutions
     outside_parameters: Column  # of what is in no layer and no table of the vocabulary: positions, towers
+    tower_work: Column  # multiply-adds of the towers' forward for one sequence
+    tower_trained_work: Column  # of those towers that are trained
+    tower_kept: Column  # positions times width over their layers, for one sequence
     seq: Column
     attended: Column  # tokens that each token attends to: the sequence, or with packing, the document
     # what is trained, and by which optimizer
@@ -142,11 +146,11 @@ FIELDS = tuple(field.name for field in fields(CostModelInputs))
 
 
 def workload_columns(
-    workload: Workload, seq: int, document: int = 0, training: Training = FULL_TRAINING
+    workload: Workload, seq: int, document: int = 0, training: Training = FULL_TRAINING, images: int = 0
 ) -> dict[str, float]:
     """Return the workload's part of the inputs.
 
-    `document`: tokens per document if several documents are packed into a sequence.
+    `document`: tokens per document if several documents are packed into a sequence. `images`: images per sequence.
     """
     means = layer_means(workload)
     attended = min(document, seq) or seq
@@ -176,6 +180,7 @@ def workload_columns(
         "seq": seq,
         "attended": attended,
         **training_columns(workload, training),
+        **tower_columns(workload, images, training),
     }
 
 

@@ -46,6 +46,7 @@ class TrainingSpec:
     global_batch: int  # sequences per step
     seq: int  # tokens per sequence
     document: int = 0  # tokens per document if several are packed into a sequence; otherwise 0
+    images: int = 0  # images per sequence, for models with a vision tower
     offloads: bool = False  # whether to include layouts that keep the optimizer in host memory
     training: Training = FULL_TRAINING
     splits_experts: bool = False  # whether to include layouts with expert tensor parallelism

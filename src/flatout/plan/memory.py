@@ -67,10 +67,11 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
     workspaces = constants.activations * np.where(inputs.fused > 0, 1.0, constants.unfused)
     each, repeated, always = (part * tokens * workspaces for part in _activation_bytes_per_token(inputs))
     on_first, on_last = micro_batches_held(inputs)
-    activations = each * on_first + repeated + always
+    in_towers = _tower_bytes(inputs) * workspaces * on_first
+    activations = each * on_first + repeated + always + in_towers
     # The logits' gradient is freed before the last layer is recomputed: both are never held at once.
     of_loss, of_others = logits_bytes(inputs)
-    held_at_loss = each * np.where(inputs.pp > 1, on_last, on_first) + always + of_others
+    held_at_loss = np.where(inputs.pp > 1, each * on_last, each * on_first + in_towers) + always + of_others
     logits = np.maximum(held_at_loss + np.maximum(repeated, of_loss) - activations, 0.0)
     subtotal = weights + gradients + optimizer + activations + logits
     groups = sum(
@@ -101,6 +102,16 @@ def _gathered_parameters(inputs: CostModelInputs, dense: Column, expert: Column)
     complete = tables + 2.0 * of_layers / np.maximum(sizes.layers_of_largest_stage(inputs), 1.0)
     # DeepSpeed gathers single parameters and releases them beyond a number (stage3_max_live_parameters).
     return np.where(inputs.gathers > 1, np.minimum(complete, LIVE_PARAMETERS), complete)
+
+
+def _tower_bytes(inputs: CostModelInputs) -> Column:
+    """Return the activation bytes of one micro-batch's images or sound: none of a frozen tower's.
+
+    A layer keeps 30 bytes for each position and element of its width: two norms, queries, keys, values, attention's
+    output, and a network of four times the width; with full recomputation, its input.
+    """
+    bytes_per_element = np.where(inputs.full > 0, 2.0, 30.0)
+    return bytes_per_element * inputs.tower_kept * inputs.micro_batch
 
 
 def logits_bytes(inputs: CostModelInputs) -> tuple[Column, Column]:

@@ -49,7 +49,7 @@ class SearchContext:
         """Return the cost model's inputs for some rows of the layouts."""
         spec = self.spec
         shared: dict[str, Any] = {
-            **workload_columns(spec.workload, spec.seq, spec.document, spec.training),
+            **workload_columns(spec.workload, spec.seq, spec.document, spec.training, spec.images),
             **machine_columns(spec.cluster, self.precision, self.matmul_share),
             **software_columns(self.software),
         }

@@ -26,6 +26,7 @@ KERNELS_EXPERT, KERNELS_CAST = 3.0, 3.0
 KERNELS_LOW_PRECISION = 6.0  # number of casts in one layer in fp8 and fp4
 NATIVE = 0.5  # host time per expert kernel, relative to a launch from Python: experts are launched by a C++ loop
 GRAPHED_GAP = 0.7  # share of the gap between kernels that a CUDA graph removes
+TOWER_RATE = 0.6  # rate of a tower's narrow layers, relative to large matmuls: assumed
 WIDE_EXPERT = 4096.0  # inner width up to which a grouped multiplication loses all that `experts` says: assumed
 SMALLEST_BUCKET, BUCKET_PER_RANK = 40e6, 1e6  # parameters of a bucket of gradients
 HIDDEN_SENDS = 0.8  # share of the steady-state sends that interleaving hides
@@ -72,10 +73,11 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
     exposed = layer.tensor + layer.context + layer.expert
     layer_s = compute + exposed
     logits = _logits_s(inputs, constants, tokens)
+    towers = towers_s(inputs, constants)
 
     has_pipeline = inputs.pp > 1
-    all_stages = inputs.layers * layer_s + logits
-    largest_stage = sizes.layers_of_largest_stage(inputs) * layer_s
+    all_stages = inputs.layers * layer_s + logits + towers
+    largest_stage = sizes.layers_of_largest_stage(inputs) * layer_s + towers  # the first one
     last_stage = sizes.layers_of_last_stage(inputs) * layer_s + logits
     slowest = np.where(has_pipeline, np.maximum(largest_stage, last_stage), all_stages)
     even = all_stages / inputs.pp
@@ -98,7 +100,7 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
     micro_batches_per_stage = num_micro / inputs.pp
     layers_per_stage = micro_batches_per_stage * inputs.layers
     parts = {
-        "compute": micro_batches_per_stage * (inputs.layers * compute + logits),
+        "compute": micro_batches_per_stage * (inputs.layers * compute + logits + towers),
         "tensor_parallel": layers_per_stage * layer.tensor,
         "context_parallel": layers_per_stage * layer.context,
         "expert_parallel": layers_per_stage * layer.expert,
@@ -248,6 +250,17 @@ def _logits_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> 
     matmul = matmul_s(inputs, constants, tokens, inputs.vocab / inputs.tp, inputs.hidden, in_half=True)
     passes = 20.0 * tokens * inputs.vocab / inputs.tp / inputs.memory_rate * constants.elementwise
     return 3.0 * matmul + passes
+
+
+def towers_s(inputs: CostModelInputs, constants: Constants) -> Column:
+    """Return the seconds of one micro-batch's images or sound in forward and backward, on the first stage.
+
+    Towers are narrow, and neither TP nor CP splits them: each rank of a group computes the same.
+    """
+    rate = inputs.half_peak * constants.matmul * TOWER_RATE
+    per_work = 2.0 * inputs.micro_batch / rate
+    backward = (2.0 * constants.backward + inputs.full) * inputs.tower_trained_work
+    return (inputs.tower_work + backward) * per_work
 
 
 def _sends_s(inputs: CostModelInputs, constants: Constants, tokens: Column) -> Column:

@@ -39,6 +39,7 @@ class PlanRequest:
     global_batch: int = 1024
     seq: int = 4096
     document: int = 0
+    images: int = 0
     precision: str = "bf16"
     fixed: tuple[str, ...] = ()
     calibrate: Path | None = None
@@ -94,12 +95,14 @@ def search_context(request: PlanRequest, note: Callable[[str], object]) -> Searc
         )
     _check_number_types(request)
     shape = workload(request.model)
+    _check_images(request.images, shape, note)
     spec = TrainingSpec(
         workload=shape,
         cluster=cluster,
         global_batch=request.global_batch,
         seq=request.seq,
         document=request.document,
+        images=request.images,
         training=_checked_training(request.training, shape),
         splits_experts=any(text.partition("=")[0] == "etp" for text in request.fixed),
     )
@@ -158,6 +161,17 @@ def _checked_training(training: Training, shape: Workload) -> Training:
         raise UsageError("--freeze is for training without adapters: with --lora-rank, all of the model is frozen")
     trained_parameters(shape, training)
     return training
+
+
+def _check_images(images: int, shape: Workload, note: Callable[[str], object]) -> None:
+    """Raise UsageError for images without a vision tower; say that a plan without images has none."""
+    has_vision = any(tower.name == "vision" for tower in shape.towers)
+    if images and not has_vision:
+        raise UsageError(
+            f"--images is for models with a vision tower, but `{shape.name}` has none", hint="remove --images"
+        )
+    if has_vision and not images:
+        note("note: the step has no images, so the vision tower takes no time: --images N gives those of a sequence")
 
 
 def _check_target(target: str) -> None:

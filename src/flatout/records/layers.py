@@ -72,3 +72,4 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # `vision` or `audio`
     parameters: int  # with what connects it to the layers
     multiply_adds: int = 0  # forward, for one image or sound
+    kept_elements: int = 0  # positions of one image or sound times the width, over all layers

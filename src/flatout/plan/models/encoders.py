@@ -71,7 +71,9 @@ def _bert_head(config: ModelConfig, hidden: int) -> int:
     """Return the parameters after the layers; none if no architecture is named."""
     name = _architecture(config)
     pooler = hidden**2 + hidden
-    transform = hidden**2 + hidden + 2 * hidden + config.size("vocab_size")
+    vocab = config.size("vocab_size")
+    # Tied tables share their bias, too.
+    transform = hidden**2 + hidden + 2 * hidden + (vocab if config.is_on("tie_word_embeddings") else 2 * vocab)
     if name.endswith(("ForMaskedLM", "LMHeadModel", "ForCausalLM")):
         return transform
     if name.endswith("ForPreTraining"):
@@ -176,7 +178,9 @@ def read_bart(config: ModelConfig) -> Workload:
     kinds = _two_stacks(config, hidden, own, own, 0)
     positions = 2 * (config.size("max_position_embeddings") + 2) * hidden
     norms = 4 * hidden if config.model_type == "bart" else 8 * hidden  # mBART has final norms
-    return of_kinds(config, heads, kinds, is_gated=False, outside_parameters=positions + norms)
+    # If the tables are not tied, the encoder and the decoder have one each, next to the shared one and the logits'.
+    own_tables = 0 if config.is_on("tie_word_embeddings") else 2 * config.size("vocab_size") * hidden
+    return of_kinds(config, heads, kinds, is_gated=False, outside_parameters=positions + norms + own_tables)
 
 
 def read_whisper(config: ModelConfig) -> Workload:
@@ -195,6 +199,7 @@ def read_whisper(config: ModelConfig) -> Workload:
         parameters=encoder.num_layers * encoder.parameters + convolutions + 2 * hidden + frames * hidden + 2 * hidden,
         multiply_adds=encoder.num_layers * frames * (encoder.active_weights + encoder.score_width * frames)
         + 2 * frames * convolutions,
+        kept_elements=encoder.num_layers * frames * hidden,
     )
     workload = of_kinds(
         config,

@@ -27,6 +27,7 @@ class ExpertTraits:
     has_shared_gate: bool = False  # one weight per element that scales the shared expert
     has_router_bias: bool = False  # a trained correction per expert
     has_bias: bool = False
+    shared_bias: str = ""  # key that gives the shared experts' matrices biases, where the routed ones have none
     is_expert_layer: Callable[[ModelConfig, int], bool] = lambda config, layer: True
 
 
@@ -95,7 +96,7 @@ EXPERTS: dict[str, ExpertTraits] = {
     "granitemoe_swa": ExpertTraits(),
     "ernie4_5_moe": ExpertTraits(
         num=("moe_num_experts",), used=("moe_k",), num_shared="moe_num_shared_experts", has_router_bias=True,
-        is_expert_layer=_ernie_range,
+        shared_bias="use_bias", is_expert_layer=_ernie_range,
     ),
     "hunyuan_v1_moe": ExpertTraits(
         used=("moe_topk",), width=("intermediate_size", "moe_intermediate_size"), num_shared="num_shared_expert"
@@ -144,6 +145,8 @@ def expert_network(config: ModelConfig, traits: ExpertTraits, *, is_gated: bool 
     other = hidden if traits.has_shared_gate and shared_width else 0
     if traits.has_router_bias:
         other += num
+    if traits.shared_bias and shared_width and config.is_on(traits.shared_bias):
+        other += (2 if is_gated else 1) * shared_width + hidden
     return experts(
         hidden,
         width,

@@ -24,6 +24,9 @@ class Multimodal:
     connector: Callable[[ModelConfig, ModelConfig, ModelConfig], int]  # the config, that of the tower, that of the text
     is_flat: bool = False  # old configs have the text model's keys at the top
     vision_is_fixed: bool = False  # the tower's type is always this, whatever the config says
+    # Whose `tie_word_embeddings` transformers follows: the whole config's (if it has none, the text model's), the text
+    # model's, either's, or none: `whole`, `text`, `either`, `none`.
+    ties: str = "whole"
 
 
 def read_multimodal(config: ModelConfig, parts: Multimodal, readers: Readers) -> Workload:
@@ -46,12 +49,21 @@ def read_multimodal(config: ModelConfig, parts: Multimodal, readers: Readers) ->
     text.refuse_unknown_structure()
     tower = read_tower(vision)
     connector = parts.connector(config, vision, text)
-    tied = config.value("tie_word_embeddings")
     return msgspec.structs.replace(
         workload,
-        is_tied=bool(tied) if tied is not None else workload.is_tied,
+        is_tied=_is_tied(config, parts, of_text=workload.is_tied),
         towers=(*workload.towers, msgspec.structs.replace(tower, parameters=tower.parameters + connector)),
     )
+
+
+def _is_tied(config: ModelConfig, parts: Multimodal, *, of_text: bool) -> bool:
+    """Whether the logits use the embedding's table."""
+    whole = config.value("tie_word_embeddings")
+    if parts.ties == "whole" and whole is not None:
+        return bool(whole)
+    if parts.ties == "none":
+        return False
+    return of_text or (parts.ties == "either" and bool(whole))
 
 
 def _text_config(config: ModelConfig, parts: Multimodal) -> ModelConfig:
@@ -154,10 +166,12 @@ def _aya(config: ModelConfig, vision: ModelConfig, text: ModelConfig) -> int:
 
 
 MULTIMODAL = {
-    "llava": Multimodal(text="llama", vision="clip_vision_model", connector=_llava),
+    "llava": Multimodal(text="llama", vision="clip_vision_model", connector=_llava, ties="either"),
     "vipllava": Multimodal(text="llama", vision="clip_vision_model", connector=_vip_llava),
     "llava_next": Multimodal(text="llama", vision="clip_vision_model", connector=_llava_with_newline),
-    "llava_onevision": Multimodal(text="qwen2", vision="siglip_vision_model", connector=_llava_with_newline),
+    "llava_onevision": Multimodal(
+        text="qwen2", vision="siglip_vision_model", connector=_llava_with_newline, ties="either"
+    ),
     "mistral3": Multimodal(text="mistral", vision="pixtral", connector=_pixtral),
     "qwen2_vl": Multimodal(text="qwen2_vl_text", vision="qwen2_vl_vision", connector=_none, is_flat=True),
     "qwen2_5_vl": Multimodal(text="qwen2_5_vl_text", vision="qwen2_5_vl_vision", connector=_none, is_flat=True),
@@ -167,8 +181,8 @@ MULTIMODAL = {
     "qwen3_5_moe": Multimodal(text="qwen3_5_moe_text", vision="qwen3_5_moe_vision", connector=_none),
     "gemma3": Multimodal(text="gemma3_text", vision="siglip_vision_model", connector=_gemma3),
     "paligemma": Multimodal(text="gemma", vision="siglip_vision_model", connector=_paligemma),
-    "llama4": Multimodal(text="llama4_text", vision="llama4_vision_model", connector=_llama4),
-    "mllama": Multimodal(text="mllama_text_model", vision="mllama_vision_model", connector=_mllama),
+    "llama4": Multimodal(text="llama4_text", vision="llama4_vision_model", connector=_llama4, ties="text"),
+    "mllama": Multimodal(text="mllama_text_model", vision="mllama_vision_model", connector=_mllama, ties="none"),
     "internvl": Multimodal(text="qwen2", vision="internvl_vision", connector=_internvl),
     "idefics2": Multimodal(text="mistral", vision="idefics2_vision", connector=_idefics2, vision_is_fixed=True),
     "idefics3": Multimodal(text="llama", vision="idefics3_vision", connector=_idefics3, vision_is_fixed=True),

@@ -86,7 +86,7 @@ def read_kimi_linear(config: ModelConfig) -> Workload:
         config,
         ExpertTraits(used=("num_experts_per_tok", "num_experts_per_token"), num_shared="n_shared_experts"),
     )
-    return assembled(
+    workload = assembled(
         config,
         heads,
         [mixing if kind == "full_attention" else recurrent for kind in types],
@@ -94,6 +94,8 @@ def read_kimi_linear(config: ModelConfig) -> Workload:
         norms_per_layer=2 * hidden,
         outside_parameters=hidden,
     )
+    # transformers ties no tables of it, whatever the config says
+    return msgspec.structs.replace(workload, is_tied=False)
 
 
 def read_llama4(config: ModelConfig) -> Workload:

@@ -91,6 +91,7 @@ def _vision(parameters: int, layers: _Layers, num_patches: int, patch_weights: i
         name="vision",
         parameters=parameters,
         multiply_adds=layers.multiply_adds(num_patches) + num_patches * patch_weights,
+        kept_elements=layers.num * num_patches * layers.hidden,
     )
 
 
@@ -183,6 +184,7 @@ def _mllama(config: ModelConfig) -> Tower:
         name="vision",
         parameters=parameters,
         multiply_adds=local.multiply_adds(patches * tiles) + gated.multiply_adds(patches * tiles),
+        kept_elements=(num_local + num_global) * patches * tiles * h,
     )
 
 
