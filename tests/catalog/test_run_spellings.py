@@ -28,6 +28,9 @@ TABLES = run_spellings()
         ("MI250X", "mi250x", None),
         ("RTX 3090", "rtx3090", None),
         ("RTX A6000 48GB", "a6000", None),
+        ("A10", "a10", None),
+        ("L4", "l4", None),
+        ("L40S", "l40s", None),
     ],
 )
 def test_a_gpu_is_known_by_its_name(text: str, system: str, link_gb_per_s: float | None) -> None:
