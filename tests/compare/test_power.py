@@ -12,7 +12,7 @@ from flatout.compare.power import WANTED_POWER, num_trials_with, power
 
 def test_less_noise_and_more_trials_find_more() -> None:
     def stated(run_sd: float, num_affordable: int, gate: float | None = None) -> float:
-        detectable = power(run_sd, effect=0.05, gate=gate, trial_s=1.0, num_affordable=num_affordable).detectable
+        detectable = power(run_sd, None, effect=0.05, gate=gate, trial_s=1.0, num_affordable=num_affordable).detectable
         assert detectable is not None
         return detectable
 
@@ -22,7 +22,16 @@ def test_less_noise_and_more_trials_find_more() -> None:
 
 
 def test_too_few_trials_find_nothing() -> None:
-    assert power(0.01, effect=0.05, gate=None, trial_s=1.0, num_affordable=2).detectable is None
+    assert power(0.01, None, effect=0.05, gate=None, trial_s=1.0, num_affordable=2).detectable is None
+
+
+def test_noise_that_few_trials_measured_takes_more_trials_than_the_same_noise_if_it_is_known() -> None:
+    def num_trials(freedom: int | None) -> int | None:
+        return power(0.01, freedom, effect=0.05, gate=None, trial_s=1.0, num_affordable=39).num_trials
+
+    of_four, of_forty, known = num_trials(2), num_trials(38), num_trials(None)
+    assert of_four is not None and of_forty is not None and known is not None
+    assert of_four > of_forty == known
 
 
 def test_trials_are_counted_in_the_order_abba() -> None:
@@ -36,7 +45,7 @@ def test_a_planted_slowdown_is_found_in_the_stated_number_of_trials() -> None:
     """
     noise, num_steps = 0.006, 30
     of_steps = 0.02 / num_steps**0.5
-    needed = power(math.hypot(noise, of_steps), effect=0.05, gate=0.03, trial_s=1.0, num_affordable=39).num_trials
+    needed = power(math.hypot(noise, of_steps), None, effect=0.05, gate=0.03, trial_s=1.0, num_affordable=39).num_trials
     assert needed == 15
     num_found = 0
     for seed in range(12):

@@ -31,8 +31,6 @@ from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import missing, trial_costs
 
 NUM_FIRST = 4  # trials, two of each arm, after which the noise is known well enough to state the power
-# A standard deviation of two trials each has two degrees of freedom: its median is 1 / 1.2 of the true one.
-SMALL_SAMPLE = 1.2
 MAX_FAILED = 3  # trials of one arm
 _ANALYSED = frozenset(analysis.num_fresh for analysis in ANALYSES)  # numbers of B's trials
 DEFAULT_EFFECT = 0.03  # the slowdown for which the power is stated without a gate
@@ -176,7 +174,8 @@ def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions,
     if options.max_trials is not None:
         num_affordable = min(num_affordable, options.max_trials)
     stated = power(
-        (evidence.run_sd or 0.0) * SMALL_SAMPLE,
+        evidence.run_sd or 0.0,
+        NUM_FIRST - 2,
         effect=stated_effect(options),
         gate=options.gate,
         trial_s=evidence.trial_s,

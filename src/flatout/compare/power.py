@@ -1,7 +1,8 @@
 """State what a comparison can show: the trials that a slowdown takes, and the slowdown that the budget's trials find.
 
 In: the run-to-run noise of the first trials. Out: a `Power`. The analyses and the order of trials that decide the
-comparison are applied to simulated trials with that noise and no drift. It runs nothing.
+comparison are applied to simulated trials without drift, whose noise is drawn from what is plausible after these few: a
+standard deviation of four trials is often half of the true one. It runs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from flatout.records.comparison import Power
 from flatout.verdict.analyses import ANALYSES, analyse
 from flatout.verdict.arms import MIN_EFFECT
 from flatout.verdict.arrangement import planned
-from flatout.verdict.effect import Floats
+from flatout.verdict.effect import LEAST_SD, MOST_SD, Floats
 
 WANTED_POWER = 0.8
 USUAL_NOISES = (0.003, 0.01, 0.03)
@@ -26,19 +27,22 @@ _LEAST_NOISE = 1e-4
 _MOST_LOG = math.log(100.0)  # larger slowdowns are not stated
 
 
-def power(run_sd: float, *, effect: float, gate: float | None, trial_s: float, num_affordable: int) -> Power:
+def power(
+    run_sd: float, freedom: int | None, *, effect: float, gate: float | None, trial_s: float, num_affordable: int
+) -> Power:
     """Return the power to find a slowdown of `effect`: one that is above the gate, if there is a gate.
 
-    `num_affordable` counts the trials of both arms together.
+    `freedom` are the degrees of freedom of `run_sd`; None: it is known. `num_affordable` counts the trials of both arms
+    together.
     """
-    detectable = [(num_trials, _detectable(log, gate)) for num_trials, log in thresholds(_rounded(run_sd))]
+    detectable = [(num_trials, _detectable(log, gate)) for num_trials, log in thresholds(_rounded(run_sd), freedom)]
     affordable = [smallest for num_trials, smallest in detectable if num_trials <= num_affordable]
     smallest = min(affordable, default=math.inf)
     return Power(
         run_sd=run_sd,
         trial_s=trial_s,
         effect=effect,
-        num_trials=_trials_for(run_sd, effect, gate),
+        num_trials=_trials_for(run_sd, freedom, effect, gate),
         num_affordable=num_affordable,
         detectable=smallest if smallest < math.expm1(_MOST_LOG) else None,
     )
@@ -46,11 +50,11 @@ def power(run_sd: float, *, effect: float, gate: float | None, trial_s: float, n
 
 def trials_by_noise(effect: float, gate: float | None) -> dict[float, int | None]:
     """Return the trials that find a slowdown at each of some usual noises, before that of the job is known."""
-    return {noise: _trials_for(noise, effect, gate) for noise in USUAL_NOISES}
+    return {noise: _trials_for(noise, None, effect, gate) for noise in USUAL_NOISES}
 
 
-def _trials_for(run_sd: float, effect: float, gate: float | None) -> int | None:
-    for num_trials, log in thresholds(_rounded(run_sd)):
+def _trials_for(run_sd: float, freedom: int | None, effect: float, gate: float | None) -> int | None:
+    for num_trials, log in thresholds(_rounded(run_sd), freedom):
         if _detectable(log, gate) <= effect:
             return num_trials
     return None
@@ -71,7 +75,7 @@ def _rounded(run_sd: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def thresholds(run_sd: float) -> tuple[tuple[int, Floats], ...]:
+def thresholds(run_sd: float, freedom: int | None) -> tuple[tuple[int, Floats], ...]:
     """Return, for each analysis, the trials of both arms and the log slowdown from which each simulation finds it.
 
     A slowdown shifts the estimate and its interval, and changes nothing else: so one simulation without any serves for
@@ -79,7 +83,8 @@ def thresholds(run_sd: float) -> tuple[tuple[int, Floats], ...]:
     """
     most = num_trials_with(ANALYSES[-1].num_fresh)
     order = "".join(arm_of(position) for position in range(most))
-    logs = np.random.default_rng(_SEED).normal(0.0, run_sd, (_NUM_SIMULATED, most))
+    rng = np.random.default_rng(_SEED)
+    logs = rng.normal(0.0, 1.0, (_NUM_SIMULATED, most)) * _plausible_sds(rng, run_sd, freedom)[:, None]
     found_from = np.full(_NUM_SIMULATED, np.inf)
     result = []
     for analysis in ANALYSES:
@@ -90,6 +95,14 @@ def thresholds(run_sd: float) -> tuple[tuple[int, Floats], ...]:
             found_from = np.minimum(found_from, fitted.high)
             result.append((num_trials, found_from))
     return tuple(result)
+
+
+def _plausible_sds(rng: np.random.Generator, run_sd: float, freedom: int | None) -> Floats:
+    """Draw standard deviations that explain the measured one; a small one counts as in `effect`, with `LEAST_SD`."""
+    if freedom is None:
+        return np.full(_NUM_SIMULATED, run_sd)
+    squares = freedom * run_sd**2 + LEAST_SD**2
+    return np.minimum(np.sqrt(squares / rng.chisquare(freedom + 1, _NUM_SIMULATED)), MOST_SD)
 
 
 def num_trials_with(num_candidates: int) -> int:
