@@ -8,6 +8,7 @@ Otava 0.8 (PyPI) gets the same values, with its own defaults (`compute_change_po
 with the p-value of ours; it runs in a separate environment with `--otava-python`, and is skipped without one. A change
 counts as found if one is reported within two results of it. Machine swaps: Flatout checks the two classes of machine
 apart; Otava knows no classes, and gets both the mixed series and, to be fair, each class.
+Times are seconds of a processor, which other work on the machine does not change.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from otava.analysis import compute_change_points
 request = json.load(open(sys.argv[1]))
 answers, seconds = [], []
 for values in request["series"]:
-    begin = time.perf_counter()
+    begin = time.process_time()
     found, _ = compute_change_points(values, **request["options"])
-    seconds.append(time.perf_counter() - begin)
+    seconds.append(time.process_time() - begin)
     answers.append([int(point.index) for point in found])
 json.dump({"changes": answers, "seconds": seconds}, open(sys.argv[2], "w"))
 """
@@ -164,15 +165,15 @@ def of_otava(python: str, made: list[dict[str, Any]], **options: float) -> dict[
 
 
 def speed(python: str | None, seed: int) -> dict[str, float]:
-    """Return the seconds for one history of 10,000 results with ten steps: the best of three."""
+    """Return the processor seconds for one history of 10,000 results with ten steps: the best of three."""
     rng = np.random.default_rng(seed)
     levels = np.repeat(1 + 0.05 * rng.permutation(10), LENGTH_OF_SPEED // 10)
     values = list(100 * levels * np.exp(0.02 * rng.standard_normal(LENGTH_OF_SPEED)))
     times = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         ours(values)
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     result = {"results": LENGTH_OF_SPEED, "flatout_s": min(times)}
     if python is not None:
         _, seconds = otava(python, [values] * 3)
@@ -226,14 +227,14 @@ def main() -> None:
     parser.add_argument("--otava-python", help="Python of an environment with apache-otava==0.8.0")
     given = parser.parse_args()
     made = histories(given.series, given.seed)
-    begin = time.perf_counter()
+    begin = time.process_time()
     answers = [[ours(values) for values in history["series"]] for history in made]
     result: dict[str, Any] = {
         "histories": given.series,
         "seed": given.seed,
         "rate": RATE,
         "near": NEAR,
-        "flatout": {"kinds": tallies(made, answers), "seconds": time.perf_counter() - begin},
+        "flatout": {"kinds": tallies(made, answers), "seconds": time.process_time() - begin},
     }
     if given.otava_python:
         result["otava, its defaults"] = of_otava(given.otava_python, made)
