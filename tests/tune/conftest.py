@@ -15,6 +15,7 @@ _WITHOUT_TRACE = (
     "test_profile_job.py",
     "test_trial_findings.py",
     "test_measured_collectives.py",
+    "test_simulated_jobs.py",
 )
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from tests.verdict.arms import noisy_arms, recorded
+from tests.verdict.arms import arms, noisy_arms, recorded
 
 from flatout.errors import UsageError
 from flatout.verdict.analyses import ANALYSES, BETTER, analyse
@@ -32,6 +32,26 @@ def test_a_candidate_that_looks_the_same_or_worse_is_given_up() -> None:
     assert not is_worth_more(what_next(worse, "candidate"))
     promising = noisy_arms(1, "AAAABAB", sd=0.03, effect=0.1)
     assert is_worth_more(what_next(promising, "candidate"))
+
+
+def chance_of_the_screened(gain: float, num_screened: int) -> dict[int, float]:
+    """Return the chances, by fresh trials, of a candidate that its only trial chose among several."""
+    trials = arms("AABAA", [0.0, 0.01, -gain, 0.0, 0.01])
+    prospects = what_next(trials, "candidate", num_screened=num_screened, chosen_by=frozenset({2}))
+    return {prospect.num_fresh: prospect.better for prospect in prospects}
+
+
+def test_a_candidate_is_not_given_up_because_the_trial_that_chose_it_will_not_count() -> None:
+    """After two fresh trials, that trial is not worth its price among eight; it still says what they will show."""
+    chances_of_eight = chance_of_the_screened(0.1, 8)
+    assert set(chances_of_eight) == {analysis.num_fresh for analysis in ANALYSES}
+    assert chances_of_eight[2] > 0.4
+    assert chances_of_eight[4] > 0.6
+
+
+def test_the_best_of_several_that_hardly_differs_is_given_up() -> None:
+    assert max(chance_of_the_screened(0.005, 8).values()) < 0.1
+    assert max(chance_of_the_screened(0.005, 1).values()) > 0.1
 
 
 def test_a_decided_candidate_has_no_prospects() -> None:

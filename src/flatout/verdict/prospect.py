@@ -101,11 +101,17 @@ def chances(
         later = arrangement.followed_by(arrangement.alternating(analysis.num_fresh - num_run))
         places, divisor = used_trials(later, analysis.level, num_screened)
         present = tuple(place for place in places if place < len(arrangement.positions))
+        is_continued = any(arrangement.is_candidate[place] for place in present)
+        if not is_continued:  # the trial that chose the candidate is all that is known of it, and will not count
+            present = tuple(range(len(arrangement.positions)))
         effect = fit_effect(logs[:, present], arrangement.select(present), shared=shared) if present else None
         if effect is None:
             continue
-        changes = _Changes.of(effect, arrangement.select(present), later.select(places))
-        so_far = np.maximum(so_far, changes.probabilities(analysis, divisor, math.log1p(min_effect)))
+        changes = _Changes.of(effect, arrangement.select(present), later.select(places), is_continued=is_continued)
+        probabilities = changes.probabilities(analysis, divisor, math.log1p(min_effect))
+        if not is_continued:  # the best of several looks better by chance
+            probabilities[0] *= effect.probability_above(0.0) ** (num_screened - 1)
+        so_far = np.maximum(so_far, probabilities)
         better, worse, equivalent = so_far
         result.append(Chances(arrangement=later, better=better, worse=worse, equivalent=equivalent))
     return result
@@ -115,7 +121,8 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
     """How the estimate may change until a later analysis; arrays have the shape (models, tunings).
 
     With a flat prior, the later estimate is the present one plus a change, whose variance is what the trials in between
-    take off the variance of the estimate.
+    take off the variance of the estimate. If the later estimate has none of the candidate's present trials, the two
+    differ by the errors of both: `is_continued` is then False.
     """
 
     effect: Effect
@@ -125,15 +132,17 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
     later_freedom: int
 
     @classmethod
-    def of(cls, effect: Effect, now: Arrangement, later: Arrangement) -> _Changes:
+    def of(cls, effect: Effect, now: Arrangement, later: Arrangement, *, is_continued: bool) -> _Changes:
         before, after = design(now), design(later)
         assert before is not None
         assert after is not None
         sigmas = effect.errors / np.sqrt(before.variances)[:, None]
-        reduction = np.maximum(before.variances - after.variances, 1e-12)
+        variances = before.variances + after.variances
+        if is_continued:
+            variances = np.maximum(before.variances - after.variances, 1e-12)
         return cls(
             effect=effect,
-            sd=sigmas * np.sqrt(reduction)[:, None],
+            sd=sigmas * np.sqrt(variances)[:, None],
             later_error=np.hypot(sigmas * np.sqrt(after.variances)[:, None], effect.shared.sd),
             most_error=effect.most_errors * np.sqrt(after.variances_if_alike / before.variances_if_alike)[:, None],
             later_freedom=after.degrees_of_freedom,
