@@ -55,16 +55,17 @@ tune() { # JOB FOLDER [VARIABLE=VALUE...] -- COMMAND...
     echo "$job: code $?, $((SECONDS - began)) s"
     [ -z "${LONGER:-}" ] && return
     (cd "$folder" && env "${variables[@]}" python "$here/longer_starts.py" --tuning "$out/$job" --seconds "$LONGER" \
-        --keep "$out/$job.longer.json" --copy --flatout "$flatout" -- "$@") 2>&1 | tail -n 3
+        --keep "$out/$job.longer.json" $copy --flatout "$flatout" -- "$@") 2>&1 | tail -n 3
 }
 
-gpt="--dataset=random --eval_iters=2 --log_interval=50 --max_iters=2000"
+gpt="--dataset=random --eval_iters=2 --log_interval=10 --max_iters=2000"
 eager="$gpt --compile=False --block_size=1024 --batch_size=8 --gradient_accumulation_steps=$gpus"
 images="$scripts/jpeg"
 imagenet="python main.py --arch resnet50 --epochs 9"
 spread="--multiprocessing-distributed --world-size 1 --rank 0 --dist-url tcp://127.0.0.1:29588"
 
 for job in "${jobs[@]}"; do
+    copy=--copy
     case $job in
     nanogpt)
         data tokens "$scripts/nanoGPT/data/random"
@@ -94,13 +95,14 @@ for job in "${jobs[@]}"; do
         tune $job "$scripts/examples/imagenet" -- $imagenet --dummy -b $((64 * gpus)) -j $((15 * gpus)) $spread
         ;;
     fabric)
+        copy= # it saves nothing, and finds its data from its own folder
         data mnist "$scripts/fabric/../../../Datasets"
         tune $job "$scripts/fabric" -- python -m lightning.fabric.cli --accelerator=gpu --strategy=ddp \
             --devices="$gpus" train_fabric.py
         ;;
     mingpt_tcp)
         tune $job "$scripts/examples/distributed/minGPT-ddp/mingpt" $sockets -- $torchrun main.py \
-            data_config.path=data/input.txt data_config.truncate=1.0
+            data_config.path=data/input.txt data_config.truncate=0.1
         ;;
     fsdp2)
         tune $job "$scripts/examples/distributed/FSDP2" -- $torchrun example.py

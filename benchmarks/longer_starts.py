@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
+
 # What public scripts print as they go: nanoGPT, pytorch/examples (imagenet), Lightning's Fabric example, minGPT-ddp.
 STEP_LINE = re.compile(r"^iter (?P<step>\d+): loss")
 EPOCH_LINES = (
@@ -117,11 +119,18 @@ def stamped(command: list[str], folder: Path, seconds: float, log: Path) -> list
 
 
 def end_group(group: int) -> None:
-    """Ask the group to end, and end it after five seconds."""
+    """Ask the group to end, and end it after five seconds, with the ranks that a launcher started in other groups."""
+    try:
+        descendants = psutil.Process(group).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
     for number, patience_s in ((signal.SIGINT, 5.0), (signal.SIGKILL, 0.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
         time.sleep(patience_s)
+    for process in descendants:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def one_start(command: list[str], seconds: float, log: Path, *, copies: bool) -> Samples:

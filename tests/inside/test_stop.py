@@ -58,6 +58,21 @@ def test_the_step_is_announced_once_a_step_time_is_known(
         assert other.step == stops_before
 
 
+def test_a_trial_that_counts_its_steps_is_stopped_by_time_with_less_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks look after each step, and where a few steps of each epoch take far longer, many steps ahead is long."""
+    monkeypatch.setattr(stop, "_IMPORTED_S", time.monotonic())
+    rule = StopRule(min_steps=1000, max_steps=2000, relative_error=0.01)
+    ranks = [condition(tmp_path, 2, rank, rule=rule, backend="nccl") for rank in (0, 1)]
+    assert run_together(ranks, 0.1, sure_s=0.1, num_steps=20) == {}
+    monkeypatch.setattr(stop, "_IMPORTED_S", stop._IMPORTED_S - 1000)
+    for rank in (0, 1):
+        ranks[rank]._next_look = 0.0
+        ranks[rank].look(21, 0.1)
+    assert [one.step for one in ranks] == [21 + 4, 21 + 4]
+
+
 @pytest.mark.usefixtures("late")
 def test_a_limit_that_passes_in_the_first_step_stops_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     ranks = [condition(tmp_path, 2, rank) for rank in (0, 1)]

@@ -76,6 +76,16 @@ def test_two_good_changes_that_fit_together_are_adopted_together(seed: int) -> N
     assert set(together.changes) >= {WORKERS, SOCKETS} and together.bound is None
 
 
+def test_where_other_samples_change_the_losses_loader_changes_are_in_no_set_with_others() -> None:
+    """They would hide what the others do to the losses."""
+    runner = SimulatedRunner({WORKERS: 1.3, SOCKETS: 1.5}, ends=lambda index, changes: {"loader_workers": 2})
+    result = tuned(runner, max_screened=10)
+    assert [trial.has_other_samples for _, trial in runner.made[:3]] == [False, True, False]
+    assert {WORKERS, SOCKETS} <= adopted(result)
+    first = next(one for one in result.tried if one.outcome == "adopted")
+    assert not {WORKERS, SOCKETS} <= set(first.changes)
+
+
 @pytest.mark.parametrize("fault", ["no sync", "half", "frozen"])
 def test_an_unsafe_change_is_never_adopted_however_fast(fault: str) -> None:
     runner = SimulatedRunner({SOCKETS: 3.0, WORKERS: 1.3}, faults={SOCKETS: fault})  # type: ignore[dict-item]

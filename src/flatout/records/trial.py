@@ -113,6 +113,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     unmeasured_steps: tuple[Count, ...] = ()  # numbers of later steps that `step_s` lacks: the recorder worked in them
     # Of all steps after the first, so also of the warm-up, by step; kinds that most steps have are absent.
     spells: tuple[StepSpell, ...] | None = None  # None: unknown, as in an older journal
+    # Work whose first occurrence in the job takes as long as the later ones, as a longer run of the job showed.
+    typical_firsts: tuple[SpellKind, ...] = ()
     # Mean wait of a measured step for its batch, on the rank that waits longest, without the start of a loader.
     loader_wait_s: Seconds | None = None  # None: unknown, as in an older journal
     steps_per_epoch: Count | None = None  # from the length of the loader; None: unknown

@@ -12,11 +12,13 @@ from flatout.errors import FlatoutError, InvalidTrialError, NotTracedError
 from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.tuning import TuningEnd
+from flatout.trial.step_kinds import step_spells
 from flatout.tune.budget import num_floor_trials, time_is_up, used_up
 from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Setup, StoppedError
 from flatout.tune.trials import next_length
 from flatout.verdict.cost import TIMES
+from flatout.verdict.typical_firsts import typical_kinds
 
 
 def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
@@ -44,6 +46,9 @@ def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
         raise StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled")) from error
     if profiled.trial is not None:
         progress = progress.with_trial(applied, profiled.trial)
+    if not progress.applied:
+        kinds = typical_kinds(step_spells(profiled.recording.ranks) or ())
+        progress = msgspec.structs.replace(progress, evidence=progress.evidence.with_typical_firsts(kinds))
     profiles = {**progress.profiles, applied.name: profiled}
     return msgspec.structs.replace(progress, profiles=profiles), profiled
 

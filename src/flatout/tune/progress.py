@@ -18,7 +18,7 @@ from flatout.predict.calibrate import Calibration
 from flatout.predict.situation import Situation
 from flatout.records.change import Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
-from flatout.records.trial import BASELINE, TrialResult
+from flatout.records.trial import BASELINE, SpellKind, TrialResult
 from flatout.records.tuning import Screened, TriedSet, TunedChange, TuningEnd
 from flatout.records.verdict import NoiseFloor, Objective, Verdict
 from flatout.tune.options import TuneOptions
@@ -83,6 +83,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_trial(self, changes: ChangeSet, result: TrialResult) -> Evidence:
         return Evidence(trials=(*self.trials, Trial(changes=changes, result=result)))
+
+    def with_typical_firsts(self, kinds: tuple[SpellKind, ...]) -> Evidence:
+        """Return these with the kinds of work whose first occurrence can stand for the later ones."""
+        trials = [
+            msgspec.structs.replace(trial, result=msgspec.structs.replace(trial.result, typical_firsts=kinds))
+            for trial in self.trials
+        ]
+        return Evidence(trials=tuple(trials))
 
 
 def _names(changes: ChangeSet) -> frozenset[str]:

@@ -43,6 +43,7 @@ from flatout.verdict.cost import trial_costs
 
 Say = Callable[[str], None]
 _STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from outside
+_LAST_GRACE_S = 10.0  # the same at the end of the budget
 MAX_TRIAL_S = 1800.0
 _MIN_TRIAL_S = 30.0
 _SEED = (
@@ -257,7 +258,7 @@ class Runner:
         variables = {Variable.BLOCKS: schedule, Variable.STOP_AFTER_S: str(int(limit_s))}
         options = Options(is_light=True, warmup=self._warmup)
         began_s = self.spent_s()
-        recording, ended, output = self._record(applied, folder, options, variables, limit_s + _STOP_GRACE_S)
+        recording, ended, output = self._record(applied, folder, options, variables, self._ended_after_s(limit_s))
         reads = self.files.settle(folder)
         if reads:
             raise invalid_trial("the job with blocks", reads)
@@ -298,7 +299,7 @@ class Runner:
             variables[Variable.DATA_CHECK] = "1"
         options = Options(is_light=True, warmup=self._warmup)
         began_unix_s = time.time()
-        recording, ended, output = self._record(changes, folder, options, variables, limit_s + _STOP_GRACE_S)
+        recording, ended, output = self._record(changes, folder, options, variables, self._ended_after_s(limit_s))
         facts = _facts(folder / "recording", recording)
         reads = self.files.settle(folder)
         run = TrialRun(
@@ -401,6 +402,11 @@ class Runner:
         usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s * times, 60.0)
         left_s = self._budget_s - self.spent_s() - self._usual_end_s()
         return max(min(usual, left_s, MAX_TRIAL_S), _MIN_TRIAL_S)
+
+    def _ended_after_s(self, limit_s: float) -> float:
+        """Return when a job that is to stop itself at `limit_s` is ended from outside."""
+        left_s = self._budget_s - self.spent_s()
+        return min(limit_s + _STOP_GRACE_S, max(limit_s, left_s) + _LAST_GRACE_S)
 
     def _usual_end_s(self) -> float:
         """Return how long the trials took from their last step to their end; 0 if unknown."""

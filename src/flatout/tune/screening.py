@@ -62,8 +62,12 @@ def _screen_bundle(
     for change in members:
         others = _listed([other for other in members if other is not change])
         progress = _pending(setup, progress, this_round, change, f"it was tried only together with {others}")
-    if refusal(progress, result, bundle) is not None or hides_a_member(progress, result, members):
-        setup.say("together they do not pass: trying each alone")
+    refused = refusal(progress, result, bundle)
+    if refused is not None:
+        setup.say(f"together they do not pass, trying each alone: {refused.reason}")
+        return progress, None
+    if hides_a_member(progress, result, members):
+        setup.say("together they do not pass, trying each alone: other samples hide what the others do to the losses")
         return progress, None
     progress = _with_baseline_of_this_session(setup, progress, this_round, result)
     estimate = estimated_speedup(progress, bundle)

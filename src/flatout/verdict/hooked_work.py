@@ -12,6 +12,7 @@ import numpy as np
 
 from flatout.records.trial import SpellKind
 from flatout.verdict.periods import Numbers, Period, gaps_within, period_of_gaps
+from flatout.verdict.typical_firsts import is_first_typical
 from flatout.verdict.window import Window
 from flatout.verdict.work import MAX_SHARE_OF_STEPS, MIN_ABSENT, MIN_FOR_RATE, Work
 
@@ -84,10 +85,11 @@ def _hooked_work(windows: Sequence[Window], kinds: tuple[SpellKind, ...]) -> Wor
         if of_job is not None and _is_absent(of_arm, occurrences, of_job):
             absent.add(arm)
     is_exact = of_job is not None and of_job.is_exact
+    has_firsts = is_exact and not _is_first_typical(windows, kinds)
     return Work(
         kinds=kinds,
         is_due=is_due,
-        is_first={w.index: w.has(occurrences[w.index][:1]) & is_exact for w in windows},
+        is_first={w.index: w.has(occurrences[w.index][:1]) & has_firsts for w in windows},
         period=period,
         absent_in=frozenset(absent),
         hook_s={arm: _hook_s([w for w in windows if w.arm == arm], kinds) for arm in arms},
@@ -154,6 +156,22 @@ def _is_absent(windows: Sequence[Window], occurrences: dict[int, Numbers], perio
     return sum(num_steps) / period.steps >= MIN_ABSENT
 
 
+def _is_first_typical(windows: Sequence[Window], kinds: Sequence[SpellKind]) -> bool:
+    timed = {kind for kind in kinds for window in windows if any(window.spells(kind).values())}
+    known = {kind for window in windows for kind in window.typical_firsts}
+    return is_first_typical([_seconds_by_step(window, kinds) for window in windows], timed, known)
+
+
+def _seconds_by_step(window: Window, kinds: Sequence[SpellKind]) -> dict[int, float]:
+    """Return what hooks measured in each step with the work. The first step of a job has its own costs."""
+    by_step: dict[int, float] = {}
+    for kind in kinds:
+        for number, seconds in window.spells(kind).items():
+            if number > 0 or not window.is_numbered:
+                by_step[number] = by_step.get(number, 0.0) + seconds
+    return by_step
+
+
 def _hook_s(windows: Sequence[Window], kinds: Sequence[SpellKind]) -> float:
     """Return the median of what the hooks measured in a step with the work; 0 if they measured nothing.
 
@@ -162,11 +180,8 @@ def _hook_s(windows: Sequence[Window], kinds: Sequence[SpellKind]) -> float:
     totals: list[float] = []
     firsts: list[float] = []
     for window in windows:
-        by_step: dict[int, float] = {}
-        for kind in kinds:
-            for number, seconds in window.spells(kind).items():
-                by_step[number] = by_step.get(number, 0.0) + seconds
-        in_order = [by_step[number] for number in sorted(by_step) if number > 0 or not window.is_numbered]
+        by_step = _seconds_by_step(window, kinds)
+        in_order = [by_step[number] for number in sorted(by_step)]
         firsts += in_order[:1]
         totals += in_order[1:]
     return float(np.median(totals or firsts)) if firsts else 0.0

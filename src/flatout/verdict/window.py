@@ -26,6 +26,7 @@ class Window:
         self.arm = trial.arm
         self.step_s: Floats = np.asarray(trial.step_s, dtype=np.float64)
         self.is_numbered = trial.first_step is not None
+        self.typical_firsts = trial.typical_firsts
         self.steps_per_epoch = trial.steps_per_epoch
         self.number: Numbers = _numbers(trial)
         self.has_spells = trial.spells is not None or trial.epoch_ends is not None

@@ -106,19 +106,24 @@ class StopCondition:
         # Without a step time, nobody knows by which step the other ranks will have read the announcement.
         if not is_step_time_known:
             return
-        is_one_node = self._identity.num_nodes in (None, 1)
         if self._limit_s is not None and now - _IMPORTED_S >= self._limit_s:
-            notice_s = _NOTICE_S if is_one_node else _NOTICE_ACROSS_NODES_S
-            self._announce(following + self._num_notice_steps(notice_s, step_s), StopReason.TIME)
+            self._announce(following + self._num_steps_ahead(step_s), StopReason.TIME)
             return
         if self._counted is None or not self._counted.num_steps:
             return
-        notice_s = _NOTICE_TO_TRIAL_S if is_one_node else _NOTICE_TO_TRIAL_ACROSS_NODES_S
-        fewest = _MIN_NOTICE_STEPS if self._identity.backend == "gloo" else _MIN_NOTICE_STEPS_ON_GPU
-        num_ahead = self._num_notice_steps(notice_s, min(step_s, self._counted.median_s), fewest)
+        num_ahead = self._num_steps_ahead(step_s)
         reason = self._counted.reason_to_stop(num_ahead)
         if reason is not None:
             self._announce(following + num_ahead, reason)
+
+    def _num_steps_ahead(self, step_s: float) -> int:
+        """Return by how many steps the other ranks will have read an announcement of now."""
+        is_one_node = self._identity.num_nodes in (None, 1)
+        if self._counted is None or not self._counted.num_steps:
+            return self._num_notice_steps(_NOTICE_S if is_one_node else _NOTICE_ACROSS_NODES_S, step_s)
+        notice_s = _NOTICE_TO_TRIAL_S if is_one_node else _NOTICE_TO_TRIAL_ACROSS_NODES_S
+        fewest = _MIN_NOTICE_STEPS if self._identity.backend == "gloo" else _MIN_NOTICE_STEPS_ON_GPU
+        return self._num_notice_steps(notice_s, min(step_s, self._counted.median_s), fewest)
 
     def _num_notice_steps(self, notice_s: float, step_s: float, fewest: int = 1) -> int:
         """Return how many steps the other ranks need to read the announcement."""
