@@ -200,6 +200,7 @@ from flatout.records.watch import (
     RankStatus,
     WatchStatus,
 )
+from flatout.records.xla_tuning import XlaChange, XlaTrial, XlaTried, XlaTuning
 from flatout.report.diff import DiagnosisDiff, DiffSide, FindingChange, PartChange
 from flatout.report.parts import PART_MEANINGS, SAFETY_MEANINGS
 from flatout.report.recording_json import RecordedRank, RecordingReport
@@ -300,6 +301,11 @@ def diff_json() -> str:
 def log_diff_json() -> str:
     """The contract `flatout/log-diff`."""
     return _contract("flatout/log-diff", (LogChange, LogSide))
+
+
+def xla_tuning_json() -> str:
+    """The contract `flatout/xla-tuning`."""
+    return _contract("flatout/xla-tuning", (XlaTuning, XlaTried, XlaChange, XlaTrial))
 
 
 def index_json() -> str:
@@ -1098,6 +1104,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         diff_json,
         log_diff_json,
         index_json,
+        xla_tuning_json,
         comparison_json,
         data_profile_json,
         data_cache_json,

@@ -76,6 +76,7 @@ COMPOSERS = {
     "testing",
     "tune",
     "watch",
+    "xla_tuner",
 }
 EVERYTHING = NOUNS | STAGES | COMPOSERS
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import InputError
-from flatout.input_files import decode_json, read_bytes
+from flatout.input_files import decode_json, open_file, read_bytes
 from flatout.records.index import IndexedResult, ResultIndex
 from flatout.report.headline import headline
 
@@ -77,9 +77,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(_HEAD_BYTES)
-    except OSError:
+    except (OSError, InputError):
         return b""
 
 

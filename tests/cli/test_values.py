@@ -74,6 +74,7 @@ def test_every_option_that_takes_a_time_is_known() -> None:
             "flatout tune --budget",
             "flatout tune --serve --budget",
             "flatout tune --serve --start-limit",
+            "flatout tune jax --budget",
             "flatout tune nccl --budget",
             "flatout tune nccl --time",
             "flatout watch --every",

@@ -38,6 +38,7 @@ from flatout.input_files import decode_json, read_lines
 from flatout.placement.switches import leaf_switches
 from flatout.schedule.live.hostlist import expanded
 from flatout.testing import TraceBuilder
+from flatout.xla_tuner.trial import read_processes
 
 TESTS = Path(__file__).parents[1]
 DATA = TESTS / "data"
@@ -592,6 +593,11 @@ _LAYOUT = ("tp=2", "pp=1", "cp=1", "zero=1", "micro_batch=1", "recompute=none", 
 _FIXED = tuple(word for layout in _LAYOUT for word in ("--fix", layout))
 _REPLAY = ("schedule", "replay", "--nodes", "4", "--gpus-per-node", "8")
 
+XLA_STEPS = b"""{"facts": {"platform": "cpu", "devices": 1}}
+{"mark": 0, "s": 1.5, "counted_from": 0}
+{"loss": 2.5, "mark": 0}
+{"mark": 1, "s": 1.75, "counted_from": 0}
+"""
 READERS: tuple[Reader, ...] = (
     Reader("diagnose", _trace_samples, _command("diagnose", "{}"), ("flatout diagnose paths",)),
     Reader("diagnose an XPlane", _xplane_samples, _command("diagnose", "{}")),
@@ -932,6 +938,11 @@ READERS: tuple[Reader, ...] = (
         ("flatout cost spot trace",),
     ),
     Reader("table of collectives", _one("collective_table.txt"), _collective_table),
+    Reader(
+        "tune jax, a trial",
+        lambda: [Sample(files={"0.jsonl": XLA_STEPS})],
+        read_processes,
+    ),
     Reader("tune nccl --fabric", _one("fabric.toml"), _simulated_fabric, ("flatout tune nccl --fabric",)),
     Reader("tune --serve --load", _served_loads, _load, ("flatout tune --serve --load",)),
     Reader("tune --serve --engine", lambda: [_file(TESTS / "serving" / "fake.toml")], _engine),

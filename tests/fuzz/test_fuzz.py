@@ -73,11 +73,12 @@ WRITTEN = {
         "flatout schedule replay --html",
     ),
     *("flatout schedule kubernetes --out", "flatout compare --out", "flatout init --out"),
+    *("flatout cost jobs --html", "flatout index --out"),
     *("flatout profile --html", "flatout cost jobs --csv", "flatout schedule replay --csv"),
     *("flatout log --wandb", "flatout log --tensorboard"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run
     *("flatout compress --out", "flatout compress --model"),  # the user's own commands load the model
-    *("flatout tune nccl --out", "flatout tune --serve --out"),
+    *("flatout tune jax --out", "flatout tune nccl --out", "flatout tune --serve --out"),
     *("flatout watch emit --out", "flatout watch --out"),
     *("flatout data pack folder", "flatout data stage folder"),
     *("flatout track show --html", "flatout track check --html"),

@@ -39,6 +39,7 @@ WRITERS = {
     "inside/recording/loader_watch.py": "numbers",
     "inside/recording/step_file.py": "rows of numbers; how the process ended, as the name of an exception",
     "inside/startup/sitecustomize.py": "processes and kinds of events",
+    "inside/xla_steps.py": "numbers, versions, and XLA_FLAGS of a trial, for the user alone",
     "keep/flight.py": "a request to the ranks, without content",
     "keep/ledger.py": "the ledger, for the user alone; each text is masked by the function that it is given",
     "launch/standard_input.py": "the standard input of the job, in a temporary file for the user alone",

@@ -8,11 +8,14 @@
 After `warmup` steps, `steps` are traced by the PyTorch profiler into one file for each rank. With `log_to`, the first
 rank then diagnoses them and logs the result to the tracker whose run is active. Nothing here raises into the job: a
 problem is printed once, and the training continues.
+
+`report_loss(value)` gives the loss of a step to `flatout tune jax`, and does nothing without it.
 """
 
 from __future__ import annotations
 
 from flatout.callbacks.frameworks import for_keras, for_lightning, for_transformers
+from flatout.callbacks.losses import report_loss
 from flatout.callbacks.recorder import Recorder, watch
 
-__all__ = ["Recorder", "for_keras", "for_lightning", "for_transformers", "watch"]
+__all__ = ["Recorder", "for_keras", "for_lightning", "for_transformers", "report_loss", "watch"]

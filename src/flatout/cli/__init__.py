@@ -43,6 +43,7 @@ HEADINGS: dict[str, tuple[str, ...]] = {
 }
 # Commands below a verb that takes a command of the user, and so cannot be a group: by name, with their functions.
 BELOW_VERBS = {
+    "tune jax": "tune_jax",
     "tune nccl": "tune_nccl",
     "tune --serve": "tune_serve",
     "watch emit": "watch_emit",

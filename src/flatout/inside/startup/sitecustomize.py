@@ -88,6 +88,7 @@ class _WaitForJax(_WaitForTorch):
         try:
             if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
                 _import_inside("xla_profile").install(module)  # type: ignore[attr-defined]
+                _import_inside("xla_steps").install(module)  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001 - never the job's problem
             _note(self.recording, _protocol.ProcessEvent.FAILED)
 
@@ -191,7 +192,7 @@ def _is_asked() -> bool:
     variable = _protocol.Variable
     asked = (
         *(variable.RECORDING, variable.PATCHES, variable.DIVERT, variable.SAFE_SAVE, variable.HEARTBEAT),
-        *(variable.DATA_CACHE, variable.PACKED, variable.NCCL_TABLE, variable.COMPRESS),
+        *(variable.DATA_CACHE, variable.PACKED, variable.NCCL_TABLE, variable.COMPRESS, variable.XLA_TRIAL),
     )
     return any(os.environ.get(name) for name in asked)
 
@@ -204,7 +205,7 @@ if _is_asked():
         sys.meta_path.insert(0, _WaitForTorch(_recording))  # type: ignore[arg-type]
         if _recording or os.environ.get(_protocol.Variable.PATCHES):  # a heartbeat alone is not worth importing torch
             sys.meta_path.insert(0, _WaitForSessions(_recording))  # type: ignore[arg-type]
-        if _recording:
+        if _recording or os.environ.get(_protocol.Variable.XLA_TRIAL):
             sys.meta_path.insert(0, _WaitForJax(_recording))  # type: ignore[arg-type]
         if sys.version_info >= (3, 11):  # noqa: UP036 - the job may have an older Python than Flatout
             _note_failures_quietly(_recording)

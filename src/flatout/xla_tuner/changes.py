@@ -1,0 +1,128 @@
+"""The changes that `flatout tune jax` tries: flags of XLA, and variables of JAX.
+
+In: the platform and the number of devices. Out: the changes that suit them, and why others do not. Sources: XLA's
+`xla.proto` and `debug_options_flags.cc`, JAX's pages "GPU performance tips", "GPU memory allocation" and "Persistent
+compilation cache". Donated buffers cannot be set from outside: the profile's advice names `donate_argnums`.
+"""
+
+from __future__ import annotations
+
+from flatout.records.xla_tuning import XlaChange
+
+_MIB = 1 << 20
+_COMBINED = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def _combine(mib: int) -> XlaChange:
+    flags = tuple(f"--xla_gpu_{name}_combine_threshold_bytes={mib * _MIB}" for name in _COMBINED)
+    return XlaChange(
+        name=f"xla-combine={mib}",
+        safety="exact",
+        flags=flags,
+        what=f"combines collectives up to {mib} MiB",
+        platform="gpu",
+        needs_several_devices=True,
+    )
+
+
+CHANGES: tuple[XlaChange, ...] = (
+    XlaChange(
+        name="xla-latency-hiding",
+        safety="exact",
+        flags=("--xla_gpu_enable_latency_hiding_scheduler=true",),
+        what="orders operators so that collectives run behind compute",
+        platform="gpu",
+        needs_several_devices=True,
+    ),
+    _combine(128),
+    _combine(512),
+    XlaChange(
+        name="xla-pipelined-collectives",
+        safety="exact",
+        flags=tuple(f"--xla_gpu_enable_pipelined_{name}=true" for name in _COMBINED),
+        what="moves collectives of a loop into the next iteration",
+        platform="gpu",
+        needs_several_devices=True,
+    ),
+    XlaChange(
+        name="xla-autotune=4",
+        safety="rounding",
+        flags=("--xla_gpu_autotune_level=4",),
+        what="measures kernels of matrix multiplications and checks their results, XLA's default",
+        platform="gpu",
+    ),
+    XlaChange(
+        name="xla-triton-gemm=off",
+        safety="rounding",
+        flags=("--xla_gpu_enable_triton_gemm=false",),
+        what="leaves matrix multiplications to cuBLAS",
+        platform="gpu",
+    ),
+    XlaChange(
+        name="xla-memory=0.92",
+        safety="exact",
+        environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"},
+        what="lets JAX use 92 % of the GPU's memory instead of 75 %",
+        platform="gpu",
+    ),
+    XlaChange(
+        name="xla-cpu-threads",
+        safety="exact",
+        flags=("--xla_cpu_multi_thread_eigen=true",),
+        what="lets one operator use several cores, XLA's default",
+        platform="cpu",
+    ),
+    XlaChange(
+        name="xla-optimization=3",
+        safety="rounding",
+        flags=("--xla_backend_optimization_level=3",),
+        what="optimizes the compiled code fully, XLA's default",
+        platform="cpu",
+    ),
+    XlaChange(
+        name="jax-compilation-cache",
+        safety="exact",
+        environment={"JAX_COMPILATION_CACHE_DIR": "{cache}", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+        what="keeps compiled programs from one start to the next",
+        is_of_start=True,
+    ),
+)
+
+
+def offered(
+    platform: str, num_devices: int, xla_flags: str, *, allows_rounding: bool
+) -> tuple[list[XlaChange], list[str]]:
+    """Return the changes to try, and one line for each of this platform that the job cannot use."""
+    chosen: list[XlaChange] = []
+    reasons: list[str] = []
+    for change in CHANGES:
+        problem = _problem(change, platform, num_devices, xla_flags, allows_rounding=allows_rounding)
+        if problem:
+            reasons.append(f"{change.name}: {problem}")
+        elif change.platform in (None, platform):
+            chosen.append(change)
+    return chosen, reasons
+
+
+def _problem(change: XlaChange, platform: str, num_devices: int, xla_flags: str, *, allows_rounding: bool) -> str:
+    if change.platform not in (None, platform):
+        return ""
+    if change.needs_several_devices and num_devices < 2:
+        return "it is about collectives, and the job has one device"
+    if change.flags and all(flag in xla_flags.split() for flag in change.flags):
+        return "the job already has it"
+    if "XLA's default" in change.what and not any(flag.split("=")[0] in xla_flags for flag in change.flags):
+        return "the job already has it: it is XLA's default"
+    if change.safety == "rounding" and not allows_rounding:
+        return "it changes rounding: --allow rounding"
+    return ""
+
+
+def environment_of(change: XlaChange | None, base: dict[str, str], cache: str) -> dict[str, str]:
+    """Return the environment of a trial. A flag of the change comes last, and XLA takes the last of equal flags."""
+    if change is None:
+        return dict(base)
+    changed = {name: value.replace("{cache}", cache) for name, value in change.environment.items()}
+    if change.flags:
+        changed["XLA_FLAGS"] = " ".join([*filter(None, [base.get("XLA_FLAGS", "")]), *change.flags])
+    return {**base, **changed}
