@@ -14,7 +14,7 @@ from tests.syntax import nodes
 from tests.test_imports import modules
 
 SENTENCES = {
-    *("reason", "problem", "title", "effect", "note", "message", "sentence", "headline", "summary", "hint", "says"),
+    *("reason", "problem", "title", "effect", "note", "message", "sentence", "headline", "summary", "hint", "says", "way_out"),
     *("why", "why_ended", "why_cut", "invalid_reason", "problems", "reasons", "notes"),
 }
 TAKE_APART = {
@@ -49,7 +49,7 @@ def parsed_sentences(source: str) -> Iterator[str]:
 def _is_sentence(node: ast.AST) -> bool:
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name in SENTENCES
+            return name in SENTENCES or name.rpartition("_")[2] in SENTENCES
         case ast.Call(func=ast.Name(id="str"), args=[ast.Name(id="error" | "end")]):
             return True
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
@@ -75,6 +75,7 @@ def test_no_sentence_is_taken_apart() -> None:
         'if "entities" in str(error): pass',
         'value, _, around = predicted_text(one).partition(" (")',
         'first = recording.problems[0].problem.split(":")',
+        'line = f"{way_out.removesuffix(end)}, and more"',
     ],
 )
 def test_the_rule_sees_a_sentence_that_is_taken_apart(source: str) -> None:

@@ -58,7 +58,8 @@ def check_position(loader: Any) -> None:
     problem = position_problem(loader)
     if problem is not None:
         reason, way_out = problem
-        raise CheckpointError(f"`data` cannot continue its order after a kill: {reason}", hint=way_out)
+        hint = f"{way_out}, or omit `data`"
+        raise CheckpointError(f"`data` cannot continue its order after a kill: {reason}", hint=hint)
 
 
 def position_problem(loader: Any) -> tuple[str, str] | None:
@@ -66,17 +67,17 @@ def position_problem(loader: Any) -> tuple[str, str] | None:
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
         reason = f"{_name(dataset)} is an iterable data set, whose position only its own state can hold"
-        return reason, f"use {_STATEFUL}, give the data set state_dict() and load_state_dict(), or omit `data`"
+        return reason, f"use {_STATEFUL}, or give the data set state_dict() and load_state_dict()"
     if type(loader).__iter__ is not DataLoader.__iter__:
         reason = f"{_name(loader)} has its own __iter__"
-        return reason, "give it state_dict() and load_state_dict(), or omit `data`"
+        return reason, "give it state_dict() and load_state_dict()"
     if not getattr(loader, "in_order", True):
-        return "its batches come in any order (in_order=False)", "remove in_order=False, or omit `data`"
+        return "its batches come in any order (in_order=False)", "remove in_order=False"
     for sampler in samplers_of(loader):
         is_repeatable = getattr(type(sampler), "__iter__", None) in _REPEATABLE_ORDERS
         if not is_repeatable and not has_state(sampler) and not isinstance(sampler, (list, tuple, range)):
             reason = f"the sampler {_name(sampler)} is neither one of torch's nor has it state_dict()"
-            return reason, "give it state_dict() and load_state_dict(), use a sampler of torch, or omit `data`"
+            return reason, "give it state_dict() and load_state_dict(), or use a sampler of torch"
     return None
 
 

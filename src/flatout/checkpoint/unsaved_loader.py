@@ -50,4 +50,4 @@ def _line(loader: Any) -> str:
     if problem is None:
         return f"{lost}; pass `data=` with this loader to Checkpointer"
     reason, way_out = problem
-    return f"{lost}; {reason}; {way_out.removesuffix(', or omit `data`')}, and pass `data=` to Checkpointer"
+    return f"{lost}; {reason}; {way_out}, and pass `data=` to Checkpointer"

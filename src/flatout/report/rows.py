@@ -36,9 +36,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
+        return self.short_label if self.is_group else f"rank {self.short_label}"
+
+    @property
+    def short_label(self) -> str:
+        """Return the label for a column whose heading says `rank`."""
         if self.is_group:
             return f"{len(self.ranks):,} ranks"
-        return f"rank {self.ranks[0]}" if self.device is None else f"rank {self.ranks[0]}, GPU {self.device}"
+        return f"{self.ranks[0]}" if self.device is None else f"{self.ranks[0]}, GPU {self.device}"
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
