@@ -14,8 +14,8 @@ from tests.syntax import nodes
 from tests.test_imports import modules
 
 SENTENCES = {
-    *("reason", "problem", "title", "effect", "note", "message", "sentence", "headline", "summary", "hint", "says", "way_out"),
-    *("why", "why_ended", "why_cut", "invalid_reason", "problems", "reasons", "notes"),
+    *("reason", "problem", "title", "effect", "note", "message", "sentence", "headline", "summary", "hint", "says"),
+    *("way_out", "why", "why_ended", "why_cut", "invalid_reason", "problems", "reasons", "notes"),
 }
 TAKE_APART = {
     *("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit"),

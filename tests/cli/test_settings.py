@@ -87,7 +87,7 @@ def test_flags_and_commands_in_groups_are_set(
         ("[tun]", "`tun` is not a command of flatout; the nearest one is `tune`"),
         ("[tun]\nbudget = 1", "`tun` is not a command of flatout; the nearest one is `tune`"),
         ('[tune]\nbudgt = "3m"', "`tune.budgt` is not an option of `flatout tune`; the nearest one is `budget`"),
-        ("[tune]\nforce = true", "`tune.force` cannot be set in a file: type `--force` where it is meant"),
+        ("[tune]\nforce = true", "`tune.force` cannot be set in a file: pass `--force` on the command line"),
         ("[tune]\napply = true", "`tune.apply` cannot be set in a file"),
         ('[tune]\nblocks = "yes"', "`tune.blocks` must be true or false, but is 'yes'"),
         ('[tune]\nbudget = ["1m"]', "`tune.budget` must be one value, but is a list of 1"),

@@ -30,7 +30,7 @@ LENGTH_BUCKETS = Knob(
     excludes=("batches-by-tokens",),
     doc=(
         "Samples are sorted by length within 50 steps, in the order of the script's own sampler, and the steps are"
-        " shuffled: each sample once an epoch, as many batches on all ranks, and like lengths on all ranks in a step."
+        " shuffled: each sample once per epoch, as many batches on all ranks, and like lengths on all ranks in a step."
         " A batch is no longer a random choice of samples: losses differ from the script's, and where length goes with"
         " the label, each step learns from some labels more than from others. It needs torch's own shuffling sampler"
         " and a map-style data set; lengths are read once, for at most a minute."

@@ -56,7 +56,7 @@ def compare(
         ),
     ] = None,
     profiles: Annotated[
-        int, whole_number(most=20, help="Most profiles of each arm, which show where the difference is.")
+        int, whole_number(most=20, help="Maximum number of profiles per arm; they show where the difference is.")
     ] = 3,
     out: Annotated[
         Path | None,
@@ -82,7 +82,7 @@ def compare(
         from flatout.cli.diff import print_diff
 
         if gate is not None:
-            raise UsageError("`--gate` needs commands: one run each gives no verdict", hint="flatout diff --help")
+            raise UsageError("`--gate` needs commands: two recordings give no verdict", hint="flatout diff --help")
         print_diff(*recordings, json=json)
         return
     exit_code: int | None = None

@@ -43,7 +43,7 @@ def pack(
     ranks: Annotated[int, whole_number(least=1, most=100_000, help="Ranks of the training.")] = 8,
     workers: Annotated[int, whole_number(least=1, most=1024, help="Data loader workers per rank.")] = 4,
     shard_size: Annotated[
-        int, whole_number(least=1, most=100_000, metavar="MB", help="Largest mean size of a shard, in MB.")
+        int, whole_number(least=1, most=100_000, metavar="MB", help="Maximum mean size of a shard, in MB.")
     ] = 300,
     seed: Annotated[int, whole_number(help="Random seed for the order in the shards and for splits.")] = 0,
     keep_order: Annotated[
@@ -61,7 +61,7 @@ def pack(
         whole_number(
             least=1,
             metavar="CROP",
-            help="Make images smaller whose shorter side is at least twice this crop (rounding: other pixels).",
+            help="Shrink images whose shorter side is at least twice this crop (changes their pixels).",
         ),
     ] = None,
     path_column: Annotated[

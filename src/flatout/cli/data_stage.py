@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def stage(
     source: Annotated[Path, path_argument(metavar="SRC", help="Folder of a data set, or of `flatout data pack`.")],
     folder: Annotated[Path, path_argument(metavar="DST", help="Folder on a disk of this node.")],
-    threads: Annotated[int, whole_number(least=1, most=1024, help="Files that are copied at a time.")] = 8,
+    threads: Annotated[int, whole_number(least=1, most=1024, help="Number of files copied at the same time.")] = 8,
     emit: Annotated[
         str | None,
         typer.Option(

@@ -53,7 +53,7 @@ def _metrics(address: str, port: int | None, otlp: str | None) -> tuple[str, int
     if otlp is not None and urlsplit(otlp).scheme not in ("http", "https"):
         raise UsageError(
             f"`--metrics-otlp` must be an address like http://localhost:4318/v1/metrics, but is {otlp}",
-            hint="OTLP over HTTP is spoken, not over gRPC",
+            hint="only OTLP over HTTP is supported, not over gRPC",
         )
     if port is not None:
         return address, port
@@ -135,8 +135,8 @@ def run(
         str,
         typer.Option(
             metavar="dry-run|on|off",
-            help="Give the loader more workers or batches ahead at an epoch's start where ranks wait for batches, and "
-            "its own back if that does not pay; dry-run only says so.",
+            help="Where ranks wait for batches, start the next epoch with more loader workers or more prefetched "
+            "batches, and undo that if it does not help; dry-run only reports it.",
         ),
     ] = "off",
     machine_code: Annotated[

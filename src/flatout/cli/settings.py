@@ -89,7 +89,7 @@ def _unknown(place: str, key: str, known: Mapping[str, Table]) -> str:
     if not place:
         return f"`{key}` is not a command of flatout{_nearest(key, known)}"
     if key in MUST_BE_TYPED:
-        return f"`{place}.{key}` cannot be set in a file: type `--{key}` where it is meant"
+        return f"`{place}.{key}` cannot be set in a file: pass `--{key}` on the command line"
     names = options_of(known[place].command)
     return f"`{place}.{key}` is not an option of `flatout {place.replace('.', ' ')}`{_nearest(key, names)}"
 

@@ -117,7 +117,7 @@ def submit(
         typer.Option(metavar="RESOURCE[=N]", help="Kubernetes: network devices per node, e.g. rdma/hca=8. Repeatable."),
     ] = None,
     gpu_memory: Annotated[
-        float | None, amount(metavar="GB", positive=True, help="Kubernetes: least memory of each GPU, e.g. 80.")
+        float | None, amount(metavar="GB", positive=True, help="Kubernetes: minimum memory of each GPU, e.g. 80.")
     ] = None,
     topology: Annotated[
         str | None,

@@ -128,7 +128,7 @@ def check(
     ] = None,
     undecided: Annotated[str, undecided_option("there are too few results")] = FAIL,
     last: Annotated[
-        int, whole_number(least=1, help="With --gate: results of each measure that count as its last.")
+        int, whole_number(least=1, help="With --gate: how many of the latest results of each measure are judged.")
     ] = 20,
     false_alarms: Annotated[
         float,
@@ -137,7 +137,7 @@ def check(
             least=0.001,
             most=50.0,
             unit="%",
-            help="Most checks of unchanged jobs that may report a change.",
+            help="Maximum share of checks of unchanged jobs that report a change.",
         ),
     ] = 1.0,
     min_effect: Annotated[

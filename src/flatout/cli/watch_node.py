@@ -39,7 +39,7 @@ def watch_node(
     ] = None,
     ledger: Annotated[
         list[Path] | None,
-        path_option(help="Ledger of a job on this node, to count failures by the machine's fault. Repeatable."),
+        path_option(help="Ledger of a job on this node, to count failures that the machine caused. Repeatable."),
     ] = None,
     redfish: Annotated[
         str | None,

@@ -121,7 +121,7 @@ def _ddp_hook(patch: Patch) -> Lines:
 def _nccl_options(patch: Patch) -> Lines:
     return _function(
         "nccl_options()",
-        "# For init_process_group and new_group: pg_options=nccl_options(). NCCL takes both values together only.",
+        "# For init_process_group and new_group: pg_options=nccl_options(). NCCL takes the two values only together.",
         "options = torch.distributed.ProcessGroupNCCL.Options()",
         *[f"options.config.{name} = {number}" for name, number in patch.parameters.items()],
         "return options",

@@ -1,4 +1,4 @@
-"""A hang of a job: which ranks wait, in which collective, which rank is missing, and and where that rank is instead.
+"""A hang of a job: which ranks wait, in which collective, which rank is missing, and where that rank is instead.
 
 In: the state of each rank, from `hang_judge`. Out: a `Hang`, and its description in one sentence.
 """

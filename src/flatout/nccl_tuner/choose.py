@@ -1,6 +1,6 @@
 """Choose from measured times: the settings of the process, and the rows of a table.
 
-In: samples of the default and of candidates. Out: what was better than the default beyond doubt, by case. A candidate
+In: samples of the default and of candidates. Out: what was shown to be better than the default, by case. A candidate
 is better if the lower end of the interval of its speedup is above `1 + MIN_EFFECT`. The intervals hold simultaneously
 for all comparisons (Bonferroni), so that a candidate that equals the default gets a row in one table of twenty at most.
 """
@@ -128,7 +128,7 @@ def against_tuner(
 ) -> tuple[Comparison | None, tuple[int, ...]]:
     """Compare a whole table with the default, in which another tuner chooses.
 
-    Return the comparison of the work as a whole, and the cases that are slower with the table beyond doubt: sizes
+    Return the comparison of the work as a whole, and the cases that were shown to be slower with the table: sizes
     without a row lose that tuner too. The comparison is None if too few turns were measured.
     """
     times = times_by_turn(measurements, num_rounds)

@@ -190,7 +190,7 @@ class _Tuning:
         if is_better:
             self.notes.append(f"the table displaces {vendor}, and was faster than it ({shown})")
             return True
-        reason = f"was not measured faster than it beyond doubt ({shown})"
+        reason = f"was not shown to be faster than it ({shown})"
         if slower:
             cases = [work.cases[number] for number in slower]
             listed = ", ".join(f"{case.collective} of {case.num_bytes} bytes" for case in cases[:_MAX_LISTED])

@@ -46,7 +46,7 @@ def from_values(path: Path, values: dict[str, Any]) -> Workload:
     except KeyError as error:
         raise InputError(f"`{path}` must say `{error.args[0]}`, but has {_some_names(values)}") from error
     except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        raise InputError(f"`{path}` has a value of a wrong kind: {error}") from error
+        raise InputError(f"`{path}` has a value of the wrong type: {error}") from error
     return workload
 
 

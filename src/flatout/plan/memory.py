@@ -143,8 +143,8 @@ def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
 def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column, Column]:
     """Return the largest stage's activation bytes per token: those per micro-batch held, and those needed only once.
 
-    The latter are of the layer that is being recomputed, and of what any layer's pass needs. Full recomputation keeps
-    each layer's input, and the activations of one complete layer.
+    The latter are those of the layer that is being recomputed, and those that the pass of any layer needs. Full
+    recomputation keeps each layer's input, and the activations of one complete layer.
     """
     layers = sizes.layers_of_largest_stage(inputs)
     whole = _layer_bytes_per_token(inputs)

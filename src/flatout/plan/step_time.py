@@ -350,7 +350,7 @@ def _data_parallel_collectives(inputs: CostModelInputs, constants: Constants) ->
 
 
 def _num_buckets(parameters: Column, size: Column) -> Column:
-    """Return the number of calls in which gradients are reduced once a step, and parameters gathered.
+    """Return the number of calls in which gradients are reduced once per step, and parameters gathered.
 
     Megatron-Core's buckets grow with the group, so that the latency of its ring stays small compared with the transfer
     (`distributed_data_parallel_config.py`: 40 million parameters, or a million per rank if that is more).

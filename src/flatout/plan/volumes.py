@@ -77,7 +77,7 @@ def _gradients(inputs: CostModelInputs) -> dict[str, Any]:
 
 
 def _with_sharding(inputs: CostModelInputs, weights: Any, updated: Any, gradients: Any, shards: Any) -> Any:
-    """Return the bytes of reduce-scatters and all-gathers: once a step, or with ZeRO 3 in each micro-batch."""
+    """Return the bytes of reduce-scatters and all-gathers: once per step, or with ZeRO 3 in each micro-batch."""
     once = _gathered(gradients, shards) + _gathered(2.0 * updated, shards)
     gathers = 2.0 + inputs.full * inputs.gathers_again
     per_micro_batch = _gathered(gradients, shards) + gathers * _gathered(2.0 * weights, shards)

@@ -35,7 +35,7 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of a model that are alike. The numbers are of one layer."""
+    """Layers of a model that are alike. All numbers are for one layer."""
 
     mixing: str  # `attention`, `window`, `chunk`, `recurrence`, or `none`
     num_layers: int

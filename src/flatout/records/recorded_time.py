@@ -40,7 +40,7 @@ JOB_KINDS = frozenset({BinKind.REGULAR, BinKind.STALL})  # undisturbed steps of 
 def longest_of(seconds: Sequence[float], kinds: Sequence[str]) -> tuple[float, str]:
     """Return the length and the kind of the step that stands for a bin: the longest undisturbed one, if there is any.
 
-    A bin with a stall is of the kind stall.
+    A bin with a stall has the kind `stall`.
     """
     of_job = [index for index, kind in enumerate(kinds) if kind in JOB_KINDS]
     candidates = of_job or range(len(kinds))

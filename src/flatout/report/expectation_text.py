@@ -19,7 +19,7 @@ def expectation_sentence(observed: ObservedSteps, expectation: StepExpectation) 
         case "as_tuned":
             return f"as tuned: {step}; the tuning measured {tuned}, {without}"
         case "not_as_tuned":
-            return f"the gain of the tuning does not come true: {step}, but the tuning measured {tuned}, {without}"
+            return f"the gain that the tuning measured is missing: {step}, but the tuning measured {tuned}, {without}"
         case "regression":
             return f"the changes do not help here: {step}, but the tuning measured {tuned}, {without}"
 

@@ -136,7 +136,7 @@ def _places(loading: RankLoading, style: TextStyle) -> list[str]:
     code = next((stage for stage in loading.stages if stage.name == "code"), None)
     if code is None or not loading.places:
         return []
-    lines = ["", *style.wrapped("Where the data set's own code is when it runs:")]
+    lines = ["", *style.wrapped("Where the data set's own code spends its time:")]
     return lines + [f"  {percent(place.share):>5}  {style.clean(place.place)}" for place in loading.places]
 
 

@@ -90,7 +90,7 @@ def _next(tuning: NcclTuning, style: TextStyle) -> list[str]:
     if not tuning.environment:
         if tuning.table.rows:
             return ["a simulated fabric: the table shows what would be chosen, and there is nothing to apply"]
-        return ["nothing was faster than the default beyond doubt, so there is nothing to apply"]
+        return ["nothing was shown to be faster than the default, so there is nothing to apply"]
     words = " ".join(f"{name}={value}" for name, value in tuning.environment.items())
     return [
         *style.wrapped("whether a job's step becomes faster: flatout tune nccl -- COMMAND"),

@@ -97,7 +97,7 @@ def check_text(check: PackCheck, style: TextStyle) -> str:
         )
     if check.needed_shards is not None and check.least_shards < check.needed_shards:
         lines += style.wrapped(
-            f"There are too few shards: {check.least_shards:,}, but four a rank and worker are"
+            f"There are {check.least_shards:,} shards, but four per worker of each rank would be"
             f" {check.needed_shards:,}. Pack again with --ranks and --workers."
         )
     return "\n".join(lines)

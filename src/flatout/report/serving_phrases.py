@@ -29,7 +29,7 @@ ENDED_WORDS: dict[TuningEndedBy, str] = {
 def headline(tuning: ServingTuning) -> str:
     """Return what was found, in one sentence."""
     if not tuning.adopted:
-        return f"nothing was found that makes the server better beyond doubt: {ENDED_WORDS[tuning.ended_by]}"
+        return f"no change was shown to make the server better: {ENDED_WORDS[tuning.ended_by]}"
     names = " and ".join(change.name for change in tuning.adopted)
     if tuning.verdict is None or tuning.verdict.verdict != "better":
         return f"{names} made the server better step by step; together they are undecided"

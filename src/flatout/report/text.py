@@ -126,9 +126,7 @@ class _TableRow(NamedTuple):
 
 def _table_rows(rows: Rows) -> list[_TableRow]:
     """Return a row for each rank or group, and their mean if there are several."""
-    table_rows = []
-    for row in rows.by_device():
-        table_rows.append(_table_row(row.short_label, row.duration_s, row.parts_s))
+    table_rows = [_table_row(row.short_label, row.duration_s, row.parts_s) for row in rows.by_device()]
     if len(table_rows) > 1:
         mean_s = rows.mean_parts_s()
         table_rows.append(_table_row("mean", sum(mean_s), mean_s))

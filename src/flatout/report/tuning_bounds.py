@@ -46,7 +46,7 @@ def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:
             continue
         sentences.append(
             f"{row.name} brought {measured_text(row.verdict)}, more than the {ratio(bound)} that its findings cost: it"
-            " also makes other work of a step shorter, or its trials have more of the finding than the recording has."
+            " also shortens other work of a step, or its trials have more of the finding than the recording."
         )
     return (*sentences, *_unaccepted_above_bound(result))
 
@@ -62,8 +62,8 @@ def _unaccepted_above_bound(result: TuneResult) -> list[str]:
         verdict = "" if tried.verdict is None else f", {tried.verdict.verdict}"
         how = f"{measured_text(tried.verdict)}{verdict}" if is_judged else f"{ratio(measured)} in one trial"
         sentences.append(
-            f"{tried.name} measured {how}: more than the {ratio(bound)} that its findings cost. The bound is of the"
-            " recording, whose steps may have less of the finding, and the measurement has noise."
+            f"{tried.name} measured {how}: more than the {ratio(bound)} that its findings cost. That bound comes from"
+            " the recording, whose steps may have less of the finding, and the measurement is noisy."
         )
     return sentences
 

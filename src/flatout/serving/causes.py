@@ -122,7 +122,7 @@ def _prefill_stalls_decode(window: Window, _: Engine, __: Sequence[str], ___: Se
         return None
     return Cause(
         name="prefill-stalls-decode",
-        title=f"answers pause while prompts of other requests are computed: {seconds(window.stall_s)} a request",
+        title=f"answers pause while prompts of other requests are computed: {seconds(window.stall_s)} per request",
         share=share,
         evidence={"stall_s": window.stall_s},
     )

@@ -77,7 +77,7 @@ async def _send(request: Request, transport: Transport, start_s: float, limit_s:
     except TransportError as error:
         outcome, problem = "failed", str(error)
     if outcome == "completed" and not ending.is_whole:
-        outcome, problem = "cut", "the answer ended without its end"
+        outcome, problem = "cut", "the answer was truncated"
     return Answered(
         index=request.index,
         due_s=request.due_s,

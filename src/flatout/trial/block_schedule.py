@@ -117,14 +117,14 @@ _ACT_ON_SPIKES = {"garbage_collection", "dataloader", "bind_cores"}
 WHY_NOT: Mapping[str, str] = {
     "cudnn_benchmark": "has no effect on shapes that cuDNN has seen: it keeps the plan that it chose first",
     "compile": "compiles for longer than a block",
-    "channels_last": "changes the layout of the weights, which stays",
+    "channels_last": "changes the layout of the weights for the rest of the job",
     "activation_checkpointing": "changes what the allocator holds, for longer than a block",
     "keep_cache": "changes what the allocator holds, for longer than a block",
     "optimizer": "is read when the optimizer is made, which keeps state in its form",
     "fused_attention": "is read when the model is built",
     "background_checkpoint": "acts on checkpoints, which are too rare for blocks",
     "fsdp2": "is read when the model is sharded",
-    "local_sgd": "lets the weights of the ranks differ, which stays",
+    "local_sgd": "lets the weights of the ranks differ, also in later blocks",
 }
 
 

@@ -149,13 +149,13 @@ def _other_parameters(mine: GradientNorms, job: Sequence[GradientNorms]) -> str 
 
 
 def _not_finite_or_absent(mine: GradientNorms, job: Sequence[GradientNorms]) -> str | None:
-    """Say in which step the gradients are infinite or zero, and in no run of the job."""
+    """Say in which step the gradients are infinite or zero, although they are in no run of the unchanged job."""
     num_steps = min(len(run.norms) for run in (mine, *job))
     for step in range(num_steps):
         if math.isinf(mine.norms[step]) and all(math.isfinite(run.norms[step]) for run in job):
-            return f"the gradients of its step {step + 1} are not finite, and the job's are"
+            return f"the gradients of its step {step + 1} are not finite, but those of the unchanged job are"
         if mine.norms[step] == 0 and all(run.norms[step] > 0 for run in job):
-            return f"there are no gradients in its step {step + 1}, and in the job there are"
+            return f"its step {step + 1} has no gradients, but the same step of the unchanged job has"
     return None
 
 
@@ -179,7 +179,7 @@ def _lost(mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], *, is_
         return None
     return (
         f"{len(lost)} of {mine.num_parameters} parameters get no gradient (the first of them is number"
-        f" {min(lost) + 1} of the optimizer), and they do in the job"
+        f" {min(lost) + 1} of the optimizer), but do in the unchanged job"
     )
 
 

@@ -105,7 +105,7 @@ def judge_blocks(
 
 def _too_few(num_units: int) -> str:
     count = "1 unit of four blocks is" if num_units == 1 else f"{num_units or 'no'} units of four blocks are"
-    return f"{count} complete, and {MIN_UNITS} can decide"
+    return f"{count} complete, but a verdict needs {MIN_UNITS}"
 
 
 def _claim(effect: float, half: float, equivalence: float, min_effect: float) -> tuple[VerdictName, str]:

@@ -115,7 +115,8 @@ def _of_idle_gpu(context: DiagnosisContext, rates: dict[int, tuple[float, float]
         name=NAME,
         title=(
             f"the GPU is idle for {percent(idle_s / context.step_s)} of a call with {size:,} samples, because the host"
-            f" launches as much as for many: twice as many would save about {seconds(context.cost_in_job(cost))} a call"
+            " launches as much as for many: twice as many would save about"
+            f" {seconds(context.cost_in_job(cost))} per call"
         ),
         ranks=context.ranks_with_most(*HOST_PARTS),
         cost_s=cost,

@@ -237,7 +237,7 @@ def _margin_c(gpu: SmiGpu) -> float | None:
     source="proposed by Flatout; for its error rates see the how-to page Check a machine",
     cost="nothing yet: the GPU with the worst cooling is the first to slow down",
     fix="check its heat sink, its fans and its position in the airflow",
-    when_wrong="the GPUs do different work at that moment, or are in two rows of the airflow",
+    when_wrong="the GPUs do different work at that moment, or some are behind others in the airflow",
 )
 def temperature_peers(machine: Machine) -> CheckOutcome:
     temperatures = _under_load(machine, "GPU Current Temp")

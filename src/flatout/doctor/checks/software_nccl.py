@@ -70,7 +70,7 @@ def _unset(machine: Machine, outcome: CheckOutcome) -> CheckOutcome:
         raise NotReadError("not found, but the environment is not in the input")
     for path, problem in machine.snapshot.problems.items():
         if path.endswith("nccl.conf") and problem != NO_FILE:
-            raise NotReadError(f"not in the input, but `{path}` was not read: {problem}")
+            raise NotReadError(f"not in the input, and `{path}` was not read: {problem}")
     return outcome
 
 

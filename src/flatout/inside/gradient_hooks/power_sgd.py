@@ -1,9 +1,9 @@
 """Send low-rank factors of each gradient; the rest is added to the next step's (PowerSGD, arXiv:1905.13727).
 
-A gradient of n x m entries becomes P, n x r, and Q, m x r, each averaged over the ranks; Q of a step begins the next
-one. Gradients that this would not make twice as small are reduced plainly, and so are all steps before `start`. The
-arithmetic is that of torch's `powerSGD_hook` with its defaults, whose state is kept by bucket and fits no other
-division of the gradients.
+A gradient of n x m entries becomes P, n x r, and Q, m x r, each averaged over the ranks; the Q of a step is the start
+of the next one. Gradients that this would not make twice as small are reduced plainly, and so are all steps before
+`start`. The arithmetic is that of torch's `powerSGD_hook` with its defaults, whose state is kept by bucket and fits no
+other division of the gradients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time the stages of each batch that this process makes, and write them to a file of the recording.
 
 In: each call of a fetcher, in a loader's worker or in the training process itself. Out: `stages-<host>-<pid>.json`,
-renewed once a second and when the process ends: the seconds of all batches, and by stage those of the timed ones (see
+renewed once per second and when the process ends: the seconds of all batches, and by stage those of the timed ones (see
 `budget`). What the batches contain is not changed: random numbers, order and values stay the same.
 """
 

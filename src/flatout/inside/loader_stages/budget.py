@@ -44,6 +44,6 @@ class Budget:
         return self._num_batches < NUM_FIRST or self.spent_s <= MAX_SHARE * elapsed_s
 
     def add(self, num_stages: int, other_s: float) -> None:
-        """Count a timed batch: `num_stages` stages, and `other_s` for all that is done once a batch."""
+        """Count a timed batch: `num_stages` stages, and `other_s` for all that is done once per batch."""
         self._num_batches += 1
         self.spent_s += num_stages * self._cost_s + other_s

@@ -1,7 +1,7 @@
 """Make batches of samples of like length, or of a number of tokens, in the loaders that shuffle a map-style data set.
 
 In: DataLoaders with torch's own batches of a RandomSampler or of a DistributedSampler that shuffles. Out: the same
-samples once an epoch, in other batches (`batch_plan`), as many on each rank. The epoch's order still comes from the
+samples once per epoch, in other batches (`batch_plan`), as many on each rank. The epoch's order still comes from the
 script's sampler: from its seed, its generator and its epoch. Other loaders stay as they are.
 
 The lengths are read once, before the first epoch: from a column `length` or `lengths` of the data set if there is one,

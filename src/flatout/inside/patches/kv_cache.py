@@ -40,7 +40,7 @@ def _added(
     given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
     config = given or getattr(model, "generation_config", None)
     if any(kwargs.get(name) is not None for name in _GIVEN):
-        report.note("the script gives a cache itself")
+        report.note("the script passes its own cache")
         return {}
     has_cache = kwargs.get("use_cache", getattr(config, "use_cache", True)) is not False
     if has_cache and not is_static:

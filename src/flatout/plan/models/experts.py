@@ -130,7 +130,7 @@ def feed_forward_of_layers(config: ModelConfig, traits: Traits) -> list[FeedForw
 
 
 def expert_network(config: ModelConfig, traits: ExpertTraits, *, is_gated: bool = True) -> FeedForward:
-    """Return the network of a layer with experts. Raise InputError for more experts per token than there are."""
+    """Return the network of a layer with experts. Raise InputError if a token uses more experts than the layer has."""
     hidden = config.size(*_HIDDEN)
     num, used = uniform(config, *traits.num), uniform(config, *traits.used)
     if not 0 < used <= num:
