@@ -30,7 +30,7 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 
 from flatout.inside.data_cache.reads import CachedReads
-from flatout.inside.data_cache.store import Store
+from flatout.inside.data_cache.store import CacheStore
 
 NUM_FILES = 400
 NUM_READERS = 4
@@ -67,7 +67,7 @@ def read_checked(
     num_wrong = num_failed = 0
     for read in range(num_reads):
         if read % READS_PER_STORE == 0:
-            store = Store(cache, NUM_FILES * SIZE // 2, (str(source),))
+            store = CacheStore(cache, NUM_FILES * SIZE // 2, (str(source),))
             reads = CachedReads(cache, store)
         number = draw.randrange(NUM_FILES)
         path = source / f"{number}.bin"
@@ -183,7 +183,7 @@ def hit_rates(folder: Path) -> dict[str, float]:
         write(source / f"{number}.bin", number, 0)
     rates = {}
     for fraction in (0.25, 0.5, 0.75):
-        store = Store(folder / f"cache-{fraction}", int(fraction * NUM_FILES * SIZE), (str(source),))
+        store = CacheStore(folder / f"cache-{fraction}", int(fraction * NUM_FILES * SIZE), (str(source),))
         paths = list(source.iterdir())
         for epoch in range(6):
             if epoch == 1:

@@ -38,7 +38,7 @@ from flatout.nccl_tuner.settings import log_variables, table_variables
 from flatout.nccl_tuner.table_file import checksum, parse_table, table_text
 from flatout.nccl_tuner.tuning import TuningRequest, tune_nccl
 from flatout.records.collective_table import CollectiveTable
-from flatout.records.nccl_tuning import Candidate, Case, GroupShape, Measurements, Start, Work
+from flatout.records.nccl_tuning import Case, CollectiveWork, GroupShape, Measurements, NcclCandidate, Start
 
 SOCKETS = {
     "NCCL_P2P_DISABLE": "1",
@@ -50,7 +50,7 @@ NVLINK = {"NCCL_NVLS_ENABLE": "0"}
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 256 * KIB, MIB, 28 * MIB, 256 * MIB)
 HEADING = "flatout-collective-table 1\n"
-DEFAULT = Candidate(name="default")
+DEFAULT = NcclCandidate(name="default")
 SEARCH_S = float(sys.argv[2]) if len(sys.argv) > 2 else 400.0
 JOB = """
 import sys, torch, torch.distributed as dist
@@ -71,8 +71,8 @@ print("done", flush=True)
 """
 
 
-def work(sizes: Sequence[int] = SIZES, collective: str = "all_reduce") -> Work:
-    return Work(
+def work(sizes: Sequence[int] = SIZES, collective: str = "all_reduce") -> CollectiveWork:
+    return CollectiveWork(
         shapes=(GroupShape(groups=((0, 1),)),),
         cases=tuple(Case(collective=collective, shape=0, num_bytes=size) for size in sizes),
         source="acceptance",
@@ -104,7 +104,9 @@ def run_ranks(
     return codes, "".join((folder / f"errors-{rank}").read_text("utf-8", "replace") for rank in range(2))
 
 
-def measured(start: Start, of_work: Work, environment: dict[str, str], plugin: Path | None = None) -> Measurements:
+def measured(
+    start: Start, of_work: CollectiveWork, environment: dict[str, str], plugin: Path | None = None
+) -> Measurements:
     return measure(
         Ranks(backend="nccl", num_ranks=2, plugin=plugin),
         [start],
@@ -123,7 +125,7 @@ def sockets(folder: Path) -> tuple[bool, str]:
     )
     tuning = tune_nccl(request, print, {**os.environ, **SOCKETS})
     table = table_text(tuning.table)
-    chosen_table = Candidate(name="chosen", table=table)
+    chosen_table = NcclCandidate(name="chosen", table=table)
     final = Start(name="final", environment=tuning.settings, candidates=(chosen_table,))
     plain = measured(Start(name="plain", candidates=(DEFAULT,)), work(), SOCKETS)
     chosen = measured(final, work(), SOCKETS, built_plugin())
@@ -148,7 +150,7 @@ def log(folder: Path) -> tuple[bool, str]:
 
 
 def untouched(folder: Path) -> tuple[bool, str]:
-    empty = Candidate(name="default", table=table_text(CollectiveTable()))
+    empty = NcclCandidate(name="default", table=table_text(CollectiveTable()))
     plain, with_plugin = (DEFAULT, None), (empty, built_plugin())
     of_starts: dict[str | None, list[list[float]]] = {}
     for candidate, plugin in (plain, with_plugin, with_plugin, plain) * 2:

@@ -32,7 +32,7 @@ from flatout.change.candidates import candidates
 from flatout.change.catalogue import all_changes
 from flatout.change.collectives import with_collectives
 from flatout.diagnosis_pipeline import diagnose_paths
-from flatout.predict.calibrate import REFERENCE, Calibration, calibrate
+from flatout.predict.calibrate import REFERENCE, PredictionCalibration, calibrate
 from flatout.predict.predict import predict_together, situation_of
 from flatout.records.change import JobFacts
 from flatout.records.prediction import NoPrediction, PredictionRecord
@@ -210,7 +210,7 @@ def outcome(pair: dict[str, Any]) -> dict[str, Any]:
     by_name = {change.name: change for change in _wide(facts)}
     bounds = {change.name: change.predicted_speedup for change in candidates(done.diagnosis, facts, "semantic")}
     bound = bounds.get(pair["changes"][0]) if len(pair["changes"]) == 1 else None
-    plain = Calibration()
+    plain = PredictionCalibration()
     prediction = predict_together(situation, [by_name[name] for name in pair["changes"]], plain, bound=bound)
     took_s = time.perf_counter() - start
     measured = pair["before_s"] / pair["after_s"]

@@ -38,7 +38,7 @@ from flatout.serving.engine import known_engines
 from flatout.serving.load import read_load
 from flatout.serving.processes import ProcessBackend
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import Plan, run_trial
+from flatout.serving.trial import ServerTrialSetup, run_trial
 from flatout.serving.words import parse_command
 
 LOAD = """
@@ -74,7 +74,7 @@ def beside(folder: Path, wanted: argparse.Namespace, result: dict[str, Any]) -> 
     commands = {"tuned": shlex.join(result["launch"]), "by hand": f"{plain} {wanted.by_hand}"}
     engine = known_engines()["transformers"]
     traced = read_load(folder / "load.toml")
-    plan = Plan(
+    plan = ServerTrialSetup(
         engine=engine,
         traced=traced,
         limits=parse_slo(wanted.slo),

@@ -26,7 +26,7 @@ from tests.slow_network.network import slow_network
 from tests.slow_network.ranks import run_ranks
 
 from flatout.predict.collective_time import Link, collective_s, link_of
-from flatout.predict.gradient_exchange import PLAIN, Call, Exchange, exchange_of, int8_by_all_gather
+from flatout.predict.gradient_exchange import PLAIN, CollectiveCall, GradientExchange, exchange_of, int8_by_all_gather
 from flatout.probe.ceilings.fit import fitted
 
 MIB = 1 << 20
@@ -84,7 +84,7 @@ def compared(ranks: list[dict[str, Any]], link: Link, num_bytes: int) -> list[di
     return rows
 
 
-def _exchange(name: str, num_bytes: int, num_ranks: int) -> Exchange:
+def _exchange(name: str, num_bytes: int, num_ranks: int) -> GradientExchange:
     if name == "int8-all-gather":
         return int8_by_all_gather(num_bytes, num_ranks)
     exchange = exchange_of(PLAIN if name == "plain" else name, num_bytes, num_ranks, "cpu")
@@ -92,8 +92,8 @@ def _exchange(name: str, num_bytes: int, num_ranks: int) -> Exchange:
         return exchange
     # The rule's share is a prior for models with other parameters; these are square matrices of 1 MiB only.
     share = 2 * int(name.removeprefix("powersgd-")) / MATRIX_ROWS
-    factor = Call(operation="all_reduce", num_bytes=num_bytes * share / 2)
-    return Exchange(calls=(factor, factor), codec_s=exchange.codec_s)
+    factor = CollectiveCall(operation="all_reduce", num_bytes=num_bytes * share / 2)
+    return GradientExchange(calls=(factor, factor), codec_s=exchange.codec_s)
 
 
 def main() -> None:

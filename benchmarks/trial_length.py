@@ -32,7 +32,7 @@ from flatout.inside.phases.counted_steps import CountedSteps
 from flatout.inside.phases.warmup import WarmupDetector
 from flatout.inside.recording.step_detector import StepSource
 from flatout.inside.settings import StopRule
-from flatout.tune.trial_length import JobTimes, trial_length
+from flatout.tune.trial_length import KnownTimes, trial_length
 
 Floats = NDArray[np.float64]
 
@@ -116,7 +116,7 @@ def by_rule(job: Job, rng: np.random.Generator, num_windows: int) -> list[Floats
     windows = []
     for _ in range(num_windows):
         run_sd = job.run_sd * math.sqrt(rng.chisquare(NUM_FLOOR_TRIALS - 1) / (NUM_FLOOR_TRIALS - 1))
-        times = JobTimes(step_s=job.cost_s, start_s=job.start_s, run_sd=run_sd, period=job.period)
+        times = KnownTimes(step_s=job.cost_s, start_s=job.start_s, run_sd=run_sd, period=job.period)
         rule = trial_length(times, effect=job.effect, budget_left_s=BUDGET_S)
         windows.append(counted(job, StopRule(**msgspec.to_builtins(rule)), rng))
     return windows

@@ -35,7 +35,7 @@ from flatout.report.start_costs import start_line, trial_line
 from flatout.trial.journal import Heading, Journal
 from flatout.trial.profile_as_trial import profile_as_trial
 from flatout.tune.runner import Runner
-from flatout.tune.trial_length import JobTimes, trial_length
+from flatout.tune.trial_length import KnownTimes, trial_length
 
 JOB = str(Path(__file__).with_name("trial_starts_job.py"))
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -93,7 +93,7 @@ def lengths(folder: Path, rounds: int) -> Any:
     for step_s, noise in ((1.0, 0.05), (0.05, 0.1), (0.005, 0.1)):
         runner = runner_of(folder / str(step_s), "--step", str(step_s), "--noise", str(noise), ranks=2)
         thirty = runner.trial(ChangeSet(), fixed_steps(30))
-        job = JobTimes(step_s=step_s, start_s=thirty.start_s, run_sd=0.01)
+        job = KnownTimes(step_s=step_s, start_s=thirty.start_s, run_sd=0.01)
         rule = trial_length(job, effect=0.3, budget_left_s=BUDGET_S)
         by_rule = runner.trial(ChangeSet(), rule)
         slower = trial_length(job, effect=0.3, budget_left_s=BUDGET_S, reference_step_s=step_s / 2)

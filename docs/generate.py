@@ -106,7 +106,7 @@ from flatout.records.loading import (
     SampleStage,
 )
 from flatout.records.machine import Xid
-from flatout.records.nccl_tuning import Case, GroupShape, NcclTuning, SizeResult, Work, WrongAnswer
+from flatout.records.nccl_tuning import Case, CollectiveWork, GroupShape, NcclTuning, SizeResult, WrongAnswer
 from flatout.records.network import NetworkAnswer, NetworkBill
 from flatout.records.packing import (
     DamagedSample,
@@ -145,16 +145,16 @@ from flatout.records.serving import (
     AnswerGate,
     Cause,
     CurvePoint,
-    Limit,
+    LatencyLimit,
     LoadCurve,
     LoadPoint,
     ServerChange,
     ServerTrial,
     ServingTuning,
+    ServingWindow,
     Spread,
     TriedArm,
     UnofferedKnob,
-    Window,
 )
 from flatout.records.serving_plan import (
     CacheNeed,
@@ -187,7 +187,7 @@ from flatout.records.tracking import (
     TwoStates,
 )
 from flatout.records.trial import Covariates, Padding
-from flatout.records.tuning import BalancedBatches, Bound, GainSought, MoreTrials, Outlook, Separation
+from flatout.records.tuning import Bound, GainSought, MoreTrials, Outlook, PaddingChange, Separation
 from flatout.records.verdict import NoiseFloor, Verdict
 from flatout.records.watch import (
     DrainCost,
@@ -207,7 +207,7 @@ from flatout.report.recording_json import RecordedRank, RecordingReport
 from flatout.report.scaling import LostPart, Scaling
 from flatout.report.tuning_json import AdoptedChange, TriedChange, TuningReport
 from flatout.run_trackers.values import LoggedValues
-from flatout.schedule.live.actions import Action, Reservation
+from flatout.schedule.live.actions import Action, NodeReservation
 from flatout.schedule.live.controller import Cycle
 from flatout.schedule.policies.names import POLICIES
 from flatout.submit import Submitted
@@ -396,7 +396,7 @@ def tuning_json() -> str:
     """The contract `flatout/tuning`, from the records that are written."""
     steps = (StepTime, WorkTime)
     outlook = (Outlook, GainSought, MoreTrials)
-    kept = (BalancedBatches, Padding, Separation)
+    kept = (PaddingChange, Padding, Separation)
     records = (TuningReport, AdoptedChange, TriedChange, Patch, *steps, *outlook, Bound, NoiseFloor, *kept)
     return _contract("flatout/tuning", records)
 
@@ -498,7 +498,7 @@ def grids() -> str:
 
 def schedule_cycle_json() -> str:
     """The contract `flatout/schedule-cycle`."""
-    return _contract("flatout/schedule-cycle", (Cycle, Action, Reservation))
+    return _contract("flatout/schedule-cycle", (Cycle, Action, NodeReservation))
 
 
 def replay_json() -> str:
@@ -695,15 +695,15 @@ def ceilings_json() -> str:
 
 def nccl_tuning_json() -> str:
     """The contract `flatout/nccl-tuning`, from the records that are written."""
-    records = (NcclTuning, Work, GroupShape, Case, SizeResult, WrongAnswer, CollectiveTable, TableRow)
+    records = (NcclTuning, CollectiveWork, GroupShape, Case, SizeResult, WrongAnswer, CollectiveTable, TableRow)
     return _contract("flatout/nccl-tuning", records)
 
 
 def serving_json() -> str:
     """The contract `flatout/serving`, from the records that are written."""
     records = (
-        *(ServingTuning, Limit, Cause, ServerChange, TriedArm, AnswerGate, LoadCurve, CurvePoint, UnofferedKnob),
-        *(ServerTrial, LoadPoint, Spread, Window, Covariates),
+        *(ServingTuning, LatencyLimit, Cause, ServerChange, TriedArm, AnswerGate, LoadCurve, CurvePoint, UnofferedKnob),
+        *(ServerTrial, LoadPoint, Spread, ServingWindow, Covariates),
     )
     return _contract("flatout/serving", records)
 

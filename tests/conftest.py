@@ -112,6 +112,7 @@ _UNITS = {
         "tests/docs/test_words.py",
         "tests/inside/test_protocol.py",
         "tests/test_imports.py",
+        "tests/test_names.py",
         "tests/test_sentences.py",
     ),
     "the diagnoses of the traces with a known cause": (

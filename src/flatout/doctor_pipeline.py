@@ -21,7 +21,7 @@ from flatout.doctor.secrets import without_secrets
 from flatout.errors import InputError, UsageError
 from flatout.launch.hosts import HostOutput, Via, host_names, on_hosts, way_to
 from flatout.probe.snapshot import read_machine
-from flatout.records.doctor import HostsReport, JobTimes
+from flatout.records.doctor import HostsReport, JobTraffic
 from flatout.records.snapshot import Snapshot
 from flatout.report.progress import WaitingLine
 
@@ -56,7 +56,7 @@ def read_snapshot(
     return without_secrets(msgspec.structs.replace(snapshot, read_from=(*read_from, *added)))
 
 
-def job_times(recording: Path) -> JobTimes:
+def job_times(recording: Path) -> JobTraffic:
     """Return the times of a job's traffic from its recording or traces. Raises InputError if they cannot be read."""
     from flatout.diagnosis_pipeline import diagnose_paths  # numpy and all readers, which a check alone does not need
 
@@ -74,7 +74,7 @@ def job_times(recording: Path) -> JobTimes:
         sums = [sum(step.parts_s[part] for step in steps for part in parts) / len(steps) for steps in steps_of_ranks]
         return max(sums, default=0.0)
 
-    return JobTimes(
+    return JobTraffic(
         hosts=hosts,
         num_hosts=len(hosts) if hosts and is_every_host_known else None,
         has_gpu=any(timeline.has_gpu for timeline in diagnosed.job.timelines),

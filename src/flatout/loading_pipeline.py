@@ -15,7 +15,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.inside.protocol import File, Variable
 from flatout.launch import ExitStatus
-from flatout.profile import Options, is_recording, read_recording, record
+from flatout.profile import RecordOptions, is_recording, read_recording, record
 from flatout.profile.folder import default_path
 from flatout.records.loading import LoadingProfile
 from flatout.run.several_nodes import key_of_nodes
@@ -33,7 +33,7 @@ def profile_loading(command: Sequence[str], *, out: Path | None, force: bool) ->
     recorded = record(
         command,
         out or default_path(),
-        Options(
+        RecordOptions(
             is_light=True,
             force=force,
             job_key=key_of_nodes(command, os.environ),

@@ -14,7 +14,7 @@ from tests.bench.bench_command import bench, small
 from flatout.doctor.peers import MIN_PEERS, outliers
 from flatout.probe.ceilings.collectives import pattern
 from flatout.probe.ceilings.pairs import peer_benchmarks, tournament, wrong_elements
-from flatout.probe.ceilings.slow_links import PAIR_SHARE, SlowLinks, slow_links
+from flatout.probe.ceilings.slow_links import PAIR_SHARE, LinkDifferences, slow_links
 from flatout.records.ceilings import Ceilings, Measurement
 from flatout.report.pairs_text import pair_lines
 from flatout.report.terminal import TextStyle
@@ -74,7 +74,7 @@ def measured(seconds: Callable[[int, int], float], hosts: Sequence[str], name: s
     ]
 
 
-def compared(measurements: list[Measurement], hosts: Sequence[str]) -> SlowLinks:
+def compared(measurements: list[Measurement], hosts: Sequence[str]) -> LinkDifferences:
     return slow_links(measurements, hosts, lambda values, share: outliers(values, share=share), MIN_PEERS)
 
 

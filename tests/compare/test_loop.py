@@ -9,7 +9,7 @@ import pytest
 from tests.compare.simulated import SimulatedArms
 from tests.verdict.trials import trial
 
-from flatout.compare.evidence import Evidence
+from flatout.compare.evidence import ComparisonEvidence
 from flatout.compare.judge import HOPELESS, is_gate_hopeless, judged
 from flatout.compare.loop import MAX_FAILED, Compared, compare, next_length
 from flatout.compare.options import CompareOptions
@@ -151,8 +151,8 @@ def test_an_objective_that_the_jobs_do_not_report_is_one_line() -> None:
         compared(SimulatedArms(), objective="peak_memory_bytes")
 
 
-def evidence_of(trials: list[TrialResult]) -> Evidence:
-    evidence = Evidence(objective="step_s")
+def evidence_of(trials: list[TrialResult]) -> ComparisonEvidence:
+    evidence = ComparisonEvidence(objective="step_s")
     evidence.trials += trials
     return evidence
 

@@ -14,7 +14,7 @@ from tests.doctor.samples import nccl_log, rdma_port, smi
 from flatout.doctor.checks import CHECKS
 from flatout.doctor.judge import judge_machine
 from flatout.doctor_pipeline import job_times
-from flatout.records.doctor import Gain, JobTimes
+from flatout.records.doctor import Gain, JobTraffic
 from flatout.records.snapshot import Snapshot
 from flatout.report.doctor_gain import gain_sentence
 from flatout.report.doctor_html import doctor_html
@@ -22,10 +22,10 @@ from flatout.report.doctor_text import doctor_text
 from flatout.report.terminal import TextStyle
 
 TRACES = Path(__file__).parents[2] / "examples" / "traces"
-JOB = JobTimes(hosts=("node-a", "node-b"), num_hosts=2, has_gpu=True, step_s=0.1, copies_s=0.004, transfer_s=0.02)
+JOB = JobTraffic(hosts=("node-a", "node-b"), num_hosts=2, has_gpu=True, step_s=0.1, copies_s=0.004, transfer_s=0.02)
 
 
-def gain(check_id: str, snapshot: Snapshot, job: JobTimes = JOB) -> Gain | None:
+def gain(check_id: str, snapshot: Snapshot, job: JobTraffic = JOB) -> Gain | None:
     return next(check for check in judge_machine(snapshot, job).checks if check.id == check_id).gain
 
 

@@ -14,14 +14,14 @@ from tests.slurm import SlurmLab
 
 from flatout.emit.placement import PLACEMENT_TARGETS
 from flatout.emit.write import write
-from flatout.placement.groups import Degrees
+from flatout.placement.groups import LayoutDegrees
 from flatout.placement.place import place
-from flatout.records.placement import Exchange, Fabric, Placement
+from flatout.records.placement import Fabric, GroupExchange, Placement
 
-DEGREES = Degrees(tp=2, dp=2, pp=2)
+DEGREES = LayoutDegrees(tp=2, dp=2, pp=2)
 
 
-def with_long_pipeline_sends() -> list[Exchange]:
+def with_long_pipeline_sends() -> list[GroupExchange]:
     """Return exchanges of which those of the pipeline are the largest, so that stages belong on one node."""
     sizes = {"tensor": 90e9, "pipeline": 80e9, "data": 1e9}
     return [msgspec.structs.replace(each, bytes_to_neighbour=sizes[each.name]) for each in exchanges(DEGREES)]
@@ -43,7 +43,7 @@ def mixed() -> Placement:
 def reordered() -> Placement:
     """Return an order of four nodes, of which every second one is on the same leaf switch."""
     network = named(fabric("fat-tree", 4, 2, leaves=(0, 1, 0, 1), oversubscription=4), "n1", "n2", "n3", "n4")
-    return place(network, exchanges(Degrees(tp=2, dp=4)), (2, 1, 4, 1))
+    return place(network, exchanges(LayoutDegrees(tp=2, dp=4)), (2, 1, 4, 1))
 
 
 def test_the_host_file_has_the_node_of_each_rank() -> None:

@@ -25,7 +25,7 @@ from flatout.emit.plan_targets import PLAN_TARGETS, settings_for
 from flatout.emit.write import write
 from flatout.errors import InputError, OutputError
 from flatout.plan.huggingface import from_values
-from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training
+from flatout.records.plan import FULL_TRAINING, ClusterSpec, Layout, Training
 from flatout.records.plan_details import PlannedJob
 
 DATA = Path(__file__).parents[1] / "data" / "frameworks"
@@ -99,7 +99,7 @@ def planned(
     precision: str = "bf16",
     training: Training = FULL_TRAINING,
 ) -> PlannedJob:
-    cluster = Cluster(
+    cluster = ClusterSpec(
         name="ours",
         gpu="H100 SXM 80GB",
         num_gpus=num_gpus,

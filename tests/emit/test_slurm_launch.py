@@ -8,11 +8,11 @@ import pytest
 from tests.emit.tunings import tuning
 
 from flatout.emit import slurm
-from flatout.emit.slurm_launch import NodeGroup, SlurmLaunch, slurm_launch
+from flatout.emit.slurm_launch import SlurmLaunch, SlurmNodes, slurm_launch
 
 
 def launched(command: str, *, num_nodes: int = 2, num_gpus: int | None = 8, num_cpus: int | None = 96) -> SlurmLaunch:
-    return slurm_launch(command.split(), NodeGroup(num_nodes=num_nodes, num_gpus=num_gpus, num_cpus=num_cpus))
+    return slurm_launch(command.split(), SlurmNodes(num_nodes=num_nodes, num_gpus=num_gpus, num_cpus=num_cpus))
 
 
 @pytest.mark.parametrize(

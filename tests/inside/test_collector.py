@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flatout.inside.collector import COLLECTOR, Collector
+from flatout.inside.collector import COLLECTOR, GarbageCollector
 from flatout.inside.live_objects import live_objects
 
 
@@ -38,12 +38,12 @@ def test_a_frozen_object_is_still_found_once_and_only_while_it_lives() -> None:
 
 
 def test_the_script_and_not_flatout_decides_whether_the_collector_is_automatic() -> None:
-    collector = Collector()
+    collector = GarbageCollector()
     assert collector.is_automatic()
     collector.turn_off()
     assert not gc.isenabled()
     assert collector.is_automatic()
-    script = Collector()
+    script = GarbageCollector()
     assert not script.is_automatic()
     gc.enable()
     gc.set_threshold(0)

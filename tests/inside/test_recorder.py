@@ -12,13 +12,13 @@ import torch
 from flatout.inside.protocol import STEP_COLUMNS
 from flatout.inside.recording import rank_output, spells
 from flatout.inside.recording import recorder as module
-from flatout.inside.recording.recorder import Recorder
+from flatout.inside.recording.recorder import StepRecorder
 from flatout.inside.settings import RecorderSettings
 
 
-def recorder(folder: Path) -> Recorder:
+def recorder(folder: Path) -> StepRecorder:
     (folder / ".state").mkdir(exist_ok=True)
-    return Recorder(RecorderSettings(recording=folder, is_light=True), lambda: None)
+    return StepRecorder(RecorderSettings(recording=folder, is_light=True), lambda: None)
 
 
 def rows(folder: Path) -> list[list[Any]]:
@@ -35,7 +35,7 @@ def sgd() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.zeros(1)])
 
 
-def train(one: Recorder, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+def train(one: StepRecorder, optimizer: torch.optim.Optimizer, batch: Any) -> None:
     assert one.load(lambda given: given, batch) is batch
     one.backward_begins(torch.tensor(1.0))
     one.optimizer_stepped(optimizer, is_skipped=None)

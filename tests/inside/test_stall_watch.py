@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from flatout.inside.phases.stall_watch import Period, StallWatch
+from flatout.inside.phases.stall_watch import StallPeriod, StallWatch
 
 REGULAR_S = 0.010
 
 
-def watched(stalls: Mapping[int, float], num_steps: int = 200, *, together: int = 1) -> Period | None:
+def watched(stalls: Mapping[int, float], num_steps: int = 200, *, together: int = 1) -> StallPeriod | None:
     """Return the period after so many steps, reported in groups of `together`."""
     watch = StallWatch()
     times = [REGULAR_S + stalls.get(step, 0.0) for step in range(num_steps)]

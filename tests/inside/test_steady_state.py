@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.inside.recording.recorder import Recorder
+from flatout.inside.recording.recorder import StepRecorder
 from flatout.inside.recording.spells import CHECKPOINT
 from flatout.inside.settings import RecorderSettings
 
@@ -54,8 +54,8 @@ class Phases:
         return ""
 
 
-def recorder(*, is_steady: bool) -> Recorder:
-    made = Recorder(RecorderSettings(recording=Path("unused")), lambda: None)
+def recorder(*, is_steady: bool) -> StepRecorder:
+    made = StepRecorder(RecorderSettings(recording=Path("unused")), lambda: None)
     made._output.file, made._output.phases = File(), Phases()  # type: ignore[assignment]
     made._known = {OPTIMIZER}
     made._thread = threading.get_ident()
@@ -66,19 +66,19 @@ def recorder(*, is_steady: bool) -> Recorder:
     return made
 
 
-def note(one: Recorder, events: list[tuple[Any, ...]]) -> None:
+def note(one: StepRecorder, events: list[tuple[Any, ...]]) -> None:
     now = 1000
     for kind, *what in events:
         now += 10
         if kind == "batch":
-            one._note((Recorder._on_tensors, now, now + 5, *what))
+            one._note((StepRecorder._on_tensors, now, now + 5, *what))
         elif kind == "backward":
             (loss,) = what
-            one._note((Recorder._on_backward, 0, None if loss is None else (torch.tensor(loss), 0)))
+            one._note((StepRecorder._on_backward, 0, None if loss is None else (torch.tensor(loss), 0)))
         elif kind == "optimizer":
-            one._note((Recorder._on_optimizer, now, one._thread, OPTIMIZER, *what))
+            one._note((StepRecorder._on_optimizer, now, one._thread, OPTIMIZER, *what))
         else:
-            one._note((Recorder._on_spell, CHECKPOINT, now - 4, now, False))
+            one._note((StepRecorder._on_spell, CHECKPOINT, now - 4, now, False))
 
 
 BATCH = st.tuples(st.just("batch"), SHAPES, DTYPES)

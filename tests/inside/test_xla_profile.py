@@ -14,7 +14,7 @@ import pytest
 
 from flatout.inside import xla_profile
 from flatout.inside.log import LOG
-from flatout.inside.xla_profile import XlaProfile
+from flatout.inside.xla_profile import XlaProfiler
 
 
 class Jax(ModuleType):
@@ -75,8 +75,8 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jax]:
     assert LOG.num_errors == 0
 
 
-def hooked(jax: Any, folder: Path, num_steps: int = 2, warmup: int | None = None) -> XlaProfile:
-    profile = XlaProfile(jax, folder, num_steps, warmup)
+def hooked(jax: Any, folder: Path, num_steps: int = 2, warmup: int | None = None) -> XlaProfiler:
+    profile = XlaProfiler(jax, folder, num_steps, warmup)
     profile.hook()
     return profile
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from flatout.catalog import failure_words
-from flatout.catalog.failure_words import Estimate
+from flatout.catalog.failure_words import WordEstimate
 from flatout.catalog.failures import CLASSES, Phase, Restart, fit, known_failures, phrase_pattern
 from flatout.keep.classify import classify
 from flatout.keep.error_text import errors_in, phase_in, without_names
@@ -462,7 +462,7 @@ def test_a_text_without_known_words_is_estimated() -> None:
 
 def test_an_estimate_counts_only_from_the_least_likelihood_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def likely(likelihood: float, restart: Restart = "yes") -> None:
-        found = Estimate(failure_class="host", restart=restart, likelihood=likelihood)
+        found = WordEstimate(failure_class="host", restart=restart, likelihood=likelihood)
         monkeypatch.setattr("flatout.keep.explain_failure.estimate", lambda *_: found)
 
     line, error = "the blorb is glum", "RuntimeError: the blorb is glum"

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tests.trial.recordings import rank
 
-from flatout.loading.read_reports import LoaderReport, Spent, read_reports
+from flatout.loading.read_reports import LoaderReport, StageSeconds, read_reports
 from flatout.loading.stages import rank_loading
 from flatout.records.loading import RankLoading, SampleStage
 from flatout.records.recording import RankRecording
 
-NOTHING = Spent()
+NOTHING = StageSeconds()
 
 
 def report(**changed: Any) -> LoaderReport:
@@ -40,11 +40,11 @@ def report(**changed: Any) -> LoaderReport:
         "num_reads": 20,
         "watch_s": 0.01,
         "stages": {
-            "decode": Spent(num_calls=20, wall_s=1.2, cpu_s=0.9),
-            "read": Spent(num_calls=40, wall_s=0.6, cpu_s=0.1),
-            "code": Spent(num_calls=5, wall_s=0.2, cpu_s=0.0),
+            "decode": StageSeconds(num_calls=20, wall_s=1.2, cpu_s=0.9),
+            "read": StageSeconds(num_calls=40, wall_s=0.6, cpu_s=0.1),
+            "code": StageSeconds(num_calls=5, wall_s=0.2, cpu_s=0.0),
         },
-        "sent": Spent(num_calls=10, wall_s=0.2, cpu_s=0.1),
+        "sent": StageSeconds(num_calls=10, wall_s=0.2, cpu_s=0.1),
         "received": NOTHING,
         "pinned": NOTHING,
     }
@@ -107,8 +107,8 @@ def test_the_training_process_receives_and_pins() -> None:
         wall_s=0.0,
         elapsed_s=0.0,
         stages={},
-        received=Spent(num_calls=10, wall_s=3.0, cpu_s=0.4),  # most of it waits for a worker to answer
-        pinned=Spent(num_calls=10, wall_s=0.8, cpu_s=0.8),
+        received=StageSeconds(num_calls=10, wall_s=3.0, cpu_s=0.4),  # most of it waits for a worker to answer
+        pinned=StageSeconds(num_calls=10, wall_s=0.8, cpu_s=0.8),
         process_elapsed_s=10.0,
         process_cpu_s=5.0,
     )

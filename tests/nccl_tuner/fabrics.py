@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.nccl_tuner.plan import Fabric, Law
+from flatout.nccl_tuner.plan import Law, SimulatedFabric
 from flatout.nccl_tuner.tuning import TuningRequest, tune_nccl
-from flatout.records.nccl_tuning import Case, GroupShape, NcclTuning, Work
+from flatout.records.nccl_tuning import Case, CollectiveWork, GroupShape, NcclTuning
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 16 * MIB)
@@ -19,13 +19,13 @@ DEFAULT = Law(latency_s=100e-6, bytes_per_s=3e9)
 
 def work(
     *collectives: str, sizes: Sequence[int] = SIZES, num_ranks: int = 2, calls_per_step: float | None = None
-) -> Work:
+) -> CollectiveWork:
     cases = [
         Case(collective=collective, shape=0, num_bytes=size, calls_per_step=calls_per_step)
         for collective in collectives
         for size in sizes
     ]
-    return Work(
+    return CollectiveWork(
         shapes=(GroupShape(groups=(tuple(range(num_ranks)),)),),
         cases=tuple(cases),
         source="a test",
@@ -35,14 +35,14 @@ def work(
 
 def tuned(
     folder: Path,
-    of_work: Work,
+    of_work: CollectiveWork,
     *laws: Law,
     transport: str = "nvlink",
     noise: float = 0.02,
     seed: int = 0,
     said: list[str] | None = None,
 ) -> NcclTuning:
-    fabric = Fabric(transport=transport, noise=noise, seed=seed, law=(*laws, DEFAULT))
+    fabric = SimulatedFabric(transport=transport, noise=noise, seed=seed, law=(*laws, DEFAULT))
     request = TuningRequest(
         backend="simulated",
         transport=transport,

@@ -22,22 +22,22 @@ from flatout.nccl_tuner.choose import (
     without_lost_rows,
 )
 from flatout.nccl_tuner.rank import rotated
-from flatout.records.nccl_tuning import Candidate, Measurements, Sample, Start, Work
+from flatout.records.nccl_tuning import CollectiveWork, Measurements, NcclCandidate, Repetition, Start
 
-DEFAULT = Candidate(name="default")
-TREE = Candidate(name="tree", algorithm="tree")
-FEW = Candidate(name="few", max_channels=2)
-CTAS = Candidate(name="16 CTAs", min_ctas=16, max_ctas=16)
+DEFAULT = NcclCandidate(name="default")
+TREE = NcclCandidate(name="tree", algorithm="tree")
+FEW = NcclCandidate(name="few", max_channels=2)
+CTAS = NcclCandidate(name="16 CTAs", min_ctas=16, max_ctas=16)
 START = Start(name="choices", candidates=(DEFAULT, TREE, FEW, CTAS))
 WIGGLE = (1.0, 1.01, 0.99, 1.0, 1.005, 0.995)  # of the samples of a candidate
 
 
 def measurements(
-    seconds: Mapping[str, Mapping[int, float]], of_work: Work, wiggle: tuple[float, ...] = WIGGLE
+    seconds: Mapping[str, Mapping[int, float]], of_work: CollectiveWork, wiggle: tuple[float, ...] = WIGGLE
 ) -> Measurements:
     """One sample per round for each candidate and case."""
     samples = [
-        Sample(start="choices", candidate=name, case=case, round=number, seconds=value * factor)
+        Repetition(start="choices", candidate=name, case=case, round=number, seconds=value * factor)
         for name, by_case in seconds.items()
         for case, value in by_case.items()
         for number, factor in enumerate(wiggle if name != "default" else (1.0,) * len(wiggle))
@@ -45,7 +45,7 @@ def measurements(
     return Measurements(samples=tuple(samples), num_nodes=(1,) * len(of_work.shapes))
 
 
-def rows(seconds: Mapping[str, Mapping[int, float]], of_work: Work) -> list[tuple[object, ...]]:
+def rows(seconds: Mapping[str, Mapping[int, float]], of_work: CollectiveWork) -> list[tuple[object, ...]]:
     table, _, _ = choose_rows(measurements(seconds, of_work), START, of_work)
     return [
         (row.collective, row.min_bytes, row.max_bytes, row.num_ranks, row.algorithm, row.max_channels)
@@ -113,7 +113,7 @@ def test_fewer_than_three_rounds_say_nothing(num_rounds: int, num_found: int) ->
 
 def start_samples(times: Mapping[str, list[float]], num_rounds: int = 2) -> Measurements:
     samples = [
-        Sample(start=name, candidate="default", case=0, round=number, seconds=seconds)
+        Repetition(start=name, candidate="default", case=0, round=number, seconds=seconds)
         for name, values in times.items()
         for number, seconds in enumerate(values)
     ]
@@ -144,7 +144,7 @@ def test_a_row_that_is_not_faster_when_measured_again_is_dropped() -> None:
     assert [row.algorithm for row in table.rows] == ["tree", None]
     again = Measurements(
         samples=tuple(
-            Sample(start=name, candidate=name, case=case, round=number, seconds=value)
+            Repetition(start=name, candidate=name, case=case, round=number, seconds=value)
             for name, by_case in {"default": {0: 1.0, 1: 1.0}, "table": {0: 1.0, 1: 0.6}}.items()
             for case, value in by_case.items()
             for number in range(4)

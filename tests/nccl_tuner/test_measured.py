@@ -13,12 +13,12 @@ from tests.slurm import free_port
 
 from flatout.nccl_tuner import measure, tuning
 from flatout.nccl_tuner.backends import TorchBackend
-from flatout.nccl_tuner.plan import Fabric, Law, RankPlan
+from flatout.nccl_tuner.plan import Law, RankPlan, SimulatedFabric
 from flatout.nccl_tuner.rank import RankMessage
 from flatout.nccl_tuner.table_file import read_table
 from flatout.nccl_tuner.tuning import TuningRequest, tune_nccl
 from flatout.records.collective_table import TableRow
-from flatout.records.nccl_tuning import Candidate, Measurements, NcclTuning, Start
+from flatout.records.nccl_tuning import Measurements, NcclCandidate, NcclTuning, Start
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -144,7 +144,7 @@ def test_gloos_threads_are_those_of_the_candidate(monkeypatch: pytest.MonkeyPatc
     import torch.distributed as dist
 
     of_work = work("all_reduce", sizes=(KIB,), num_ranks=1)
-    start = Start(name="choices", candidates=(Candidate(name="default"),))
+    start = Start(name="choices", candidates=(NcclCandidate(name="default"),))
     plan = RankPlan(
         backend="gloo", start=start, work=of_work, first_round=0, num_rounds=1, time_s=1.0, folder="", meeting=""
     )
@@ -159,7 +159,7 @@ def test_gloos_threads_are_those_of_the_candidate(monkeypatch: pytest.MonkeyPatc
     try:
         monkeypatch.setattr(dist, "new_group", new_group)
         backend = TorchBackend(torch, 0, 0, plan, KIB)
-        for candidate in (Candidate(name="1 thread", threads=1), Candidate(name="5 threads", threads=5)):
+        for candidate in (NcclCandidate(name="1 thread", threads=1), NcclCandidate(name="5 threads", threads=5)):
             backend.communicator(candidate, [(0,)], (0,))
         threads = [group._get_backend(torch.device("cpu")).options._threads for group in made]
     finally:
@@ -170,7 +170,7 @@ def test_gloos_threads_are_those_of_the_candidate(monkeypatch: pytest.MonkeyPatc
 def test_one_command_per_rank_under_a_launcher_decides_alike(tmp_path: Path) -> None:
     """As torchrun and srun start commands: each starts its own rank, and the first one writes the table."""
     variables = ENVIRONMENT | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    fabric = Fabric(transport="nvlink", noise=0.02, law=(TREE_LAW, DEFAULT))
+    fabric = SimulatedFabric(transport="nvlink", noise=0.02, law=(TREE_LAW, DEFAULT))
     results = {}
 
     def run(rank: int) -> None:
@@ -198,7 +198,7 @@ def test_one_command_per_rank_under_a_launcher_decides_alike(tmp_path: Path) -> 
 
 
 def _beside_a_vendors_tuner(folder: Path, *vendor: Law) -> NcclTuning:
-    fabric = Fabric(
+    fabric = SimulatedFabric(
         transport="efa", noise=0.01, vendor_tuner="the tuner of aws-ofi-nccl", law=(*vendor, TREE_LAW, DEFAULT)
     )
     request = TuningRequest(
@@ -261,7 +261,7 @@ def _measured_with(monkeypatch: pytest.MonkeyPatch, xids: LoggedXids) -> Measure
         return [RankMessage(samples=((0, 0, plan.first_round, seconds),)), RankMessage(is_done=True)]
 
     monkeypatch.setattr(measure, "_run", run)
-    starts = [Start(name=name, candidates=(Candidate(name="default"),)) for name in ("default", "fast")]
+    starts = [Start(name=name, candidates=(NcclCandidate(name="default"),)) for name in ("default", "fast")]
     ranks = measure.Ranks(backend="nccl", num_ranks=2)
     return measure.measure(
         ranks, starts, of_work, num_turns=3, num_rounds=1, time_s=1.0, environment={}, say=lambda _: None, xids=xids

@@ -16,7 +16,7 @@ from flatout.nccl_tuner.candidates import (
     process_starts,
     start_of_choices,
 )
-from flatout.nccl_tuner.plan import Fabric, Law
+from flatout.nccl_tuner.plan import Law, SimulatedFabric
 from flatout.nccl_tuner.settings import (
     FUNCTIONS,
     excluding_algorithms,
@@ -153,7 +153,7 @@ def test_the_law_with_the_most_conditions_holds_wherever_it_stands_in_a_fabrics_
     sockets = Law(settings="sockets 2x2+8", latency_s=140e-6, bytes_per_s=17e9)
     gather = Law(collective="all_gather", latency_s=1e-6, bytes_per_s=1e9)
     for laws in ((default, gather, sockets), (sockets, gather, default)):
-        fabric = Fabric(transport="socket", law=laws)
+        fabric = SimulatedFabric(transport="socket", law=laws)
         assert fabric.law_of("sockets 2x2+8", "default", "all_reduce") == sockets
         assert fabric.law_of("sockets 2x2+8", "default", "all_gather") == sockets
         assert fabric.law_of("default", "default", "all_gather") == gather

@@ -10,13 +10,13 @@ import pytest
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import InputError
 from flatout.nccl_tuner.work import MAX_SIZES, STANDARD_COLLECTIVES, STANDARD_SIZES, standard_work, work_of
-from flatout.records.nccl_tuning import Work
+from flatout.records.nccl_tuning import CollectiveWork
 from flatout.testing import TraceBuilder
 
 STEPS = 3
 
 
-def traced(tmp_path: Path, calls: list[dict[str, object]], world_size: int = 4) -> Work:
+def traced(tmp_path: Path, calls: list[dict[str, object]], world_size: int = 4) -> CollectiveWork:
     """The work of a job whose ranks make these calls in each of three steps."""
     for rank in range(world_size):
         trace = TraceBuilder(rank=rank, world_size=world_size)

@@ -13,7 +13,7 @@ from flatout.packing.gain import judged, packing_gain
 from flatout.packing.request import PackRequest
 from flatout.packing.resize import resized
 from flatout.packing.sources import read_source
-from flatout.probe.mounts import Mount
+from flatout.probe.mounts import MountPoint
 from flatout.records.packing import OpenTimes
 from flatout.report.packing_text import gain_sentence
 
@@ -45,7 +45,7 @@ def test_packing_brings_something_only_where_a_network_is_asked_for_metadata(
 
 def test_the_files_are_opened_and_read_where_they_are(tmp_path: Path) -> None:
     listing = read_source(PackRequest(source=image_folder(tmp_path / "images"), folder=tmp_path / "packed"))
-    gain = packing_gain(listing, [Mount("/", "ext4"), Mount(str(tmp_path), "nfs4")])
+    gain = packing_gain(listing, [MountPoint("/", "ext4"), MountPoint(str(tmp_path), "nfs4")])
     assert gain.file_system == "nfs4"
     assert gain.times is not None
     sizes = [Path(str(tmp_path / "images" / sample.name)).stat().st_size for sample in listing.samples]

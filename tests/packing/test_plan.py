@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import UsageError
-from flatout.packing.plan import Plan, is_class_sorted, make_plan
+from flatout.packing.plan import PackingPlan, is_class_sorted, make_plan
 from flatout.packing.request import PackRequest
 from flatout.packing.sources import Listing
 from flatout.records.packing import FileContent, SourceSample
@@ -29,7 +29,7 @@ def listing(labels: list[int]) -> Listing:
     return Listing(kind="csv", root=Path("/data"), samples=samples)
 
 
-def planned(labels: list[int], mean_bytes: float = 1000.0, **options: object) -> Plan:
+def planned(labels: list[int], mean_bytes: float = 1000.0, **options: object) -> PackingPlan:
     request = PackRequest(source=Path("/data"), folder=Path("/packed"), **options)  # type: ignore[arg-type]
     return make_plan(listing(labels), request, mean_bytes)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flatout.placement import groups
-from flatout.placement.groups import Degrees
-from flatout.records.placement import Exchange, Fabric, FabricKind, Pattern
+from flatout.placement.groups import LayoutDegrees
+from flatout.records.placement import Fabric, FabricKind, GroupExchange, Pattern
 
 NVLINK, HOST, ADAPTER = 450e9, 100e9, 50e9
 BYTES = {"tensor": 40e9, "context": 5e9, "data": 8e9, "pipeline": 1e9, "expert": 3e9}
@@ -36,7 +36,7 @@ def fabric(
     )
 
 
-def exchanges(degrees: Degrees) -> list[Exchange]:
+def exchanges(degrees: LayoutDegrees) -> list[GroupExchange]:
     kinds = {
         "tensor": (Pattern.COLLECTIVE_RING, groups.tensor_groups(degrees)),
         "context": (Pattern.RING, groups.context_groups(degrees)),
@@ -45,7 +45,7 @@ def exchanges(degrees: Degrees) -> list[Exchange]:
         "expert": (Pattern.ALL_TO_ALL, groups.expert_groups(degrees)),
     }
     return [
-        Exchange(name=name, pattern=pattern, groups=members, bytes_to_neighbour=BYTES[name])
+        GroupExchange(name=name, pattern=pattern, groups=members, bytes_to_neighbour=BYTES[name])
         for name, (pattern, members) in kinds.items()
         if len(members[0]) > 1
     ]
@@ -68,11 +68,17 @@ SIX = {
     "NVLink over nodes": fabric("fat-tree", 3, 2, leaves=(0, 1, 2), nvlink_gpus=4),
 }
 LAYOUTS_OF_EIGHT = (
-    Degrees(tp=2, dp=2, pp=2),
-    Degrees(tp=2, dp=4),
-    Degrees(tp=4, pp=2),
-    Degrees(dp=8, ep=4),
-    Degrees(cp=2, dp=2, pp=2),
-    Degrees(pp=8),
+    LayoutDegrees(tp=2, dp=2, pp=2),
+    LayoutDegrees(tp=2, dp=4),
+    LayoutDegrees(tp=4, pp=2),
+    LayoutDegrees(dp=8, ep=4),
+    LayoutDegrees(cp=2, dp=2, pp=2),
+    LayoutDegrees(pp=8),
 )
-LAYOUTS_OF_SIX = (Degrees(tp=2, dp=3), Degrees(tp=3, pp=2), Degrees(dp=6, ep=3), Degrees(cp=3, dp=2), Degrees(pp=6))
+LAYOUTS_OF_SIX = (
+    LayoutDegrees(tp=2, dp=3),
+    LayoutDegrees(tp=3, pp=2),
+    LayoutDegrees(dp=6, ep=3),
+    LayoutDegrees(cp=3, dp=2),
+    LayoutDegrees(pp=6),
+)

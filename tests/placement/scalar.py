@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from flatout.records.placement import Exchange, Fabric, Pattern
+from flatout.records.placement import Fabric, GroupExchange, Pattern
 
 Loads = dict[tuple[str, ...], float]
 SWITCHED = ("fat-tree", "rail")
@@ -94,7 +94,7 @@ class Scalar:
             for source, target in pairwise([*gates, gates[0]]):
                 self.far(source, target, num_bytes / channels)
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: GroupExchange) -> None:
         num_bytes = exchange.bytes_to_neighbour
         for group in exchange.groups:
             if exchange.pattern is Pattern.COLLECTIVE_RING:
@@ -132,7 +132,7 @@ class Scalar:
         return rates[link[0]]
 
 
-def scalar_seconds(fabric: Fabric, exchanges: Sequence[Exchange], order: Sequence[int]) -> float:
+def scalar_seconds(fabric: Fabric, exchanges: Sequence[GroupExchange], order: Sequence[int]) -> float:
     total = 0.0
     for exchange in exchanges:
         one = Scalar(fabric, order)

@@ -10,20 +10,20 @@ from tests.placement.fabrics import ADAPTER, EIGHT, LAYOUTS_OF_EIGHT, LAYOUTS_OF
 from tests.placement.scalar import scalar_seconds
 
 from flatout.placement.cost import costs
-from flatout.placement.groups import Degrees
+from flatout.placement.groups import LayoutDegrees
 from flatout.placement.loads import link_bytes
 from flatout.placement.network import Network
-from flatout.records.placement import Exchange, Fabric, LinkKind, Pattern
+from flatout.records.placement import Fabric, GroupExchange, LinkKind, Pattern
 
 
-def exchange(pattern: Pattern, *groups: Sequence[int], num_bytes: float = 100.0) -> Exchange:
-    return Exchange(
+def exchange(pattern: Pattern, *groups: Sequence[int], num_bytes: float = 100.0) -> GroupExchange:
+    return GroupExchange(
         name="data", pattern=pattern, groups=tuple(tuple(group) for group in groups), bytes_to_neighbour=num_bytes
     )
 
 
 def loads(
-    network: Fabric, one: Exchange, order: Sequence[int] | None = None
+    network: Fabric, one: GroupExchange, order: Sequence[int] | None = None
 ) -> dict[tuple[str, LinkKind], list[float]]:
     """Return the bytes of each link that carries any, by direction."""
     links = Network(network)
@@ -143,17 +143,19 @@ def test_uplinks_are_slower_by_the_oversubscription() -> None:
 
 @pytest.mark.parametrize("name", EIGHT)
 @pytest.mark.parametrize("degrees", LAYOUTS_OF_EIGHT, ids=str)
-def test_costs_of_many_orders_equal_those_of_a_computation_transfer_by_transfer(name: str, degrees: Degrees) -> None:
+def test_costs_of_many_orders_equal_those_of_a_computation_transfer_by_transfer(
+    name: str, degrees: LayoutDegrees
+) -> None:
     _compare(EIGHT[name], degrees)
 
 
 @pytest.mark.parametrize("name", SIX)
 @pytest.mark.parametrize("degrees", LAYOUTS_OF_SIX, ids=str)
-def test_costs_equal_those_of_a_computation_transfer_by_transfer_on_six_gpus(name: str, degrees: Degrees) -> None:
+def test_costs_equal_those_of_a_computation_transfer_by_transfer_on_six_gpus(name: str, degrees: LayoutDegrees) -> None:
     _compare(SIX[name], degrees)
 
 
-def _compare(network: Fabric, degrees: Degrees) -> None:
+def _compare(network: Fabric, degrees: LayoutDegrees) -> None:
     random = np.random.default_rng(7)
     orders = np.stack([random.permutation(network.num_gpus) for _ in range(20)])
     found = costs(Network(network), exchanges(degrees), orders).seconds

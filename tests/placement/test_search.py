@@ -12,7 +12,7 @@ from tests.placement.fabrics import EIGHT, LAYOUTS_OF_EIGHT, LAYOUTS_OF_SIX, SIX
 
 from flatout.placement.cost import costs
 from flatout.placement.fabrics import fabric_of
-from flatout.placement.groups import Degrees
+from flatout.placement.groups import LayoutDegrees
 from flatout.placement.network import Network, Slots
 from flatout.placement.place import place
 from flatout.placement.search import best_node_order, best_order, keeps_nodes_whole, quick_node_order, quick_order
@@ -25,21 +25,21 @@ def every_order(number: int) -> Slots:
     return np.array(list(permutations(range(number))))
 
 
-def dimensions(degrees: Degrees) -> tuple[int, ...]:
+def dimensions(degrees: LayoutDegrees) -> tuple[int, ...]:
     return degrees.tp, degrees.cp, degrees.dp, degrees.pp
 
 
-def seconds_of(network: Fabric, degrees: Degrees, order: Slots) -> float:
+def seconds_of(network: Fabric, degrees: LayoutDegrees, order: Slots) -> float:
     return float(costs(Network(network), exchanges(degrees), order[None]).seconds[0])
 
 
-def least_seconds(network: Fabric, degrees: Degrees) -> float:
+def least_seconds(network: Fabric, degrees: LayoutDegrees) -> float:
     return float(costs(Network(network), exchanges(degrees), every_order(network.num_gpus)).seconds.min())
 
 
 @pytest.mark.parametrize("name", EIGHT)
 @pytest.mark.parametrize("degrees", LAYOUTS_OF_EIGHT[:2], ids=str)
-def test_the_order_of_eight_ranks_is_the_best_of_all_40320(name: str, degrees: Degrees) -> None:
+def test_the_order_of_eight_ranks_is_the_best_of_all_40320(name: str, degrees: LayoutDegrees) -> None:
     network = EIGHT[name]
     least = least_seconds(network, degrees)
     for tries_all in (True, False):
@@ -50,7 +50,7 @@ def test_the_order_of_eight_ranks_is_the_best_of_all_40320(name: str, degrees: D
 
 @pytest.mark.parametrize("name", SIX)
 @pytest.mark.parametrize("degrees", LAYOUTS_OF_SIX, ids=str)
-def test_the_order_of_six_ranks_is_the_best_of_all_720(name: str, degrees: Degrees) -> None:
+def test_the_order_of_six_ranks_is_the_best_of_all_720(name: str, degrees: LayoutDegrees) -> None:
     network = SIX[name]
     least = least_seconds(network, degrees)
     for tries_all in (True, False):
@@ -60,7 +60,7 @@ def test_the_order_of_six_ranks_is_the_best_of_all_720(name: str, degrees: Degre
 
 @pytest.mark.parametrize("name", [name for name, network in EIGHT.items() if network.gpus_per_node == 2])
 def test_the_order_of_nodes_is_the_best_in_which_each_node_has_consecutive_ranks(name: str) -> None:
-    network, degrees = EIGHT[name], Degrees(tp=2, dp=2, pp=2)
+    network, degrees = EIGHT[name], LayoutDegrees(tp=2, dp=2, pp=2)
     links = Network(network)
     whole = np.stack([order for order in every_order(8) if keeps_nodes_whole(links, order)])
     assert len(whole) == 24
@@ -73,7 +73,7 @@ def test_the_order_of_nodes_is_the_best_in_which_each_node_has_consecutive_ranks
 
 def test_ranks_are_ascending_within_each_node_as_launchers_number_them() -> None:
     for network in (*EIGHT.values(), *SIX.values()):
-        degrees = Degrees(tp=2, dp=network.num_gpus // 2)
+        degrees = LayoutDegrees(tp=2, dp=network.num_gpus // 2)
         placement = place(network, exchanges(degrees), dimensions(degrees))
         assert all(list(ranks) == sorted(ranks) for ranks in placement.ranks_of_nodes.values())
 
@@ -85,7 +85,7 @@ def test_tensor_groups_that_span_nodes_are_moved_into_nodes() -> None:
         msgspec.structs.replace(
             exchange, groups=tuple(tuple((rank * 4 + rank // 4) % 16 for rank in group) for group in exchange.groups)
         )
-        for exchange in exchanges(Degrees(tp=4, dp=4))
+        for exchange in exchanges(LayoutDegrees(tp=4, dp=4))
     ]
     placement = place(network, scattered, (4, 4))
     tensor = next(exchange for exchange in placement.exchanges if exchange.name == "tensor")
@@ -98,7 +98,7 @@ def test_tensor_groups_that_span_nodes_are_moved_into_nodes() -> None:
 
 def test_an_order_that_cannot_be_improved_stays() -> None:
     network = fabric("fat-tree", 2, 4)
-    placement = place(network, exchanges(Degrees(tp=4, dp=2)), (4, 1, 2, 1))
+    placement = place(network, exchanges(LayoutDegrees(tp=4, dp=2)), (4, 1, 2, 1))
     assert not placement.is_changed
     assert list(placement.ranks_of_nodes.values()) == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert placement.seconds_after == placement.seconds_before
@@ -107,7 +107,7 @@ def test_an_order_that_cannot_be_improved_stays() -> None:
 def test_nodes_of_one_leaf_follow_one_another_in_a_large_job() -> None:
     # 16 nodes whose names alternate between two leaf switches: pipeline neighbours cross the core for nothing.
     network = fabric("fat-tree", 16, 4, leaves=[node % 2 for node in range(16)], oversubscription=4)
-    degrees = Degrees(tp=4, dp=2, pp=8)
+    degrees = LayoutDegrees(tp=4, dp=2, pp=8)
     placement = place(network, exchanges(degrees), dimensions(degrees))
     assert placement.is_changed
     assert placement.seconds_after < placement.seconds_before
@@ -123,7 +123,7 @@ def test_a_job_without_communication_keeps_its_order() -> None:
 
 @pytest.mark.parametrize("name", EIGHT)
 @pytest.mark.parametrize("degrees", LAYOUTS_OF_EIGHT, ids=str)
-def test_a_quick_search_is_never_worse_than_the_given_order(name: str, degrees: Degrees) -> None:
+def test_a_quick_search_is_never_worse_than_the_given_order(name: str, degrees: LayoutDegrees) -> None:
     network, given = EIGHT[name], np.arange(8)
     order = quick_order(Network(network), exchanges(degrees), dimensions(degrees))
     of_nodes = quick_node_order(Network(network), exchanges(degrees), order)

@@ -16,11 +16,11 @@ from flatout.plan.fabrics import FabricRequest, with_fabric
 from flatout.plan.inputs import CostModelInputs
 from flatout.plan.search import plan as search
 from flatout.plan_pipeline import PlanRequest, search_context, with_network
-from flatout.records.plan import Cluster, Layout, Plan
+from flatout.records.plan import ClusterSpec, Layout, Plan
 from flatout.report.network_text import network_sentences
 
 
-def cluster(name: str = "h100x512", **options: object) -> Cluster:
+def cluster(name: str = "h100x512", **options: object) -> ClusterSpec:
     return with_fabric(named_cluster(name)[0], msgspec.convert(options, FabricRequest))
 
 
@@ -69,7 +69,7 @@ def test_a_torus_must_have_as_many_nodes_as_the_cluster() -> None:
 # The bill, counted by hand.
 
 
-def parts(made: Cluster) -> tuple[int, int]:
+def parts(made: ClusterSpec) -> tuple[int, int]:
     bill = network_bill(made)
     return bill.num_switches, bill.num_links
 

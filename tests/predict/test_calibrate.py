@@ -11,7 +11,13 @@ from msgspec import structs
 from msgspec.structs import replace
 from tests.predict.jobs import change, reducing_job, situation
 
-from flatout.predict.calibrate import Calibration, calibrate, conformal, median_absolute_error, reference_outcomes
+from flatout.predict.calibrate import (
+    PredictionCalibration,
+    calibrate,
+    conformal,
+    median_absolute_error,
+    reference_outcomes,
+)
 from flatout.predict.history import prediction_record
 from flatout.predict.predict import predict
 from flatout.records.prediction import NOMINAL, Prediction, PredictionRecord
@@ -59,7 +65,7 @@ def again(
     return found
 
 
-def corrected(found: Sequence[PredictionRecord], calibration: Calibration) -> list[PredictionRecord]:
+def corrected(found: Sequence[PredictionRecord], calibration: PredictionCalibration) -> list[PredictionRecord]:
     fresh = []
     for each in found:
         assert each.low is not None
@@ -223,7 +229,7 @@ def test_the_reference_is_what_the_benchmark_measured() -> None:
 
 def test_a_correction_is_applied_and_undone_for_the_history() -> None:
     made = situation(*reducing_job(passes=2, reduce_us=400))
-    plain = predict(made, change("ddp-no-sync=2"), Calibration())
+    plain = predict(made, change("ddp-no-sync=2"), PredictionCalibration())
     assert isinstance(plain, Prediction)
     learned = calibrate([outcome(2.0, 1.7, "ddp", tuning=str(n)) for n in range(10)])
     found = predict(made, change("ddp-no-sync=2"), learned)

@@ -16,7 +16,7 @@ from flatout.report.ci_formats import FORMATS
 from flatout.report.ci_formats.reported import reported_check, reported_result
 from flatout.report.ci_formats.step_summary import add_step_summary
 from flatout.track.check import CheckRequest, check_history
-from flatout.track.history_file import History
+from flatout.track.history_file import ResultHistory
 from flatout.track.result_file import read_result
 
 RESULTS = Path(__file__).parents[1] / "data" / "readers" / "results"
@@ -52,7 +52,7 @@ def reported(*, gate: float | None = 0.03, job: str = "train") -> Reported:
         *(result(number, 2.0, job=job, name="samples_per_s", unit="1/s", direction="higher") for number in range(20)),
         result(0, 7.0, job=job, name="speedup", direction="neutral"),
     ]
-    check = check_history(Path("h"), History(results=tuple(results)), CheckRequest(gate=gate))
+    check = check_history(Path("h"), ResultHistory(results=tuple(results)), CheckRequest(gate=gate))
     return reported_check(check)
 
 

@@ -16,13 +16,13 @@ from flatout.report.track_charts import HEIGHT, MOST_COLUMNS, WIDTH, trend_chart
 from flatout.report.track_html import track_html
 from flatout.report.track_text import sparkline, track_text
 from flatout.track.check import CheckRequest, check_history
-from flatout.track.history_file import History
+from flatout.track.history_file import ResultHistory
 
 COMMAND = ("flatout", "track", "check", "h")
 
 
 def checked(results: list[TrackedResult], **options: Any) -> TrackCheck:
-    return check_history(Path("h"), History(results=tuple(results)), CheckRequest(**options))
+    return check_history(Path("h"), ResultHistory(results=tuple(results)), CheckRequest(**options))
 
 
 def stepped(**options: Any) -> list[TrackedResult]:

@@ -15,11 +15,16 @@ from tests.profile.runs import environment
 
 from flatout.errors import UsageError
 from flatout.inside.protocol import CACHE_COPIES, CACHE_MARK, CACHE_USED
-from flatout.probe.mounts import Mount, read_mounts
+from flatout.probe.mounts import MountPoint, read_mounts
 from flatout.run.data_cache import CacheRequest, cache_setting, parse_cache, read_cache_use, requested_cache
 
 pytestmark = pytest.mark.usefixtures("warm")
-LOCAL = [Mount("/", "ext4"), Mount("/data", "nfs4"), Mount("/data/local", "xfs"), Mount("/home", "fuse.sshfs")]
+LOCAL = [
+    MountPoint("/", "ext4"),
+    MountPoint("/data", "nfs4"),
+    MountPoint("/data/local", "xfs"),
+    MountPoint("/home", "fuse.sshfs"),
+]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_all_network_file_systems_are_cached_by_default(tmp_path: Path) -> None:
         ("/local/cache", LOCAL[:1], "none is mounted here"),
     ],
 )
-def test_a_cache_on_a_network_or_of_nothing_is_refused(folder: str, mounts: list[Mount], words: str) -> None:
+def test_a_cache_on_a_network_or_of_nothing_is_refused(folder: str, mounts: list[MountPoint], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         cache_setting(CacheRequest(folder=Path(folder), max_bytes=1000), mounts)
 
@@ -154,6 +159,6 @@ def test_mounts_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
         "37 35 0:44 / /data\\040sets rw - nfs4 server:/export rw\n"
         "cut 3\n"
     )
-    assert read_mounts(tmp_path / "mountinfo") == [Mount("/mnt2", "ext3"), Mount("/data sets", "nfs4")]
+    assert read_mounts(tmp_path / "mountinfo") == [MountPoint("/mnt2", "ext3"), MountPoint("/data sets", "nfs4")]
     assert read_mounts(tmp_path / "missing") == []
     assert any(mount.folder == "/proc" and mount.kind == "proc" for mount in read_mounts())

@@ -8,7 +8,7 @@ import msgspec
 from tests.serving.simulated import table, tuned
 
 from flatout.serving.engine import KnobRow
-from flatout.serving.loop import Found, Options
+from flatout.serving.loop import Found, ServingOptions
 
 TRAPS = ("fast-math", "short-answers", "refuse-late")
 
@@ -79,7 +79,7 @@ def without_effect(seed: int) -> Found:
         seed=seed,
         rates=(40,),
         engine=engine,
-        options=Options(budget_s=1e9, max_trials=16),
+        options=ServingOptions(budget_s=1e9, max_trials=16),
         requests=48,
         prompt_tokens=16,
         output_tokens=16,

@@ -10,15 +10,15 @@ from tests.serving.virtual_time import run_virtual
 
 from flatout.records.serving import Request, ServerChange, ServerTrial
 from flatout.records.trial import Covariates
-from flatout.serving.candidates import Machine, without_unlisted
+from flatout.serving.candidates import ServerMachine, without_unlisted
 from flatout.serving.client import Ending, OnPiece, TransportError
 from flatout.serving.engine import Engine, read_engine
 from flatout.serving.exposition import Readings, read_metrics
 from flatout.serving.load import Load, TracedLoad
-from flatout.serving.loop import Found, Loop, Options
+from flatout.serving.loop import Found, Loop, ServingOptions
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import Plan
-from flatout.serving.window import HostUse
+from flatout.serving.trial import ServerTrialSetup
+from flatout.serving.window import ServerUse
 from flatout.serving.words import ServerCommand, changed
 
 TABLE = Path(__file__).with_name("fake.toml")
@@ -52,12 +52,14 @@ class Running:
     def look(self) -> None:
         pass
 
-    def host_use(self) -> HostUse:
+    def host_use(self) -> ServerUse:
         began_s, busy_s = self._begun
         took_s = self._engine.now_s() - began_s
         cores = (self._engine.counters.host_busy_s - busy_s) / took_s if took_s else 0.0
         # the busiest thread: that of a host with several has its share
-        return HostUse(busiest_thread_cores=min(cores / self._engine.options.api_server_count, 1.0), gpu_busy_share=0.9)
+        return ServerUse(
+            busiest_thread_cores=min(cores / self._engine.options.api_server_count, 1.0), gpu_busy_share=0.9
+        )
 
     def covariates(self) -> Covariates:
         return Covariates()
@@ -92,7 +94,7 @@ def tuned(
     *,
     seed: int,
     rates: tuple[float, ...],
-    options: Options | None = None,
+    options: ServingOptions | None = None,
     slo: str = SLO,
     engine: Engine | None = None,
     recorded: Sequence[ServerTrial] = (),
@@ -103,16 +105,16 @@ def tuned(
     engine = engine or table()
     command = ServerCommand(words=("fake_server.py", *words, "--seed", str(seed)))
     described = Load(rates=rates, seed=seed, **load)  # type: ignore[arg-type]
-    plan = Plan(
+    plan = ServerTrialSetup(
         engine=engine,
         traced=TracedLoad(load=described, path="load.toml"),
         limits=parse_slo(slo),
         rates_per_s=rates,
     )
-    options = options or Options(budget_s=1e9, max_trials=30)
+    options = options or ServingOptions(budget_s=1e9, max_trials=30)
 
     async def main() -> Found:
-        machine = Machine(num_gpus=1, cores=8.0)
+        machine = ServerMachine(num_gpus=1, cores=8.0)
         loop = Loop(
             Backend(command, engine), plan, options, command, machine, lambda _: None, recorded=recorded, keep=keep
         )

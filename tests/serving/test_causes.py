@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from tests.serving.simulated import table
 
-from flatout.records.serving import Answered, Window
+from flatout.records.serving import Answered, ServingWindow
 from flatout.serving.causes import batch_limit, find_causes
 from flatout.serving.engine import Engine, Metrics
 from flatout.serving.exposition import Reading, read_metrics
-from flatout.serving.window import HostUse, most_at_once, stall_s, window
+from flatout.serving.window import ServerUse, most_at_once, stall_s, window
 
 TABLE = table()
-WAITING = Window(
+WAITING = ServingWindow(
     took_s=10.0,
     queue_s=0.4,
     prefill_s=0.1,
@@ -124,7 +124,7 @@ def test_a_window_is_the_difference_of_counters_and_the_mean_of_gauges() -> None
         return {name: Reading(total=value, largest=value) for name, value in values.items()}
 
     readings = [at(1e6, 10, 99, 0.9), at(2e6, 12, 2, 0.1), at(5e6, 14, 4, 0.3)]
-    inside = window(metrics, readings, HostUse(), [], took_s=1.0, unloaded_ttft_s=None, shared_prompt_share=0.0)
+    inside = window(metrics, readings, ServerUse(), [], took_s=1.0, unloaded_ttft_s=None, shared_prompt_share=0.0)
     assert inside.queue_s == pytest.approx(1.0)
     assert (inside.mean_running, inside.most_running, inside.most_kv_share) == (3.0, 4.0, 0.3)
     assert (inside.decode_s, inside.preemptions, inside.latency_s) == (None, None, None)
@@ -145,7 +145,7 @@ def answered(index: int, due_s: float, *piece_s: float) -> Answered:
 
 def test_without_metrics_queue_and_batch_come_from_the_answers() -> None:
     answers = [answered(0, 0.0, 0.1, 1.1), answered(1, 0.0, 1.2, 2.2), answered(2, 0.0, 2.3, 3.3)]
-    inside = window(Metrics(), [], HostUse(), answers, took_s=3.3, unloaded_ttft_s=0.1, shared_prompt_share=0.0)
+    inside = window(Metrics(), [], ServerUse(), answers, took_s=3.3, unloaded_ttft_s=0.1, shared_prompt_share=0.0)
     assert inside.queue_s == pytest.approx((0.0 + 1.1 + 2.2) / 3)
     assert inside.most_running == 1
     assert inside.mean_waiting == pytest.approx((1.1 + 2.2) / 3.3)

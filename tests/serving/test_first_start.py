@@ -10,13 +10,13 @@ from flatout.records.serving import ServerTrial
 from flatout.serving.first_start import first_start
 from flatout.serving.load import Load, TracedLoad
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import Plan
+from flatout.serving.trial import ServerTrialSetup
 from flatout.serving.words import ServerCommand
 
 
-def started(begin: float) -> tuple[Plan, ServerTrial]:
+def started(begin: float) -> tuple[ServerTrialSetup, ServerTrial]:
     load = Load(rate=begin, requests=40, prompt_tokens=8, output_tokens=8, held_prompts=1)
-    plan = Plan(
+    plan = ServerTrialSetup(
         engine=table(),
         traced=TracedLoad(load=load, path=""),
         limits=parse_slo("p90 ttft<300ms"),

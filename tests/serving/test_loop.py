@@ -10,7 +10,7 @@ from functools import cache
 from tests.serving.scenarios import SCENARIOS, TRAPS, without_effect
 from tests.serving.simulated import tuned
 
-from flatout.serving.loop import Found, Options
+from flatout.serving.loop import Found, ServingOptions
 
 _BY_CAUSE = {scenario.cause: scenario for scenario in SCENARIOS}
 
@@ -77,7 +77,7 @@ def test_a_server_within_the_limits_has_nothing_to_gain() -> None:
     assert (result.ended_by, len(result.trials), result.adopted) == ("within_limits", 2, ())
 
 
-def starved(options: Options) -> Found:
+def starved(options: ServingOptions) -> Found:
     return tuned(
         ("--max-num-seqs", "2"),
         seed=0,
@@ -91,11 +91,11 @@ def starved(options: Options) -> Found:
 
 
 def test_the_number_of_trials_ends_the_tuning() -> None:
-    result = starved(Options(budget_s=1e9, max_trials=4))
+    result = starved(ServingOptions(budget_s=1e9, max_trials=4))
     assert (result.ended_by, len(result.trials)) == ("trials", 4)
 
 
 def test_the_budget_ends_the_tuning_before_a_trial_that_does_not_fit() -> None:
-    first, second = starved(Options(budget_s=1e9, max_trials=4)).trials[:2]
-    cut = starved(Options(budget_s=1.6 * (first.took_s + second.took_s)))
+    first, second = starved(ServingOptions(budget_s=1e9, max_trials=4)).trials[:2]
+    cut = starved(ServingOptions(budget_s=1.6 * (first.took_s + second.took_s)))
     assert (cut.ended_by, len(cut.trials)) == ("budget", 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.errors import UsageError
-from flatout.records.serving import Answered, Limit, RequestOutcome
+from flatout.records.serving import Answered, LatencyLimit, RequestOutcome
 from flatout.serving.measure import load_point
 from flatout.serving.slo import own_limits, parse_slo
 
@@ -28,9 +28,9 @@ def answer(
 
 def test_limits_are_parsed_with_their_units() -> None:
     assert parse_slo("p99 ttft<500ms, p99.9 itl < 50ms,p50 latency<2s") == (
-        Limit(metric="ttft", percentile=99, most_s=0.5),
-        Limit(metric="itl", percentile=99.9, most_s=0.05),
-        Limit(metric="latency", percentile=50, most_s=2.0),
+        LatencyLimit(metric="ttft", percentile=99, most_s=0.5),
+        LatencyLimit(metric="itl", percentile=99.9, most_s=0.05),
+        LatencyLimit(metric="latency", percentile=50, most_s=2.0),
     )
 
 

@@ -19,7 +19,7 @@ from flatout.serving.engine import read_engine
 from flatout.serving.load import Load, TracedLoad
 from flatout.serving.processes import ProcessBackend, with_port
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import Plan, ServerError, run_trial
+from flatout.serving.trial import ServerError, ServerTrialSetup, run_trial
 from flatout.serving.words import ServerCommand
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def left(mark: str) -> list[int]:
 
 
 def test_a_trial_measures_a_real_server_and_leaves_no_child(tmp_path: Path) -> None:
-    plan = Plan(
+    plan = ServerTrialSetup(
         engine=read_engine(TABLE),
         traced=TracedLoad(load=LOAD, path=""),
         limits=parse_slo("p99 ttft<5s"),

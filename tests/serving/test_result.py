@@ -16,13 +16,13 @@ from flatout.records.serving import LoadPoint, ServerChange, ServerTrial, Servin
 from flatout.report.serving_html import serving_html
 from flatout.report.serving_text import serving_text
 from flatout.report.terminal import TextStyle
-from flatout.serving.candidates import Machine
+from flatout.serving.candidates import ServerMachine
 from flatout.serving.judge import as_result, cost
 from flatout.serving.load import Load, TracedLoad
-from flatout.serving.loop import Options
+from flatout.serving.loop import ServingOptions
 from flatout.serving.result import load_curve, tuning_result
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import Plan
+from flatout.serving.trial import ServerTrialSetup
 from flatout.serving.words import parse_command
 
 FOLDER = Path("out")
@@ -32,7 +32,7 @@ FOLDER = Path("out")
 def tuning() -> ServingTuning:
     words = ("--max-num-seqs", "4")
     found = tuned(words, seed=1, rates=(90,), requests=32, prompt_tokens=16, output_tokens=16, slo=_SLO)
-    plan = Plan(
+    plan = ServerTrialSetup(
         engine=table(),
         traced=TracedLoad(load=Load(rates=(90,), requests=32), path="load.toml"),
         limits=parse_slo(_SLO),
@@ -40,7 +40,13 @@ def tuning() -> ServingTuning:
     )
     command = parse_command("HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz1234 fake_server.py --max-num-seqs 4 --port 8000")
     return tuning_result(
-        found, plan, Options(), command, machine=Machine(num_gpus=1, cores=8.0), notes=("a note",), took_s=120.0
+        found,
+        plan,
+        ServingOptions(),
+        command,
+        machine=ServerMachine(num_gpus=1, cores=8.0),
+        notes=("a note",),
+        took_s=120.0,
     )
 
 

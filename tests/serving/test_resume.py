@@ -15,7 +15,7 @@ from flatout.errors import OutputError
 from flatout.records.serving import ServerTrial
 from flatout.serving.command import ServeCommand
 from flatout.serving.journal import NAME, Begun, Journal, identity_of
-from flatout.serving.loop import Found, Options
+from flatout.serving.loop import Found, ServingOptions
 
 SCENARIO = next(scenario for scenario in SCENARIOS if scenario.cause == "under-batched")
 SERVER = f"{sys.executable} {Path(__file__).with_name('fake_server.py')}"
@@ -27,7 +27,7 @@ def tuning(max_trials: int, recorded: tuple[ServerTrial, ...] = (), kept: list[S
         seed=3,
         rates=SCENARIO.rates,
         slo=SCENARIO.slo,
-        options=Options(budget_s=1e9, max_trials=max_trials),
+        options=ServingOptions(budget_s=1e9, max_trials=max_trials),
         recorded=recorded,
         keep=(kept if kept is not None else []).append,
         **SCENARIO.load,
@@ -108,7 +108,12 @@ def test_the_command_resumes_with_the_rates_and_the_first_start_of_then(
     for trial in whole().trials[1:5]:
         journal.keep(trial)
     command = ServeCommand(
-        server=SERVER, load=load, slo=SCENARIO.slo, folder=folder, options=Options(max_trials=5), engine=str(TABLE)
+        server=SERVER,
+        load=load,
+        slo=SCENARIO.slo,
+        folder=folder,
+        options=ServingOptions(max_trials=5),
+        engine=str(TABLE),
     )
     said: list[str] = []
     result = command.tune(said.append)

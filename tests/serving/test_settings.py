@@ -13,14 +13,14 @@ import pytest
 
 from flatout.errors import InputError, UsageError
 from flatout.records.serving import CAUSES, Cause, CauseName, ServerChange
-from flatout.serving.candidates import Machine, candidates, lists, without_unlisted
+from flatout.serving.candidates import ServerMachine, candidates, lists, without_unlisted
 from flatout.serving.engine import Engine, KnobRow, engine_of, known_engines, read_engine
 from flatout.serving.offered import help_command
 from flatout.serving.words import ServerCommand, changed, option_value, parse_command, with_option
 
 ENGINES = known_engines()
 DATA = Path(__file__).parents[1] / "data" / "serving_engines"
-MACHINE = Machine(num_gpus=2, cores=8.0)
+MACHINE = ServerMachine(num_gpus=2, cores=8.0)
 
 
 def test_variables_before_the_command_belong_to_its_environment() -> None:

@@ -20,7 +20,7 @@ from flatout.serving.first_start import words_per_token
 from flatout.serving.load import Load, TracedLoad
 from flatout.serving.processes import ProcessBackend
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import Plan, measure_server
+from flatout.serving.trial import ServerTrialSetup, measure_server
 from flatout.serving.words import ServerCommand
 
 pytestmark = pytest.mark.skipif(
@@ -44,7 +44,9 @@ async def pair(backend: ProcessBackend) -> tuple[float | None, ServerTrial, Serv
     """Measure one start of the server twice, as two trials."""
     engine = known_engines()["transformers"]
     traced = TracedLoad(load=LOAD, path="")
-    plan = Plan(engine=engine, traced=traced, limits=parse_slo("p99 ttft<30s"), rates_per_s=(4.0,), words_per_token=0.2)
+    plan = ServerTrialSetup(
+        engine=engine, traced=traced, limits=parse_slo("p99 ttft<30s"), rates_per_s=(4.0,), words_per_token=0.2
+    )
     running = await backend.start("baseline", (), 0)
     try:
         per_token = await words_per_token(running, plan)

@@ -13,7 +13,7 @@ from flatout.records.serving import Request
 from flatout.serving.client import Ending, OnPiece, TransportError
 from flatout.serving.load import Load, TracedLoad
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import WARM_UP_REQUESTS, WARM_UP_ROUNDS, Plan, ServerError, warm_up
+from flatout.serving.trial import WARM_UP_REQUESTS, WARM_UP_ROUNDS, ServerError, ServerTrialSetup, warm_up
 
 
 class Server:
@@ -39,7 +39,7 @@ class Server:
 
 def rounds(*round_s: float) -> tuple[bool, int]:
     load = Load(rates=(1.0,), prompt_tokens=1, output_tokens=1)
-    plan = Plan(
+    plan = ServerTrialSetup(
         engine=table(), traced=TracedLoad(load=load, path=""), limits=parse_slo("p99 ttft<1s"), rates_per_s=(1.0,)
     )
     server = Server(round_s)

@@ -12,11 +12,11 @@ from tests.track.series import noisy, result
 from flatout.errors import UsageError
 from flatout.records.tracking import SeriesCheck, TrackCheck, TrackedResult
 from flatout.track.check import CheckRequest, check_history
-from flatout.track.history_file import History
+from flatout.track.history_file import ResultHistory
 
 
 def checked(results: Sequence[TrackedResult], **options: Any) -> TrackCheck:
-    return check_history(Path("h"), History(results=tuple(results)), CheckRequest(**options))
+    return check_history(Path("h"), ResultHistory(results=tuple(results)), CheckRequest(**options))
 
 
 def only(results: Sequence[TrackedResult], **options: Any) -> SeriesCheck:

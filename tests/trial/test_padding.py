@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flatout.records.trial import Padding
-from flatout.records.tuning import BalancedBatches
+from flatout.records.tuning import PaddingChange
 from flatout.report.tuning_phrases import balanced_sentence
 from flatout.trial.patches import read_padding
 
@@ -39,7 +39,7 @@ def test_the_padding_is_that_of_the_patch_that_was_in_effect(
 
 
 def test_the_report_has_padding_and_spread_before_and_after() -> None:
-    balanced = BalancedBatches(
+    balanced = PaddingChange(
         padding=Padding(before_share=0.413, after_share=0.06), baseline_step_spread=0.31, tuned_step_spread=0.12
     )
     assert balanced_sentence(balanced) == (

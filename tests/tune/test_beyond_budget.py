@@ -14,7 +14,7 @@ from flatout.records.verdict import Prospect, Verdict
 from flatout.tune import arms
 from flatout.tune.confirm import confirm
 from flatout.tune.options import TuneOptions
-from flatout.tune.progress import NOTHING, Evidence, Progress, Round, Setup, Trial
+from flatout.tune.progress import NOTHING, Progress, Round, Setup, Trial, TuningEvidence
 from flatout.tune.screening import Candidate, Screening
 
 CANDIDATE = change("a")
@@ -33,7 +33,7 @@ def confirmed(speedup: float) -> tuple[Progress, SimulatedRunner]:
     runner.num_trials, runner.usual_s = 3, 1.0
     made = [Trial(changes=NOTHING, result=trial(index, step_s)) for index, step_s in enumerate(STEPS_S)]
     made.append(Trial(changes=CANDIDATE, result=trial(2, STEP_S / speedup, CANDIDATE.name)))
-    progress = Progress(objective="step_s", num_steps=20, evidence=Evidence(trials=tuple(made)))
+    progress = Progress(objective="step_s", num_steps=20, evidence=TuningEvidence(trials=tuple(made)))
     setup = Setup(
         runner=runner,  # type: ignore[arg-type]
         options=TuneOptions(max_trials=5, budget_s=1e9),

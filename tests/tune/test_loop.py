@@ -37,7 +37,7 @@ from flatout.tune.files import outcomes_of
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.profiled import Profiled
-from flatout.tune.progress import Applied, Evidence, Progress, Trial
+from flatout.tune.progress import Applied, Progress, Trial, TuningEvidence
 from flatout.tune.result import is_better
 from flatout.tune.trials import check_gates
 
@@ -548,7 +548,7 @@ def progress_of(baselines: list[TrialResult], applied: Change, current: list[Tri
     trials = [Trial(changes=ChangeSet(), result=one) for one in baselines]
     trials += [Trial(changes=on, result=one) for one in current]
     return Progress(
-        objective="step_s", num_steps=20, evidence=Evidence(trials=tuple(trials)), applied=Applied(changes=on)
+        objective="step_s", num_steps=20, evidence=TuningEvidence(trials=tuple(trials)), applied=Applied(changes=on)
     )
 
 

@@ -19,7 +19,7 @@ from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError, InputError
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus
-from flatout.profile.record import Options, RecordResult
+from flatout.profile.record import RecordOptions, RecordResult
 from flatout.records.change import Change, ChangeSet, Knob, Patch
 from flatout.records.recording import HostRecording, Recording
 from flatout.records.start_costs import StartCosts
@@ -42,7 +42,7 @@ class Job:
 
     def __init__(self) -> None:
         self.commands: list[tuple[str, ...]] = []
-        self.options: list[Options] = []
+        self.options: list[RecordOptions] = []
         self.environments: list[Mapping[str, str]] = []
         self.limits: list[float] = []
         self.code: int | None = 0
@@ -51,7 +51,7 @@ class Job:
         self.prints = ""
         self.during: Callable[[Path], None] = lambda folder: None
 
-    def record(self, command: Sequence[str], path: Path, options: Options, **values: Any) -> RecordResult:
+    def record(self, command: Sequence[str], path: Path, options: RecordOptions, **values: Any) -> RecordResult:
         path.mkdir()
         self.commands.append(tuple(command))
         self.options.append(options)

@@ -7,13 +7,13 @@ import math
 import pytest
 
 from flatout.records.stop_rule import StopRule
-from flatout.tune.trial_length import JobTimes, trial_length
+from flatout.tune.trial_length import KnownTimes, trial_length
 
 
 def rule(
     effect: float = 0.3, budget_left_s: float = 1e4, reference_step_s: float | None = None, **job: float
 ) -> StopRule:
-    times = JobTimes(**({"start_s": 20.0} | job))  # type: ignore[arg-type]
+    times = KnownTimes(**({"start_s": 20.0} | job))  # type: ignore[arg-type]
     return trial_length(times, effect=effect, budget_left_s=budget_left_s, reference_step_s=reference_step_s)
 
 
@@ -36,7 +36,7 @@ def test_the_budget_allows_six_trials(budget_left_s: float, max_s: float) -> Non
 
 
 def test_a_budget_for_fewer_trials_allows_longer_ones() -> None:
-    times = JobTimes(start_s=20.0)
+    times = KnownTimes(start_s=20.0)
     assert trial_length(times, effect=0.3, budget_left_s=150.0, num_trials=3).max_s == pytest.approx(30.0)
 
 
@@ -95,4 +95,4 @@ def test_only_a_candidate_with_a_reference_is_abandoned_or_accepted() -> None:
 
 
 def test_a_start_that_is_unknown_counts_as_twenty_seconds() -> None:
-    assert trial_length(JobTimes(), effect=0.3, budget_left_s=1e4) == rule()
+    assert trial_length(KnownTimes(), effect=0.3, budget_left_s=1e4) == rule()

@@ -10,11 +10,13 @@ import pytest
 from benchmarks.verdict_scenarios import SCENARIOS, judge_tunings, make_tunings, summary
 from scipy import stats
 
-from flatout.verdict.analyses import Step
+from flatout.verdict.analyses import PlannedAnalysis
 from flatout.verdict.quoted import CERTAIN, Claim, quoted
 
 STEPS = tuple(
-    Step(num_fresh=count, variance=1 / count + 1 / (count + 4), degrees_of_freedom=2 * count + 2, level=0.008)
+    PlannedAnalysis(
+        num_fresh=count, variance=1 / count + 1 / (count + 4), degrees_of_freedom=2 * count + 2, level=0.008
+    )
     for count in (2, 3, 4, 6, 8, 12, 20)
 )
 MARGIN = math.log(1.01)
@@ -50,7 +52,7 @@ def test_a_claim_far_from_its_threshold_is_hardly_corrected() -> None:
 @pytest.mark.parametrize(("estimate", "error"), [(0.06, 0.012), (0.15, 0.03)])
 def test_a_plan_of_one_analysis_is_corrected_as_by_numeric_integration(estimate: float, error: float) -> None:
     """The chance of a claim is an integral over the spread that the trials show; the prior's weight is 4 margins."""
-    step = Step(num_fresh=4, variance=0.375, degrees_of_freedom=10, level=0.008)
+    step = PlannedAnalysis(num_fresh=4, variance=0.375, degrees_of_freedom=10, level=0.008)
     only = claim(estimate, error, width=1.0, steps=(step,), decided_at=0, gives_up=False)
     scale = math.sqrt(step.variance)
     effects = np.linspace(MARGIN, estimate + 8 * error, 400)

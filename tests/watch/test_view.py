@@ -21,7 +21,7 @@ from flatout.report.watch_text import top_lines, watch_lines
 from flatout.watch import jobs
 from flatout.watch.jobs import RunningJob, choose_job
 from flatout.watch.view.gpu_status import GpuReadings
-from flatout.watch.view.live import JOB_ENDED, JobView
+from flatout.watch.view.live import JOB_ENDED, JobScreen
 from flatout.watch.view.process_status import ProcessStatus
 from flatout.watch.view.run_status import RunStatus
 
@@ -132,7 +132,7 @@ def test_a_view_sorts_pauses_and_keeps_the_last_status_of_a_job_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = beating_job(tmp_path, monkeypatch)
-    view = JobView(RunStatus(job_in(tmp_path), GpuReadings()))
+    view = JobScreen(RunStatus(job_in(tmp_path), GpuReadings()))
     for _ in range(25):
         ranks[1].spends("compute", S)
         ranks[1].steps()

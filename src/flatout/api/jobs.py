@@ -76,7 +76,7 @@ def profile(
     from flatout.api.results import ProfileResult
     from flatout.inside.protocol import Variable
     from flatout.launch.abandoned import abandoned_jobs
-    from flatout.profile import Options, record
+    from flatout.profile import RecordOptions, record
     from flatout.profile.folder import default_path
     from flatout.run.several_nodes import key_of_nodes
     from flatout.secrets import masked_command
@@ -90,7 +90,7 @@ def profile(
     recorded = record(
         words,
         optional_path(out) or default_path(),
-        Options(
+        RecordOptions(
             num_steps=steps,
             warmup=warmup,
             is_light=light,

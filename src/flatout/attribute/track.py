@@ -19,7 +19,7 @@ from flatout.attribute.steps import HostSteps
 from flatout.records.diagnosis import Part
 from flatout.records.events import NULL, EventTable, Kind
 from flatout.records.timeline import CommunicationKernels, Segments
-from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
+from flatout.records.track import GpuWorkKind, RankTrack, Spent, TrackNode
 
 NEAR_NS = 10_000  # work that begins within this time after other work ended may have waited for it
 RETURN_NS = 5_000  # the clocks of host and GPU agree to within about this
@@ -39,7 +39,7 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
     calls = _Calls(table, work, states, order, low, high)
     waiting, blocked = calls.waiting()
     times = [np.unique(launched[launched >= low])]
-    kinds = [np.full(len(times[0]), Node.LAUNCH)]
+    kinds = [np.full(len(times[0]), TrackNode.LAUNCH)]
     rows = [np.full(len(times[0]), -1)]
     tails = [np.zeros(len(times[0]), dtype=np.int64)]
     for blocked_node, (at, waits_for, tail) in waiting.items():
@@ -49,15 +49,15 @@ def rank_track(table: EventTable, work: GpuWork, is_comm: Flags, states: HostSta
         tails.append(tail)
     bounds = np.append(marks.start_ns, high)
     times.append(bounds)
-    kinds.append(np.full(len(bounds), Node.MARK))
+    kinds.append(np.full(len(bounds), TrackNode.MARK))
     rows.append(np.full(len(bounds), -1))
     tails.append(np.zeros(len(bounds), dtype=np.int64))
     time, node = np.concatenate(times), np.concatenate(kinds)
     # At equal times, a mark comes first (the final mark last), and a launch before the wait inside its call.
-    rank_of = np.where(node == Node.MARK, np.where(time == high, 9, -1), node)
+    rank_of = np.where(node == TrackNode.MARK, np.where(time == high, 9, -1), node)
     sort = np.lexsort((rank_of, time))
     time, node = time[sort], node[sort]
-    launch_rows = np.flatnonzero(node == Node.LAUNCH)
+    launch_rows = np.flatnonzero(node == TrackNode.LAUNCH)
     by = np.searchsorted(time[launch_rows], launched, side="right") - 1
     launched_by = np.where(launched >= low, launch_rows[np.maximum(by, 0)] if len(launch_rows) else -1, -1)
     phases = _phases(table, states)
@@ -115,8 +115,10 @@ def cpu_track(segments: Segments, communication: CommunicationKernels, marks: Ho
     wait_start, wait_end, waits_for = np.maximum(wait_start, low)[real], wait_end[real], waits_for[real]
     bounds = np.append(marks.start_ns, high)
     time = np.concatenate((start, wait_start, bounds))
-    node = np.repeat(np.array([Node.LAUNCH, Node.SYNC, Node.MARK]), (len(start), len(wait_start), len(bounds)))
-    sort = np.lexsort((np.where(node == Node.MARK, np.where(time == high, 9, -1), node), time))
+    node = np.repeat(
+        np.array([TrackNode.LAUNCH, TrackNode.SYNC, TrackNode.MARK]), (len(start), len(wait_start), len(bounds))
+    )
+    sort = np.lexsort((np.where(node == TrackNode.MARK, np.where(time == high, 9, -1), node), time))
     position = np.empty(len(sort), dtype=np.int64)
     position[sort] = np.arange(len(sort))
     phases = {
@@ -153,7 +155,7 @@ class _Calls:
         self._by_end = np.argsort(self._end, kind="stable")
         self._order, self._low, self._high = order, low, high
 
-    def waiting(self) -> tuple[dict[Node, tuple[Times, Rows, Times]], Intervals]:
+    def waiting(self) -> tuple[dict[TrackNode, tuple[Times, Rows, Times]], Intervals]:
         """Return calls by node (start, awaited work, duration after that work ended), and all intervals."""
         table, states = self._table, self._states
         mine = states.launching_threads[table.thread] & (table.kind == Kind.RUNTIME)
@@ -161,13 +163,13 @@ class _Calls:
         frees = np.flatnonzero(mine & table.name_matches(names.matching(table.names, names.ALLOCATOR)))
         copies, copy_rows = self._blocking_copies()
         syncs = np.setdiff1d(syncs, copies)
-        result: dict[Node, tuple[Times, Rows, Times]] = {}
+        result: dict[TrackNode, tuple[Times, Rows, Times]] = {}
         starts, ends = [], []
         calls = {
-            Node.SYNC: (table.start_ns[syncs], table.end_ns[syncs], None),
-            Node.FREE: (table.start_ns[frees], table.end_ns[frees], None),
-            Node.COPY_SYNC: (table.start_ns[copies], table.end_ns[copies], copy_rows),
-            Node.FULL: (*states.command_buffer_full, None),
+            TrackNode.SYNC: (table.start_ns[syncs], table.end_ns[syncs], None),
+            TrackNode.FREE: (table.start_ns[frees], table.end_ns[frees], None),
+            TrackNode.COPY_SYNC: (table.start_ns[copies], table.end_ns[copies], copy_rows),
+            TrackNode.FULL: (*states.command_buffer_full, None),
         }
         for node, (start, end, rows) in calls.items():
             waits_for = self._last_ended(start, end) if rows is None else rows

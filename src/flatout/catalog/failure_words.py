@@ -26,7 +26,7 @@ _WORD = re.compile(r"[A-Za-z]+|\d+")
 _CAMEL = re.compile(r"([a-z])([A-Z])")
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class WordEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """The most likely class of a text."""
 
     failure_class: FailureClass
@@ -44,7 +44,7 @@ class _Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     words: dict[str, list[int]]
 
 
-def estimate(exception: str, message: str, phase: Phase | None) -> Estimate:
+def estimate(exception: str, message: str, phase: Phase | None) -> WordEstimate:
     """Return the most likely class of a text. `exception` is the type, or empty for lines of a log."""
     weights = _weights()
     found = [numbers for word in words_of(exception, message, phase) if (numbers := weights.words.get(word))]
@@ -56,7 +56,7 @@ def estimate(exception: str, message: str, phase: Phase | None) -> Estimate:
     best = max(range(len(scores)), key=scores.__getitem__)
     total = sum(math.exp(score - scores[best]) for score in scores)
     failure_class, restart = weights.labels[best]
-    return Estimate(failure_class=failure_class, restart=restart, likelihood=1 / total)
+    return WordEstimate(failure_class=failure_class, restart=restart, likelihood=1 / total)
 
 
 def words_of(exception: str, message: str, phase: Phase | None) -> set[str]:

@@ -34,7 +34,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LayoutLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A layout for which all of `when` holds must fulfil all of `needs`."""
 
     needs: dict[str, Condition]
@@ -57,9 +57,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     date: str
     columns: dict[str, str]  # how a table of measured runs describes it, which says what it does in a step
     software: dict[str, bool | float] = {}  # fields of `Software` in which the settings written for it differ
-    limit: tuple[Limit, ...] = ()
+    limit: tuple[LayoutLimit, ...] = ()
 
-    def broken_limit(self, facts: Facts) -> Limit | None:
+    def broken_limit(self, facts: Facts) -> LayoutLimit | None:
         """Return the first limit that the layout breaks; None if the framework can run it."""
         return next((limit for limit in self.limit if limit.is_broken(facts)), None)
 

@@ -14,7 +14,7 @@ from flatout.checkpoint.loader_position import LoaderPosition
 from flatout.checkpoint.loader_random import keep_worker_random
 from flatout.checkpoint.problems import CheckpointError
 from flatout.checkpoint.share import items_of
-from flatout.checkpoint.state import Training, check, collect
+from flatout.checkpoint.state import TrainingState, check, collect
 from flatout.inside.protocol import Variable
 
 
@@ -24,7 +24,9 @@ def check_numbers(**numbers: int | None) -> None:
             raise CheckpointError(f"`{name}` must be at least 1, but is {number}")
 
 
-def training_of(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapping[str, Any] | None) -> Training:
+def training_of(
+    model: Any, optimizer: Any, scheduler: Any, data: Any, state: Mapping[str, Any] | None
+) -> TrainingState:
     """Return the checked objects of the training, so that unsupported ones are reported before the first step."""
     if isinstance(optimizer, Mapping):
         optimizers = dict(optimizer)
@@ -41,7 +43,7 @@ def training_of(model: Any, optimizer: Any, scheduler: Any, data: Any, state: Ma
             raise CheckpointError(
                 f"`{name}` cannot be the name of an optimizer or a state here", hint="use another name"
             )
-    training = Training(model=model, optimizers=optimizers, stateful=stateful)
+    training = TrainingState(model=model, optimizers=optimizers, stateful=stateful)
     check(training)
     if data is not None:
         keep_worker_random(data)

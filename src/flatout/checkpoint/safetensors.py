@@ -1,9 +1,9 @@
 """Write and read tensors in the safetensors format with only the standard library and torch.
 
 A file is 8 bytes of header length (little-endian), a JSON header padded with spaces to a multiple of 8, and the bytes
-of all tensors, one after the other without gaps. In: names, dtypes and shapes. Out: a `Layout`, which gives the place
-of each tensor in the data, so that a snapshot can be copied straight to it; and views of a file. Nothing in such a file
-can be executed.
+of all tensors, one after the other without gaps. In: names, dtypes and shapes. Out: a `FileLayout`, which gives the
+place of each tensor in the data, so that a snapshot can be copied straight to it; and views of a file. Nothing in such
+a file can be executed.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class FileLayout:
     places: dict[str, Place]
     num_bytes: int  # size of the data
     header: bytes  # starts with its own length
 
 
-def lay_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> Layout:
+def lay_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> FileLayout:
     """Assign a place to each tensor, widest dtypes first, so that each begins at a multiple of its element size."""
     order = sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0]))
     places, begin = {}, 0
@@ -79,7 +79,7 @@ def lay_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: 
         described[name] = {"dtype": place.dtype, "shape": place.shape, "data_offsets": (place.begin, place.end)}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return Layout(places=places, num_bytes=begin, header=len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+    return FileLayout(places=places, num_bytes=begin, header=len(text).to_bytes(_LENGTH_BYTES, "little") + text)
 
 
 def read_header(path: Path) -> tuple[dict[str, Place], int]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flatout.checkpoint.host_buffer import HostBuffer
-from flatout.checkpoint.safetensors import COMPLEX, DTYPES, Layout, Place, lay_out
+from flatout.checkpoint.safetensors import COMPLEX, DTYPES, FileLayout, Place, lay_out
 from flatout.checkpoint.share import Item
 
 
@@ -105,7 +105,7 @@ def _record(stream: Any) -> Any:
     return event
 
 
-def _layout(keys: dict[str, Item], metadata: dict[str, str]) -> Layout:
+def _layout(keys: dict[str, Item], metadata: dict[str, str]) -> FileLayout:
     shapes: dict[str, tuple[torch.dtype, Sequence[int]]] = {}
     for key, item in keys.items():
         dtype, shape = item.local.dtype, tuple(item.local.shape)

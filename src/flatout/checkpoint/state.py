@@ -31,7 +31,7 @@ _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingState:
     """The live objects, by their names in a checkpoint."""
 
     model: Any
@@ -48,7 +48,7 @@ class Collected:
     values: dict[str, Any]  # JSON, of this rank
 
 
-def check(training: Training) -> None:
+def check(training: TrainingState) -> None:
     """Refuse objects that cannot be saved, before the first step rather than after the first hour."""
     for module in training.model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -64,7 +64,7 @@ def check(training: Training) -> None:
             )
 
 
-def collect(training: Training) -> Collected:
+def collect(training: TrainingState) -> Collected:
     """Return references to the live tensors; nothing is copied yet."""
     tensors: dict[str, torch.Tensor] = {}
     own: dict[str, torch.Tensor] = {}
@@ -100,7 +100,7 @@ def collect(training: Training) -> Collected:
     return Collected(tensors=tensors, parameters=parameters, own=own, values=values)
 
 
-def model_tensors(training: Training) -> dict[str, torch.Tensor]:
+def model_tensors(training: TrainingState) -> dict[str, torch.Tensor]:
     """Return the model's live tensors by their names in a checkpoint."""
     return {
         f"model.{_clean(name, training.model)}": value.detach()
@@ -109,7 +109,7 @@ def model_tensors(training: Training) -> dict[str, torch.Tensor]:
     }
 
 
-def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+def destinations(training: TrainingState, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """Return the tensor into which each saved tensor is read: the model's memory, or new tensors for the optimizers.
 
     `saved` gives the shape, the dtype and the device of each tensor by name. Raise CheckpointError if the model or an
@@ -144,7 +144,7 @@ def destinations(training: Training, saved: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def restore(
-    training: Training,
+    training: TrainingState,
     values: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
     *,

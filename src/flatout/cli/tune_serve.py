@@ -64,7 +64,7 @@ def tune_serve(
     Example: flatout tune --serve 'vllm serve MODEL' --load load.toml --slo 'p99 ttft<500ms, p99 itl<50ms'
     """
     from flatout.serving.command import ServeCommand
-    from flatout.serving.loop import Options
+    from flatout.serving.loop import ServingOptions
     from flatout.tune.signals import EndedBySignal
 
     serving = ServeCommand(
@@ -72,7 +72,7 @@ def tune_serve(
         load=load,
         slo=slo,
         folder=out or Path("flatout-out") / f"serve-{time.strftime('%Y%m%d-%H%M%S')}",
-        options=Options(
+        options=ServingOptions(
             objective=_objective(objective), allowed=_safety(allow), budget_s=budget.seconds, max_trials=trials
         ),
         engine=engine,

@@ -77,7 +77,7 @@ def watch(
     import sys
 
     from flatout.report.watch_text import watch_lines
-    from flatout.watch.view.live import JobView, open_run, open_source
+    from flatout.watch.view.live import JobScreen, open_run, open_source
 
     if follow:
         if attach is not None:
@@ -93,7 +93,7 @@ def watch(
     elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         print("\n".join(watch_lines(source.read(), text_style())))
     else:
-        JobView(source).show(every.seconds)
+        JobScreen(source).show(every.seconds)
 
 
 def _folder(out: Path | None) -> Path:

@@ -26,8 +26,8 @@ from flatout.compare.result import comparison
 from flatout.compare.runner import ArmRunners
 from flatout.compare.worktrees import (
     FOLDER,
-    Commit,
     Repository,
+    WorktreeCommit,
     add_worktree,
     commit_of,
     remove_worktree,
@@ -157,7 +157,7 @@ def _exit_code(interruption: EndedBySignal | KeyboardInterrupt) -> int:
 
 class _Checkout(msgspec.Struct, frozen=True, kw_only=True):
     repository: Repository
-    commit: Commit
+    commit: WorktreeCommit
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from flatout.report.scaling import parts_by_cause
 from flatout.tune.profiled import Profiled
 
 
-class Evidence:
+class ComparisonEvidence:
     """All trials and profiles of a comparison so far."""
 
     def __init__(self, *, objective: Objective | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flatout.compare.evidence import Evidence
+from flatout.compare.evidence import ComparisonEvidence
 from flatout.compare.judge import Judged, is_gate_hopeless, judged
 from flatout.compare.options import CompareOptions
 from flatout.compare.power import num_trials_with, power, trials_by_noise
@@ -40,7 +40,7 @@ GATE_TIMES = 5 / 3  # with a gate, the power is stated for a slowdown of this ma
 class Compared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a comparison has seen, and what it concludes."""
 
-    evidence: Evidence
+    evidence: ComparisonEvidence
     judged: Judged
     power: Power | None
     ended_by: EndedBy
@@ -55,7 +55,7 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
     """
     effect = stated_effect(options)
     say(prior_power_sentence(trials_by_noise(effect, options.gate), effect, options.gate, NUM_FIRST))
-    evidence = Evidence(objective=options.objective)
+    evidence = ComparisonEvidence(objective=options.objective)
     so_far: Judged | None = None
     stated: Power | None = None
     ended_by: EndedBy = "decided"
@@ -87,18 +87,18 @@ def compare(runner: ArmRunner, options: CompareOptions, say: Say) -> Compared:
     )
 
 
-def _is_analysis_due(evidence: Evidence) -> bool:
+def _is_analysis_due(evidence: ComparisonEvidence) -> bool:
     """Whether the last trial is one of B after which its trials are analysed: no other trial changes the verdict."""
     last = evidence.trials[-1]
     is_of_b = last.is_complete and arm_of(last.index) == "B"
     return is_of_b and _num_of_b(evidence) in _ANALYSED
 
 
-def _num_of_b(evidence: Evidence) -> int:
+def _num_of_b(evidence: ComparisonEvidence) -> int:
     return sum(trial.is_complete for trial in evidence.trials_of("B"))
 
 
-def _judged(evidence: Evidence, options: CompareOptions, *, is_last: bool = False) -> Judged:
+def _judged(evidence: ComparisonEvidence, options: CompareOptions, *, is_last: bool = False) -> Judged:
     return judged(
         evidence.trials,
         objective=evidence.objective,
@@ -108,7 +108,9 @@ def _judged(evidence: Evidence, options: CompareOptions, *, is_last: bool = Fals
     )
 
 
-def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions, so_far: Judged | None) -> EndedBy | None:
+def _end(
+    runner: ArmRunner, evidence: ComparisonEvidence, options: CompareOptions, so_far: Judged | None
+) -> EndedBy | None:
     """Return why no further trial is run; None if one is."""
     if so_far is None:
         return None
@@ -127,7 +129,7 @@ def _end(runner: ArmRunner, evidence: Evidence, options: CompareOptions, so_far:
     return "hopeless" if is_hopeless else None
 
 
-def next_length(evidence: Evidence, options: CompareOptions, left_s: float) -> StopRule | int:
+def next_length(evidence: ComparisonEvidence, options: CompareOptions, left_s: float) -> StopRule | int:
     """Return when the next trial has counted enough steps, or how many it counts.
 
     Both arms follow one rule, from the times of both, so that their trials differ in nothing but the arm. What a trial
@@ -141,7 +143,7 @@ def next_length(evidence: Evidence, options: CompareOptions, left_s: float) -> S
     return trial_length(measured_times(complete, run_sd), effect=sought, budget_left_s=left_s)
 
 
-def _check(evidence: Evidence, runner: ArmRunner) -> None:
+def _check(evidence: ComparisonEvidence, runner: ArmRunner) -> None:
     """Raise InputError if an arm's command fails: at its first trial, or again and again."""
     last = evidence.trials[-1]
     if last.is_complete:
@@ -166,7 +168,7 @@ def stated_effect(options: CompareOptions) -> float:
     return DEFAULT_EFFECT if not options.gate else GATE_TIMES * options.gate
 
 
-def _state_power(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> Power:
+def _state_power(runner: ArmRunner, evidence: ComparisonEvidence, options: CompareOptions, say: Say) -> Power:
     """Say what the comparison can show, from the noise of its first trials."""
     left_s = options.budget_s - runner.spent_s()
     num_affordable = len(evidence.trials) + max(int(left_s / evidence.trial_s), 0)
@@ -201,7 +203,7 @@ def _report(so_far: Judged | None, trials: Sequence[TrialResult], runner: ArmRun
     say(line)
 
 
-def _profile(runner: ArmRunner, evidence: Evidence, options: CompareOptions, say: Say) -> None:
+def _profile(runner: ArmRunner, evidence: ComparisonEvidence, options: CompareOptions, say: Say) -> None:
     """Profile both arms in turn while the time that the trials left lasts; a failure is a note."""
     longest_s = evidence.trial_s
     for position in range(2 * options.num_profiles):

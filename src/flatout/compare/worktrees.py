@@ -31,7 +31,7 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
     num_changed: int  # tracked files with changes that are not committed
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class WorktreeCommit(msgspec.Struct, frozen=True, kw_only=True):
     ref: str
     name: str  # the complete hash
 
@@ -53,7 +53,7 @@ def repository_of(folder: Path) -> Repository:
     return Repository(top=os.path.realpath(top.stdout.strip()), prefix=prefix, num_changed=len(changed))
 
 
-def commit_of(repository: Repository, ref: str, option: str) -> Commit:
+def commit_of(repository: Repository, ref: str, option: str) -> WorktreeCommit:
     """Return the commit that a ref names. Raises InputError if there is no such ref."""
     done = _git(Path(repository.top), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     name = done.stdout.strip()
@@ -62,10 +62,10 @@ def commit_of(repository: Repository, ref: str, option: str) -> Commit:
             f"`{option}` must be a commit, branch or tag of {repository.top}, but git does not find `{ref}`",
             hint="git branch --all shows the branches; a shallow clone needs git fetch first",
         )
-    return Commit(ref=ref, name=name)
+    return WorktreeCommit(ref=ref, name=name)
 
 
-def add_worktree(repository: Repository, commit: Commit, path: Path) -> Path:
+def add_worktree(repository: Repository, commit: WorktreeCommit, path: Path) -> Path:
     """Check out the commit at `path`, and return the working folder in it. Raises InputError or OutputError."""
     remove_worktree(repository, path)  # of an earlier comparison that was killed
     path.parent.mkdir(parents=True, exist_ok=True)

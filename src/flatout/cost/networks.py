@@ -13,14 +13,14 @@ from math import ceil
 
 from flatout.catalog.fabrics import SWITCH_PORTS, network_prices
 from flatout.records.network import NetworkBill
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 from flatout.units import percent
 
 _CABLED = ("ring", "torus")
 SAME_RATE = 0.1  # an adapter whose rate differs by more than this from the priced switch has another price
 
 
-def network_bill(cluster: Cluster) -> NetworkBill:
+def network_bill(cluster: ClusterSpec) -> NetworkBill:
     """Return the parts of the cluster's network and their price."""
     num_switches, num_links = _parts(cluster)
     prices = network_prices()
@@ -41,7 +41,7 @@ def network_bill(cluster: Cluster) -> NetworkBill:
     )
 
 
-def _rate_note(cluster: Cluster, gbit_per_s: float) -> str:
+def _rate_note(cluster: ClusterSpec, gbit_per_s: float) -> str:
     """Say that the prices are of other parts, if the adapters' rate is not that of the priced parts."""
     rate = cluster.nic_bytes_per_s * 8 / 1e9
     if abs(rate / gbit_per_s - 1.0) <= SAME_RATE:
@@ -50,7 +50,7 @@ def _rate_note(cluster: Cluster, gbit_per_s: float) -> str:
     return f"prices are those of {gbit_per_s:g} Gbit/s, but an adapter here has {rate:g} Gbit/s, {share} of it"
 
 
-def _parts(cluster: Cluster) -> tuple[int, int]:
+def _parts(cluster: ClusterSpec) -> tuple[int, int]:
     """Return the number of switches and of links."""
     num_adapters = cluster.num_gpus
     num_nodes = ceil(cluster.num_gpus / cluster.gpus_per_node)

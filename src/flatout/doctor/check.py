@@ -16,7 +16,7 @@ from flatout.doctor.gain import gain_of
 from flatout.doctor.machine import Machine
 from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.unknown import NotHereError, NotReadError
-from flatout.records.doctor import CheckResult, Family, JobTimes, Traffic
+from flatout.records.doctor import CheckResult, Family, JobTraffic, Traffic
 
 MOST_NAMED = 6  # maximum number of devices named in a reason
 
@@ -71,7 +71,7 @@ def check(
     return made
 
 
-def run_check(one: Check, machine: Machine, job: JobTimes | None = None) -> CheckResult:
+def run_check(one: Check, machine: Machine, job: JobTraffic | None = None) -> CheckResult:
     """Judge the machine.
 
     Given the times of a job, also say what the job would gain if a defect of a path or link were fixed.

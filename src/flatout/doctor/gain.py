@@ -8,10 +8,10 @@ that share is unknown, the gain is unknown, and the whole exposed time is its bo
 from __future__ import annotations
 
 from flatout.doctor.outcome import CheckOutcome
-from flatout.records.doctor import Gain, JobTimes, Traffic
+from flatout.records.doctor import Gain, JobTraffic, Traffic
 
 
-def gain_of(traffic: Traffic | None, outcome: CheckOutcome, job: JobTimes, host: str | None) -> Gain | None:
+def gain_of(traffic: Traffic | None, outcome: CheckOutcome, job: JobTraffic, host: str | None) -> Gain | None:
     """Return the gain from the fix; None if the check does not concern a path or link, or does not find a defect."""
     if traffic is None or outcome.status not in ("fail", "warn"):
         return None
@@ -30,7 +30,7 @@ def gain_of(traffic: Traffic | None, outcome: CheckOutcome, job: JobTimes, host:
     return Gain(traffic=traffic, basis="bandwidth", at_most_s=at_most_s, step_share=at_most_s / job.step_s)
 
 
-def _exposed_s(traffic: Traffic, job: JobTimes) -> float:
+def _exposed_s(traffic: Traffic, job: JobTraffic) -> float:
     """Return the exposed seconds per step of this traffic, on the rank that has the most of it."""
     if traffic == "pcie":  # copies, and messages between GPUs and to NICs, which pass the same link
         return job.copies_s + job.transfer_s

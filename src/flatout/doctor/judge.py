@@ -6,11 +6,11 @@ from flatout.doctor.check import run_check
 from flatout.doctor.checks import CHECKS
 from flatout.doctor.graph import topology_of
 from flatout.doctor.machine import Machine
-from flatout.records.doctor import FAMILIES, STATUSES, DoctorReport, JobTimes
+from flatout.records.doctor import FAMILIES, STATUSES, DoctorReport, JobTraffic
 from flatout.records.snapshot import Snapshot
 
 
-def judge_machine(snapshot: Snapshot, job: JobTimes | None = None) -> DoctorReport:
+def judge_machine(snapshot: Snapshot, job: JobTraffic | None = None) -> DoctorReport:
     """Run every check and, if a job is given, estimate its gain from each fix.
 
     The results are in the order of families; within a family, the most urgent come first.

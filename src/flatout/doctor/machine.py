@@ -325,9 +325,9 @@ class Machine:
         raise NotReadError(f"`/proc/self/limits` has no {name}")
 
     @cached_property
-    def mounts(self) -> list[Mount]:
+    def mounts(self) -> list[MountEntry]:
         lines = [line.split() for line in self.file("/proc/mounts").splitlines()]
-        mounts = [Mount(*fields[:4]) for fields in lines if len(fields) >= 4]
+        mounts = [MountEntry(*fields[:4]) for fields in lines if len(fields) >= 4]
         if not mounts:
             raise NotReadError("`/proc/mounts` names no mount")
         return mounts
@@ -346,7 +346,7 @@ class Machine:
         return packages
 
 
-class Mount(NamedTuple):
+class MountEntry(NamedTuple):
     device: str
     path: str
     kind: str

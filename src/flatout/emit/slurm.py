@@ -16,7 +16,7 @@ from flatout.change.launchers import calls
 from flatout.emit.command import script_lines, tuned_command, unplaced
 from flatout.emit.heading import commented
 from flatout.emit.rendezvous import needs_rendezvous, num_nodes, with_own_rendezvous, with_rendezvous
-from flatout.emit.slurm_launch import NodeGroup, SlurmLaunch, slurm_launch
+from flatout.emit.slurm_launch import SlurmLaunch, SlurmNodes, slurm_launch
 from flatout.emit.torchrun import exported
 from flatout.records.tuning import HEAD_NODE, Emitted, Tuning
 
@@ -49,7 +49,7 @@ def emit(
 
     `setup` is shell code that runs first. The GPUs and CPUs per node are None if they are unknown.
     """
-    nodes = NodeGroup(num_nodes=num_nodes(tuning), num_gpus=gpus_per_node, num_cpus=cpus_per_node)
+    nodes = SlurmNodes(num_nodes=num_nodes(tuning), num_gpus=gpus_per_node, num_cpus=cpus_per_node)
     launch = slurm_launch(tuning.command, nodes)
     meets_on_head_node = needs_rendezvous(tuning) and not keeps_rendezvous
     line = _command_line(tuning, launch, meets_on_head_node=meets_on_head_node)

@@ -45,7 +45,7 @@ _RANK_OF_MPI = (
 )
 
 
-class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes of one job, each with as many GPUs and CPUs; None: unknown, so Slurm's variables are asked."""
 
     num_nodes: int
@@ -67,7 +67,7 @@ class SlurmLaunch(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def slurm_launch(words: Sequence[str], nodes: NodeGroup) -> SlurmLaunch:
+def slurm_launch(words: Sequence[str], nodes: SlurmNodes) -> SlurmLaunch:
     """Return the launch of a command on all nodes. torchrun's own arguments are those of its rendezvous."""
     launcher = first_launcher(words)
     if launcher == "mpirun":
@@ -90,14 +90,14 @@ def slurm_launch(words: Sequence[str], nodes: NodeGroup) -> SlurmLaunch:
     return _without_launcher(tuple(words), nodes)
 
 
-def _torchrun(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
+def _torchrun(words: tuple[str, ...], nodes: SlurmNodes) -> SlurmLaunch:
     """Return the launch of one agent per node; without a number of ranks, torchrun would start one."""
     if nodes.num_gpus and launch_value(words, "torchrun", "--nproc-per-node") is None:
         words = with_launch_words(words, "torchrun", (f"--nproc-per-node={nodes.num_gpus}",))
     return SlurmLaunch(words=words, tasks_per_node=1, cpus_per_task=nodes.num_cpus)
 
 
-def _accelerate(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
+def _accelerate(words: tuple[str, ...], nodes: SlurmNodes) -> SlurmLaunch:
     meeting = ("--main_process_ip=$MASTER_ADDR", "--main_process_port=$MASTER_PORT")
     added = [
         f"--num_machines={nodes.num_nodes}",
@@ -121,7 +121,7 @@ def _accelerate(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
     return _on_each_node(changed, nodes, lines, expanded=(*meeting, _COUNTED_RANKS))
 
 
-def _deepspeed(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
+def _deepspeed(words: tuple[str, ...], nodes: SlurmNodes) -> SlurmLaunch:
     own_slots = launch_word(words, "deepspeed", "--num-gpus")
     slots = str(nodes.num_gpus or own_slots or f"{_GPUS_OF_NODE}")
     meeting = ("--master_addr=$MASTER_ADDR", "--master_port=$MASTER_PORT")
@@ -143,7 +143,7 @@ def _deepspeed(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
 
 def _on_each_node(
     words: tuple[str, ...],
-    nodes: NodeGroup,
+    nodes: SlurmNodes,
     lines: Sequence[str],
     notes: Sequence[str] = (),
     *,
@@ -162,7 +162,7 @@ def _on_each_node(
     )
 
 
-def _without_launcher(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
+def _without_launcher(words: tuple[str, ...], nodes: SlurmNodes) -> SlurmLaunch:
     """Return the launch of a program: Python with one task per GPU and torch's variables, others as they are."""
     tasks = nodes.num_gpus or None
     cpus = max(nodes.num_cpus // (tasks or 1), 1) if nodes.num_cpus else None
@@ -186,7 +186,7 @@ def _without_launcher(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
     )
 
 
-def _mpirun(words: tuple[str, ...], nodes: NodeGroup) -> SlurmLaunch:
+def _mpirun(words: tuple[str, ...], nodes: SlurmNodes) -> SlurmLaunch:
     """Return the launch by mpirun alone: under `srun`, each node would start a separate job."""
     counts = [launch_word(words, "mpirun", flag) for flag in _MPIRUN_COUNTS]
     own_count = next((int(count) for count in counts if count is not None and count.isdecimal()), None)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-class Collector:
+class GarbageCollector:
     """The garbage collector of this process."""
 
     def __init__(self) -> None:
@@ -50,4 +50,4 @@ class Collector:
         return [kept for reference in self._frozen if (kept := reference()) is not None]
 
 
-COLLECTOR = Collector()
+COLLECTOR = GarbageCollector()

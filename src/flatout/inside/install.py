@@ -46,7 +46,7 @@ from flatout.inside.recording.batches import Count
 from flatout.inside.recording.forward_calls import FORWARD_CALLS, Call, Listener
 from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.pickled_workers import hook_pickled_workers
-from flatout.inside.recording.recorder import Recorder
+from flatout.inside.recording.recorder import StepRecorder
 from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
 from flatout.inside.recording.start_times import START_TIMES, hook_process_groups
@@ -61,12 +61,12 @@ class _Process:
     """The recorder of this process, created at its first event."""
 
     def __init__(self) -> None:
-        self.recorder: Recorder | None = None
-        self.active: Recorder | None = None  # the recorder, while it records
+        self.recorder: StepRecorder | None = None
+        self.active: StepRecorder | None = None  # the recorder, while it records
         self.is_out = False  # this process is not recorded, or is no longer recorded
         self.num_optimizer_steps = 0  # counted by the hook, to detect steps that a GradScaler skipped
 
-    def begin(self) -> Recorder | None:
+    def begin(self) -> StepRecorder | None:
         """Create and return the recorder; None if this process is not recorded."""
         if self.is_out:
             return None
@@ -76,7 +76,7 @@ class _Process:
         if settings is None:
             self.is_out = True
             return None
-        self.recorder = self.active = Recorder(settings, self.leave, between_steps=_look)
+        self.recorder = self.active = StepRecorder(settings, self.leave, between_steps=_look)
         LOG.on_silence = self.leave
         EXIT_HANDLERS.at_stop(_finish)
         atexit.register(_finish)
@@ -93,7 +93,7 @@ PROCESS = _Process()
 
 
 @guarded
-def _begin() -> Recorder | None:
+def _begin() -> StepRecorder | None:
     return PROCESS.begin()
 
 
@@ -108,7 +108,7 @@ def _checkpoint_ends(begun: Any) -> None:
         PROCESS.recorder.checkpoint_ends(begun)
 
 
-def _active() -> Recorder | None:
+def _active() -> StepRecorder | None:
     return PROCESS.active
 
 

@@ -27,7 +27,7 @@ _LOOK_S = 0.1
 _COMPILATION = "compile"
 
 
-class XlaProfile:
+class XlaProfiler:
     """The profile of this process; the lock is held while it starts or stops."""
 
     def __init__(self, jax: Any, folder: Path, num_steps: int, warmup: int | None) -> None:
@@ -156,4 +156,4 @@ def install(jax: Any) -> None:
     if settings is None or settings.is_light or settings.is_trial:
         return
     LOG.folder = settings.recording
-    XlaProfile(jax, settings.recording / File.XLA, settings.num_steps, settings.warmup).hook()
+    XlaProfiler(jax, settings.recording / File.XLA, settings.num_steps, settings.warmup).hook()

@@ -38,7 +38,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...]
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class TimedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """An exchange of gradients that DDP has timed (`inside/liveness/exchange.py`)."""
 
     iteration: int  # DDP's iteration number, the same on all ranks
@@ -82,7 +82,7 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     gives_stacks: bool
     has_gpu: bool
     gpu: str | None  # UUID as NVML writes it
-    exchange: Exchange | None  # the last timed exchange
+    exchange: TimedExchange | None  # the last timed exchange
     spent_s: Mapping[str, float]  # by phase, since the process began
     spent_at_first_s: Mapping[str, float]
     spent_at_last_s: Mapping[str, float]
@@ -247,10 +247,10 @@ def _gpu(halves: tuple[int, ...]) -> str | None:
     return f"GPU-{UUID(bytes=b''.join(half.to_bytes(8, 'big', signed=True) for half in halves))}"
 
 
-def _exchange(iteration: int, exposed_ns: int, per_step: int, num_ranks: int) -> Exchange | None:
+def _exchange(iteration: int, exposed_ns: int, per_step: int, num_ranks: int) -> TimedExchange | None:
     if not iteration:
         return None
-    return Exchange(iteration=iteration, exposed_ns=exposed_ns, per_step=per_step, num_ranks=num_ranks)
+    return TimedExchange(iteration=iteration, exposed_ns=exposed_ns, per_step=per_step, num_ranks=num_ranks)
 
 
 def _loader(num_workers: int, prefetch_factor: int, _: int) -> LoaderSettings | None:

@@ -22,7 +22,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=1000)]
 MAX_STAGES = 1000
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
+class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
     """The time of one stage in one process."""
 
     num_calls: _Count = 0
@@ -55,10 +55,10 @@ class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: _Count
     num_reads: _Count
     watch_s: _Seconds
-    stages: Annotated[dict[_Name, Spent], msgspec.Meta(max_length=MAX_STAGES)]
-    sent: Spent
-    received: Spent
-    pinned: Spent
+    stages: Annotated[dict[_Name, StageSeconds], msgspec.Meta(max_length=MAX_STAGES)]
+    sent: StageSeconds
+    received: StageSeconds
+    pinned: StageSeconds
     cores: Annotated[tuple[_Index, ...], msgspec.Meta(max_length=1 << 14)] = ()
     dataset_samples: _Count | None = None
     num_shards: _Count | None = None

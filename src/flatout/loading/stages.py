@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.loading.read_reports import LoaderReport, Spent
+from flatout.loading.read_reports import LoaderReport, StageSeconds
 from flatout.records.loading import CodePlace, RankLoading, SampleStage
 from flatout.records.recording import RankRecording
 
@@ -169,7 +169,7 @@ def _stages(makers: Sequence[LoaderReport], num_samples: float) -> tuple[SampleS
     return tuple(sorted(stages, key=lambda stage: -stage.wall_s))
 
 
-def _queued_by_stage(queued_s: float, spent: dict[str, Spent], idle_s: dict[str, float]) -> dict[str, float]:
+def _queued_by_stage(queued_s: float, spent: dict[str, StageSeconds], idle_s: dict[str, float]) -> dict[str, float]:
     """Divide the time in the queue for a core among the stages, by their CPU time; none has more than its idle time."""
     by_stage = dict.fromkeys(spent, 0.0)
     weights = {name: stage.cpu_s for name, stage in spent.items() if stage.cpu_s > 0}
@@ -185,8 +185,8 @@ def _queued_by_stage(queued_s: float, spent: dict[str, Spent], idle_s: dict[str,
     return by_stage
 
 
-def _sum(spent: Sequence[Spent]) -> Spent:
-    return Spent(
+def _sum(spent: Sequence[StageSeconds]) -> StageSeconds:
+    return StageSeconds(
         num_calls=sum(each.num_calls for each in spent),
         wall_s=sum(each.wall_s for each in spent),
         cpu_s=sum(each.cpu_s for each in spent),
@@ -199,7 +199,7 @@ def _receiving_s(trainers: Sequence[LoaderReport], num_samples: int) -> float | 
     return total.cpu_s / num_samples if total.num_calls and num_samples else None
 
 
-def _other_thread(spent: Sequence[Spent], num_samples: int) -> float | None:
+def _other_thread(spent: Sequence[StageSeconds], num_samples: int) -> float | None:
     """Return the seconds per sample of a stage outside the thread that makes batches; None if it never ran."""
     total = _sum(spent)
     return total.wall_s / num_samples if total.num_calls and num_samples else None

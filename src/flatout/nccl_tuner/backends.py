@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from flatout.inside.protocol import Variable
 from flatout.nccl_tuner.known_answers import Buffers, num_elements
-from flatout.nccl_tuner.plan import VENDOR, Fabric, Law, RankPlan
+from flatout.nccl_tuner.plan import VENDOR, Law, RankPlan, SimulatedFabric
 from flatout.nccl_tuner.settings import options_problem
 from flatout.nccl_tuner.table_file import checksum, table_text
 from flatout.records.collective_table import COLLECTIVES, CollectiveTable
-from flatout.records.nccl_tuning import DEFAULT, Candidate, Case, Start
+from flatout.records.nccl_tuning import DEFAULT, Case, NcclCandidate, Start
 
 _LIMIT = timedelta(minutes=2)  # of one collective: longer means that the ranks wait for each other for ever
 _CHECKED_BYTES = 64 << 10  # of a simulated collective, whose data are moved by gloo
@@ -44,7 +44,7 @@ class Communicator(Protocol):
 
 class Backend(Protocol):
     def communicator(
-        self, candidate: Candidate, groups: Sequence[Sequence[int]], mine: Sequence[int]
+        self, candidate: NcclCandidate, groups: Sequence[Sequence[int]], mine: Sequence[int]
     ) -> Communicator | None:
         """Make the communicators of all `groups`, on all ranks; return that of `mine`, the group of this rank.
 
@@ -79,7 +79,7 @@ class TorchBackend:
             self._device = torch.device("cpu")
 
     def communicator(
-        self, candidate: Candidate, groups: Sequence[Sequence[int]], mine: Sequence[int]
+        self, candidate: NcclCandidate, groups: Sequence[Sequence[int]], mine: Sequence[int]
     ) -> Communicator | None:
         self._set_table(candidate)
         opened = None
@@ -107,7 +107,7 @@ class TorchBackend:
             return f"torch {version}, gloo"
         return f"torch {version}, NCCL {'.'.join(map(str, self._torch.cuda.nccl.version()))}"
 
-    def _set_table(self, candidate: Candidate) -> None:
+    def _set_table(self, candidate: NcclCandidate) -> None:
         """Point the tuner plugin to the candidate's table. All ranks write the same one, so it counts as compared."""
         if self._plan.plugin is None:
             return
@@ -121,7 +121,7 @@ class TorchBackend:
         os.environ[Variable.NCCL_TABLE_COMPARED] = checksum(text.encode())
 
     @contextmanager
-    def _gloo_threads(self, candidate: Candidate) -> Iterator[None]:
+    def _gloo_threads(self, candidate: NcclCandidate) -> Iterator[None]:
         """Have torch make gloo's groups with the candidate's threads: `new_group` ignores options for gloo."""
         if candidate.threads is None:
             yield
@@ -144,7 +144,7 @@ class TorchBackend:
         finally:
             module.ProcessGroupGloo = original
 
-    def _check_threads(self, candidate: Candidate, group: Any) -> None:
+    def _check_threads(self, candidate: NcclCandidate, group: Any) -> None:
         """Raise RuntimeError if a group of this rank does not have the candidate's threads."""
         is_member = group is not self._torch.distributed.GroupMember.NON_GROUP_MEMBER
         if candidate.threads is None or not is_member:
@@ -153,7 +153,7 @@ class TorchBackend:
         if threads != candidate.threads:
             raise RuntimeError(f"gloo has {threads} threads in place of {candidate.threads}")
 
-    def _options(self, candidate: Candidate) -> Any:
+    def _options(self, candidate: NcclCandidate) -> Any:
         if self._plan.backend == "gloo":
             return None
         problem = options_problem(candidate.min_ctas, candidate.max_ctas)
@@ -193,11 +193,11 @@ class _TorchCommunicator:
 class SimulatedBackend:
     """Times follow a known law; the data of the checks are moved by gloo."""
 
-    def __init__(self, torch: Any, rank: int, plan: RankPlan, fabric: Fabric) -> None:
+    def __init__(self, torch: Any, rank: int, plan: RankPlan, fabric: SimulatedFabric) -> None:
         self._torch, self._rank, self._plan, self._fabric = torch, rank, plan, fabric
 
     def communicator(
-        self, candidate: Candidate, groups: Sequence[Sequence[int]], mine: Sequence[int]
+        self, candidate: NcclCandidate, groups: Sequence[Sequence[int]], mine: Sequence[int]
     ) -> Communicator | None:
         opened = None
         for ranks in groups:
@@ -214,7 +214,7 @@ class SimulatedBackend:
     def software(self) -> str:
         return "a simulated fabric"
 
-    def _noise(self, candidate: Candidate) -> random.Random:
+    def _noise(self, candidate: NcclCandidate) -> random.Random:
         """Return a source of noise that differs between candidates, ranks and turns, and repeats with the seed."""
         plan = self._plan
         return random.Random(f"{self._fabric.seed} {plan.start.name} {candidate.name} {self._rank} {plan.first_round}")
@@ -222,7 +222,13 @@ class SimulatedBackend:
 
 class _SimulatedCommunicator:
     def __init__(
-        self, fabric: Fabric, start: Start, candidate: Candidate, group: Any, buffers: Buffers, noise: random.Random
+        self,
+        fabric: SimulatedFabric,
+        start: Start,
+        candidate: NcclCandidate,
+        group: Any,
+        buffers: Buffers,
+        noise: random.Random,
     ) -> None:
         self._fabric, self._settings, self._candidate = fabric, start.settings, candidate
         has_our_plugin = any(each.uses_table for each in start.candidates)

@@ -14,7 +14,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.input_files import read_toml
-from flatout.records.nccl_tuning import DEFAULT, Candidate, Reads, Start
+from flatout.records.nccl_tuning import DEFAULT, NcclCandidate, Reads, Start
 
 _FILE = Path(__file__).with_name("spaces.toml")
 
@@ -39,9 +39,11 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     protocol: str | None = None
     max_channels: int | None = None
 
-    def candidate(self) -> Candidate:
+    def candidate(self) -> NcclCandidate:
         name = row_name(self.algorithm, self.protocol, self.max_channels)
-        return Candidate(name=name, algorithm=self.algorithm, protocol=self.protocol, max_channels=self.max_channels)
+        return NcclCandidate(
+            name=name, algorithm=self.algorithm, protocol=self.protocol, max_channels=self.max_channels
+        )
 
 
 def row_name(algorithm: str | None, protocol: str | None, max_channels: int | None) -> str:
@@ -58,16 +60,16 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     min_ctas: int
     max_ctas: int
 
-    def candidate(self) -> Candidate:
+    def candidate(self) -> NcclCandidate:
         name = f"{self.min_ctas} to {self.max_ctas} CTAs"
-        return Candidate(name=name, min_ctas=self.min_ctas, max_ctas=self.max_ctas)
+        return NcclCandidate(name=name, min_ctas=self.min_ctas, max_ctas=self.max_ctas)
 
 
 class _Gloo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: int
 
-    def candidate(self) -> Candidate:
-        return Candidate(name=f"{self.threads} thread{'s' * (self.threads > 1)}", threads=self.threads)
+    def candidate(self) -> NcclCandidate:
+        return NcclCandidate(name=f"{self.threads} thread{'s' * (self.threads > 1)}", threads=self.threads)
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,9 +112,9 @@ def find_space(transport: str) -> Space:
 
 def process_starts(space: Space) -> tuple[Start, ...]:
     """Return one start for the default and one for each setting that the library reads once a process."""
-    starts = [Start(name=DEFAULT, candidates=(Candidate(name=DEFAULT),))]
+    starts = [Start(name=DEFAULT, candidates=(NcclCandidate(name=DEFAULT),))]
     for entry in space.start:
-        candidate = Candidate(name=DEFAULT, environment=entry.environment)
+        candidate = NcclCandidate(name=DEFAULT, environment=entry.environment)
         starts.append(
             Start(name=entry.name, settings=entry.name, environment=entry.environment, candidates=(candidate,))
         )
@@ -126,14 +128,14 @@ def start_of_choices(space: Space, settings: str, environment: dict[str, str], *
     """
     choices = [choice.candidate() for choice in space.choice] if has_plugin else []
     others = [entry.candidate() for entry in space.options] + [entry.candidate() for entry in space.gloo]
-    alone = Candidate(name=DEFAULT, environment=environment)
+    alone = NcclCandidate(name=DEFAULT, environment=environment)
     return Start(name="choices", settings=settings, environment=environment, candidates=(alone, *choices, *others))
 
 
 def starts_of_table(table: str, settings: str, environment: dict[str, str]) -> tuple[Start, Start]:
     """Return the starts that compare a whole table with the same settings alone, without a plugin."""
-    chosen = Candidate(name="table", table=table)
+    chosen = NcclCandidate(name="table", table=table)
     return (
-        Start(name=DEFAULT, settings=settings, environment=environment, candidates=(Candidate(name=DEFAULT),)),
+        Start(name=DEFAULT, settings=settings, environment=environment, candidates=(NcclCandidate(name=DEFAULT),)),
         Start(name="table", settings=settings, environment=environment, candidates=(chosen,)),
     )

@@ -14,7 +14,7 @@ from statistics import fmean, median, stdev
 import msgspec
 
 from flatout.records.collective_table import CollectiveTable, TableRow
-from flatout.records.nccl_tuning import DEFAULT, Candidate, Measurements, SizeResult, Start, Work
+from flatout.records.nccl_tuning import DEFAULT, CollectiveWork, Measurements, NcclCandidate, SizeResult, Start
 from flatout.verdict.student import t_quantile
 
 MIN_EFFECT = 0.02
@@ -25,7 +25,7 @@ Key = tuple[str, str]  # a start and a candidate
 _Times = Mapping[Key, Mapping[int, Mapping[int, float]]]  # -> case -> unit -> seconds
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate against the default for one case. The interval is one-sided below, simultaneous over all cases."""
 
     key: Key
@@ -63,7 +63,7 @@ def times_by_turn(measurements: Measurements, num_rounds: int) -> _Times:
     return by_turn
 
 
-def compare(times: _Times, default: Key, keys: Iterable[Key]) -> list[Comparison]:
+def compare(times: _Times, default: Key, keys: Iterable[Key]) -> list[CaseComparison]:
     """Compare each of `keys` with the default, for all cases that both have."""
     compared = [
         (key, case, by_unit)
@@ -81,7 +81,7 @@ def compare(times: _Times, default: Key, keys: Iterable[Key]) -> list[Comparison
             continue
         half = t_quantile(level, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
         comparisons.append(
-            Comparison(
+            CaseComparison(
                 key=key,
                 case=case,
                 default_s=median(of_default[unit] for unit in units),
@@ -94,7 +94,7 @@ def compare(times: _Times, default: Key, keys: Iterable[Key]) -> list[Comparison
     return comparisons
 
 
-def total_times(times: _Times, work: Work) -> _Times:
+def total_times(times: _Times, work: CollectiveWork) -> _Times:
     """Return the time of one step's collectives as one case, number -1, or of each size once if they are standard.
 
     Of standard sizes the mean of the logarithms counts, so that the largest ones do not decide alone.
@@ -108,13 +108,15 @@ def total_times(times: _Times, work: Work) -> _Times:
     return totals
 
 
-def _total(by_case: Mapping[int, Mapping[int, float]], unit: int, work: Work) -> float:
+def _total(by_case: Mapping[int, Mapping[int, float]], unit: int, work: CollectiveWork) -> float:
     if work.is_standard:
         return math.exp(fmean(math.log(by_unit[unit]) for by_unit in by_case.values()))
     return sum((work.cases[case].calls_per_step or 0.0) * by_unit[unit] for case, by_unit in by_case.items())
 
 
-def best_start(measurements: Measurements, starts: Sequence[Start], work: Work, num_rounds: int) -> Comparison | None:
+def best_start(
+    measurements: Measurements, starts: Sequence[Start], work: CollectiveWork, num_rounds: int
+) -> CaseComparison | None:
     """Return the settings of the process that make the work as a whole fastest; None if the default stays."""
     totals = total_times(times_by_turn(measurements, num_rounds), work)
     default = (DEFAULT, DEFAULT)
@@ -124,8 +126,8 @@ def best_start(measurements: Measurements, starts: Sequence[Start], work: Work, 
 
 
 def against_tuner(
-    measurements: Measurements, work: Work, num_rounds: int, *, default: Key, chosen: Key
-) -> tuple[Comparison | None, tuple[int, ...]]:
+    measurements: Measurements, work: CollectiveWork, num_rounds: int, *, default: Key, chosen: Key
+) -> tuple[CaseComparison | None, tuple[int, ...]]:
     """Compare a whole table with the default, in which another tuner chooses.
 
     Return the comparison of the work as a whole, and the cases that were shown to be slower with the table: sizes
@@ -138,8 +140,8 @@ def against_tuner(
 
 
 def choose_rows(
-    measurements: Measurements, start: Start, work: Work
-) -> tuple[CollectiveTable, tuple[SizeResult, ...], tuple[Candidate, ...]]:
+    measurements: Measurements, start: Start, work: CollectiveWork
+) -> tuple[CollectiveTable, tuple[SizeResult, ...], tuple[NcclCandidate, ...]]:
     """Return the table of what was better than the start's default by case, and the result of each case.
 
     Candidates that a table cannot hold, such as the options of a communicator, are compared too; the best of them is
@@ -149,7 +151,7 @@ def choose_rows(
     by_name = {candidate.name: candidate for candidate in start.candidates}
     keys = [(start.name, candidate.name) for candidate in start.candidates[1:]]
     times = times_by_round(measurements)
-    best: dict[int, Comparison] = {}
+    best: dict[int, CaseComparison] = {}
     for comparison in compare(times, default, keys):
         if not comparison.is_better:
             continue
@@ -166,7 +168,7 @@ def choose_rows(
 
 
 def _size_result(
-    case: int, default_s: float, comparison: Comparison | None, work: Work, measurements: Measurements
+    case: int, default_s: float, comparison: CaseComparison | None, work: CollectiveWork, measurements: Measurements
 ) -> SizeResult:
     of_case = work.cases[case]
     result = SizeResult(
@@ -189,7 +191,10 @@ def _size_result(
 
 
 def _rows(
-    best: Mapping[int, Comparison], by_name: Mapping[str, Candidate], work: Work, measurements: Measurements
+    best: Mapping[int, CaseComparison],
+    by_name: Mapping[str, NcclCandidate],
+    work: CollectiveWork,
+    measurements: Measurements,
 ) -> list[TableRow]:
     """Return one row for each run of sizes with the same choice.
 
@@ -223,7 +228,7 @@ def _rows(
     return rows
 
 
-def _told_apart(work: Work, measurements: Measurements) -> list[int]:
+def _told_apart(work: CollectiveWork, measurements: Measurements) -> list[int]:
     """Return the shapes that a table can hold: of several with equal ranks and nodes, the first moves most bytes."""
     first: dict[tuple[int, int], int] = {}
     for number, (shape, num_nodes) in enumerate(zip(work.shapes, measurements.num_nodes, strict=True)):

@@ -16,13 +16,13 @@ from flatout.errors import InputError, OutputError, UsageError
 from flatout.input_records import read_record
 from flatout.nccl_tuner.candidates import find_space
 from flatout.nccl_tuner.measure import Say
-from flatout.nccl_tuner.plan import Fabric
+from flatout.nccl_tuner.plan import SimulatedFabric
 from flatout.nccl_tuner.tuning import TABLE_FILE, TuningRequest, check_ranks, tune_nccl
 from flatout.nccl_tuner.work import standard_work, work_of
 from flatout.probe.ceilings.start import about_machine, given_rank
 from flatout.probe.nvml import Gpus
 from flatout.records.change import JobFacts
-from flatout.records.nccl_tuning import NcclTuning, Work
+from flatout.records.nccl_tuning import CollectiveWork, NcclTuning
 from flatout.records.recording import GpuUse, HostUse
 from flatout.report.files import check_new, write_new
 from flatout.report.json import enveloped_json
@@ -95,14 +95,14 @@ class NcclCommand(msgspec.Struct, frozen=True, kw_only=True):
             force=self.force,
         )
 
-    def _transport(self, fabric: Fabric | None, backend: str, environment: Mapping[str, str]) -> str:
+    def _transport(self, fabric: SimulatedFabric | None, backend: str, environment: Mapping[str, str]) -> str:
         if self.transport is not None:
             return self.transport
         if fabric is not None:
             return fabric.transport
         return "gloo" if backend == "gloo" else found_transport(environment)
 
-    def _work(self, num_ranks: int, backend: str) -> Work:
+    def _work(self, num_ranks: int, backend: str) -> CollectiveWork:
         if self.recording is None:
             if backend == "gloo":
                 return standard_work(num_ranks, largest_bytes=_GLOO_LARGEST_BYTES)
@@ -112,9 +112,9 @@ class NcclCommand(msgspec.Struct, frozen=True, kw_only=True):
         return work_of(diagnose_paths([self.recording]).job, num_ranks, f"the recording {self.recording}")
 
 
-def read_fabric(path: Path) -> Fabric:
+def read_fabric(path: Path) -> SimulatedFabric:
     """Read the file of a simulated fabric. Raises InputError."""
-    fabric = read_record(path, Fabric, hint="docs/how-to/tune-nccl.md has an example of a simulated fabric")
+    fabric = read_record(path, SimulatedFabric, hint="docs/how-to/tune-nccl.md has an example of a simulated fabric")
     if fabric.law_of("default", "default", "all_reduce") is None:
         raise InputError(f"{path} has no law for the default", hint="add a [[law]] without a candidate")
     if any(law.latency_s <= 0 or law.bytes_per_s <= 0 for law in fabric.law) or not 0 <= fabric.noise <= 1:

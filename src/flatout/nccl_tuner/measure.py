@@ -24,11 +24,11 @@ import msgspec
 
 from flatout.errors import FlatoutError
 from flatout.input_files import read_text
-from flatout.nccl_tuner.plan import Fabric, RankPlan
+from flatout.nccl_tuner.plan import RankPlan, SimulatedFabric
 from flatout.nccl_tuner.rank import RankMessage
 from flatout.nccl_tuner.settings import log_variables, table_variables
 from flatout.probe.ceilings.start import given_rank
-from flatout.records.nccl_tuning import DEFAULT, Measurements, Sample, Start, Work, WrongAnswer
+from flatout.records.nccl_tuning import DEFAULT, CollectiveWork, Measurements, Repetition, Start, WrongAnswer
 
 _WORKER = (sys.executable, "-m", "flatout.nccl_tuner.rank")
 _START_LIMIT_S = 180.0  # until the ranks have met: imports
@@ -51,7 +51,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     num_ranks: int
     plugin: Path | None = None
-    fabric: Fabric | None = None
+    fabric: SimulatedFabric | None = None
 
 
 class _LostError(Exception):
@@ -65,7 +65,7 @@ class _LostError(Exception):
 def measure(
     ranks: Ranks,
     starts: Sequence[Start],
-    work: Work,
+    work: CollectiveWork,
     *,
     num_turns: int,
     num_rounds: int,
@@ -144,7 +144,7 @@ class _Collected:
     """The samples of all starts so far, and what must not be measured any more."""
 
     def __init__(self, starts: Sequence[Start]) -> None:
-        self._samples: list[Sample] = []
+        self._samples: list[Repetition] = []
         self._wrong: dict[tuple[str, str], WrongAnswer] = {}
         self._not_measured: dict[str, str] = {}
         self._lost: dict[str, str] = {}
@@ -174,7 +174,7 @@ class _Collected:
             for candidate, reason in message.failed:
                 self._not_measured[_name(start.name, names[candidate])] = reason
             self._samples += [
-                Sample(start=start.name, candidate=names[candidate], case=case, round=number, seconds=seconds)
+                Repetition(start=start.name, candidate=names[candidate], case=case, round=number, seconds=seconds)
                 for candidate, case, number, seconds in message.samples
             ]
 

@@ -1,7 +1,7 @@
 """Read NCCL's own log: the tuner that it asks, its channels, and the algorithm and protocol of each call.
 
 In: the text of a file that `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` wrote, of NCCL 2.24 to 2.32. Out:
-`NcclLog`, and whether a table took effect: no other source says what NCCL really chose.
+`TunerLog`, and whether a table took effect: no other source says what NCCL really chose.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoggedCall(msgspec.Struct, frozen=True, kw_only=True):
     num_channels: int | None  # None: not in the log
 
 
-class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
+class TunerLog(msgspec.Struct, frozen=True, kw_only=True):
     tuner: str | None = None  # the name of the last tuner that was loaded
     tuner_version: int | None = None
     num_channels: int | None = None  # of the last communicator
@@ -50,7 +50,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[LoggedCall, ...] = ()
 
 
-def parse_log(text: str) -> NcclLog:
+def parse_log(text: str) -> TunerLog:
     """Return what a log says. Lines of other kinds are skipped."""
     tuner, version, channels = None, None, None
     variables: dict[str, str] = {}
@@ -70,7 +70,7 @@ def parse_log(text: str) -> NcclLog:
             channels = int(counted[1])
         elif variable := _SET.search(line):
             variables[variable[1]] = variable[2].rstrip(".")
-    return NcclLog(
+    return TunerLog(
         tuner=tuner,
         tuner_version=version,
         num_channels=channels,
@@ -80,7 +80,7 @@ def parse_log(text: str) -> NcclLog:
     )
 
 
-def table_problems(log: NcclLog, table: CollectiveTable, num_ranks: int, num_nodes: int) -> list[str]:
+def table_problems(log: TunerLog, table: CollectiveTable, num_ranks: int, num_nodes: int) -> list[str]:
     """Say where the log shows that a table did not take effect, one line each; empty if it did everywhere.
 
     Calls that no row applies to are not judged.
@@ -110,7 +110,7 @@ def table_problems(log: NcclLog, table: CollectiveTable, num_ranks: int, num_nod
     return list(dict.fromkeys(problems))
 
 
-def setting_problems(log: NcclLog, wanted: dict[str, str]) -> list[str]:
+def setting_problems(log: TunerLog, wanted: dict[str, str]) -> list[str]:
     """Say which variables NCCL's log does not show as they were set."""
     return [
         f"NCCL read {name} as {log.variables.get(name, 'unset')}, not {value}"
@@ -119,7 +119,7 @@ def setting_problems(log: NcclLog, wanted: dict[str, str]) -> list[str]:
     ]
 
 
-def options_problems(log: NcclLog, min_ctas: int, max_ctas: int) -> list[str]:
+def options_problems(log: TunerLog, min_ctas: int, max_ctas: int) -> list[str]:
     """Say whether a communicator has a number of channels that its options do not allow."""
     if log.num_channels is None:
         return ["NCCL's log names no number of channels"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.records.nccl_tuning import DEFAULT, Start, Work
+from flatout.records.nccl_tuning import DEFAULT, CollectiveWork, Start
 
 
 class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +25,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 VENDOR = "vendor"  # the candidate of a law: NCCL's choice with a vendor's tuner, which Flatout's plugin displaces
 
 
-class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SimulatedFabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A simulated fabric with a known law, to rehearse a tuning on ranks without GPUs."""
 
     transport: str
@@ -53,7 +53,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str  # nccl, gloo or simulated
     start: Start
-    work: Work
+    work: CollectiveWork
     first_round: int
     num_rounds: int
     time_s: float
@@ -61,4 +61,4 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     meeting: str = ""  # differs between the starts of one command
     meeting_file: str | None = None  # None: the ranks were started by a launcher, and meet at its address
     plugin: str | None = None
-    fabric: Fabric | None = None
+    fabric: SimulatedFabric | None = None

@@ -20,7 +20,7 @@ import msgspec
 
 from flatout.nccl_tuner.backends import Communicator, make_backend
 from flatout.nccl_tuner.plan import RankPlan
-from flatout.records.nccl_tuning import Candidate, Case, GroupShape
+from flatout.records.nccl_tuning import Case, GroupShape, NcclCandidate
 
 _SAMPLE_S = 0.005  # a repetition takes at least about this long
 _MAX_CALLS = 50
@@ -88,7 +88,7 @@ class _Rank:
             _write(RankMessage(samples=tuple(self._round(number, usable, cases))))
         _write(RankMessage(is_done=True))
 
-    def _open_all(self, candidates: tuple[Candidate, ...]) -> None:
+    def _open_all(self, candidates: tuple[NcclCandidate, ...]) -> None:
         """Open the communicators of all candidates, each on all ranks before the next."""
         for index, candidate in enumerate(candidates):
             self._tell_current(index)
@@ -104,7 +104,7 @@ class _Rank:
             if problems:
                 self.failed[index] = problems[0]
 
-    def _check_all(self, candidates: tuple[Candidate, ...], cases: tuple[Case, ...]) -> list[tuple[int, int, str]]:
+    def _check_all(self, candidates: tuple[NcclCandidate, ...], cases: tuple[Case, ...]) -> list[tuple[int, int, str]]:
         """Check each candidate on each case, and return the wrong results of all ranks."""
         found = []
         for index in range(len(candidates)):

@@ -19,12 +19,20 @@ from flatout.nccl_tuner.candidates import Space, find_space, process_starts, sta
 from flatout.nccl_tuner.choose import against_tuner, best_start, choose_rows, confirmed, without_lost_rows
 from flatout.nccl_tuner.measure import Ranks, Say, XidSource, measure, require_some
 from flatout.nccl_tuner.nccl_log import parse_log, table_problems
-from flatout.nccl_tuner.plan import Fabric
+from flatout.nccl_tuner.plan import SimulatedFabric
 from flatout.nccl_tuner.settings import table_variables
 from flatout.nccl_tuner.table_file import table_text
 from flatout.nccl_tuner.vendor_tuners import displaced_tuner
 from flatout.records.collective_table import CollectiveTable
-from flatout.records.nccl_tuning import DEFAULT, Candidate, Measurements, NcclTuning, SizeResult, Start, Work
+from flatout.records.nccl_tuning import (
+    DEFAULT,
+    CollectiveWork,
+    Measurements,
+    NcclCandidate,
+    NcclTuning,
+    SizeResult,
+    Start,
+)
 from flatout.report.files import write_new
 
 TABLE_FILE = "nccl-table.txt"
@@ -41,10 +49,10 @@ class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     transport: str
     num_ranks: int
-    work: Work
+    work: CollectiveWork
     folder: Path
     time_s: float
-    fabric: Fabric | None = None
+    fabric: SimulatedFabric | None = None
     uses_plugin: bool = True
     reports: bool = True  # False in all but one of several processes that a launcher has started
     force: bool = False
@@ -144,7 +152,7 @@ class _Tuning:
         self.measured.append(measured)
         return measured
 
-    def _note_others(self, others: Sequence[Candidate]) -> None:
+    def _note_others(self, others: Sequence[NcclCandidate]) -> None:
         """Report options of a communicator that were better: a job sets them in its own code."""
         for candidate in others:
             if candidate.max_ctas is not None:

@@ -1,7 +1,7 @@
 """Which collectives a job uses: groups and sizes from its traces, or standard ones.
 
-In: the attribution of a recording, or a number of ranks. Out: `Work`. Sizes are grouped by powers of two, and of each
-group the size that moves most bytes is measured. Only collectives that NCCL asks a tuner about are measured.
+In: the attribution of a recording, or a number of ranks. Out: `CollectiveWork`. Sizes are grouped by powers of two, and
+of each group the size that moves most bytes is measured. Only collectives that NCCL asks a tuner about are measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from flatout.errors import InputError
 from flatout.records.collective_table import COLLECTIVES
 from flatout.records.job import JobAttribution
-from flatout.records.nccl_tuning import Case, GroupShape, Work
+from flatout.records.nccl_tuning import Case, CollectiveWork, GroupShape
 from flatout.records.timeline import CommunicationCall
 
 STANDARD_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
@@ -23,14 +23,14 @@ MAX_SHAPES = 4
 _Use = tuple[str, int]  # a collective and the number of its group's ranks
 
 
-def standard_work(num_ranks: int, *, largest_bytes: int = STANDARD_SIZES[-1]) -> Work:
+def standard_work(num_ranks: int, *, largest_bytes: int = STANDARD_SIZES[-1]) -> CollectiveWork:
     """Return the usual collectives of data-parallel training among all ranks, in sizes from 4 KiB to 256 MiB."""
     shape = GroupShape(groups=(tuple(range(num_ranks)),))
     sizes = [size for size in STANDARD_SIZES if size <= largest_bytes]
     cases = [
         Case(collective=collective, shape=0, num_bytes=size) for collective in STANDARD_COLLECTIVES for size in sizes
     ]
-    return Work(
+    return CollectiveWork(
         shapes=(shape,),
         cases=tuple(cases),
         source="standard collectives and sizes, because no recording was given",
@@ -38,7 +38,7 @@ def standard_work(num_ranks: int, *, largest_bytes: int = STANDARD_SIZES[-1]) ->
     )
 
 
-def work_of(job: JobAttribution, num_ranks: int, source: str) -> Work:
+def work_of(job: JobAttribution, num_ranks: int, source: str) -> CollectiveWork:
     """Return the collectives in the traces of a job. Raises InputError if there is none that a tuner is asked about.
 
     `num_ranks` are those that will measure; groups with more ranks than that are skipped, with a note.
@@ -68,7 +68,9 @@ def work_of(job: JobAttribution, num_ranks: int, source: str) -> Work:
             "the recording has no collective that NCCL asks a tuner about, among the ranks that measure",
             hint="; ".join(notes) or "record a job with several ranks: flatout profile",
         )
-    return Work(shapes=tuple(shapes), cases=tuple(cases), source=source, is_standard=False, notes=tuple(notes))
+    return CollectiveWork(
+        shapes=tuple(shapes), cases=tuple(cases), source=source, is_standard=False, notes=tuple(notes)
+    )
 
 
 def _uses(job: JobAttribution) -> tuple[dict[_Use, Counter[int]], dict[int, set[tuple[int, ...]]], Counter[str]]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flatout.packing.sources import Listing
-from flatout.probe.mounts import Mount, is_network, kind_of, read_mounts
+from flatout.probe.mounts import MountPoint, is_network, kind_of, read_mounts
 from flatout.records.packing import FileContent, OpenTimes, PackingGain
 
 LEAST_OPEN_SHARE = 0.2  # below this share of a file's time, there is nothing worth saving
@@ -32,7 +32,7 @@ class GainCause:
     UNKNOWN = "unknown"
 
 
-def packing_gain(listing: Listing, mounts: Sequence[Mount] | None = None) -> PackingGain:
+def packing_gain(listing: Listing, mounts: Sequence[MountPoint] | None = None) -> PackingGain:
     """Return what packing these files will bring; opens and reads up to `NUM_FILES` of them."""
     paths = [sample.content.path for sample in listing.samples if isinstance(sample.content, FileContent)]
     kind = kind_of(listing.root, mounts if mounts is not None else read_mounts())

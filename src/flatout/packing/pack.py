@@ -21,7 +21,7 @@ from flatout.inside.protocol import partial_name
 from flatout.packing.engines import Engine
 from flatout.packing.gain import packing_gain
 from flatout.packing.index import read_index, read_samples, write_index
-from flatout.packing.plan import Plan, PlannedShard, make_plan
+from flatout.packing.plan import PackingPlan, PlannedShard, make_plan
 from flatout.packing.reading import is_read_unchanged, reading_lines
 from flatout.packing.request import PackRequest
 from flatout.packing.shard import STATE, ShardTask, begin_plan, begun_plan
@@ -47,7 +47,7 @@ _SPARE_SHARE = 0.02  # of the disk's bytes for heads of tar members and the inde
 _TAR_HEAD_BYTES = 3 * 512 + 256  # per member, with its padding
 
 
-def preview(request: PackRequest) -> tuple[Listing, Plan, PackingGain]:
+def preview(request: PackRequest) -> tuple[Listing, PackingPlan, PackingGain]:
     """Read the source, plan its shards, and measure what packing will bring. Nothing is written."""
     request.check()
     listing = read_source(request)
@@ -98,7 +98,7 @@ def pack(
 
 
 @contextmanager
-def _locked(folder: Path, plan: Plan) -> Iterator[None]:
+def _locked(folder: Path, plan: PackingPlan) -> Iterator[None]:
     """Take the folder for this pack alone. Raise OutputError if it holds anything else, or another pack is running."""
     state = folder / STATE
     try:
@@ -127,7 +127,7 @@ def _locked(folder: Path, plan: Plan) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _begin(folder: Path, plan: Plan) -> None:
+def _begin(folder: Path, plan: PackingPlan) -> None:
     """Note the plan, or check that it is the one that was begun; remove what killed processes left incomplete."""
     begun = begun_plan(folder)
     if begun not in (None, plan.digest):
@@ -154,7 +154,7 @@ def _refuse_changed(listing: Listing, folder: Path) -> None:
             )
 
 
-def _task(request: PackRequest, listing: Listing, plan: Plan, shard: PlannedShard) -> ShardTask:
+def _task(request: PackRequest, listing: Listing, plan: PackingPlan, shard: PlannedShard) -> ShardTask:
     return ShardTask(
         folder=str(request.folder.absolute()),
         plan=plan.digest,
@@ -211,7 +211,7 @@ def _check_space(folder: Path, listing: Listing) -> None:
         )
 
 
-def _index(request: PackRequest, listing: Listing, plan: Plan, records: Sequence[ShardRecord]) -> PackIndex:
+def _index(request: PackRequest, listing: Listing, plan: PackingPlan, records: Sequence[ShardRecord]) -> PackIndex:
     by_shard = {record.shard: record for record in records}
     splits = []
     for name, _ in request.splits:
@@ -244,7 +244,7 @@ def _index(request: PackRequest, listing: Listing, plan: Plan, records: Sequence
     )
 
 
-def _result(request: PackRequest, listing: Listing, plan: Plan, gain: PackingGain) -> PackResult:
+def _result(request: PackRequest, listing: Listing, plan: PackingPlan, gain: PackingGain) -> PackResult:
     counts = [len(shard.indices) for shard in plan.shards]
     first_split = request.splits[0][0]
     return PackResult(
@@ -266,7 +266,7 @@ def _result(request: PackRequest, listing: Listing, plan: Plan, gain: PackingGai
     )
 
 
-def _split_sizes(plan: Plan) -> dict[str, int]:
+def _split_sizes(plan: PackingPlan) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for shard in plan.shards:
         sizes[shard.split] = sizes.get(shard.split, 0) + len(shard.indices)

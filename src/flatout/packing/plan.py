@@ -1,6 +1,6 @@
 """Decide which shard holds which sample, from the samples and the options alone.
 
-In: a `Listing` and a `PackRequest`. Out: a `Plan`. The same arguments give the same plan on every machine, so an
+In: a `Listing` and a `PackRequest`. Out: a `PackingPlan`. The same arguments give the same plan on every machine, so an
 interrupted pack continues with the same shards. The numbers of samples in two shards of a split differ by one at most.
 """
 
@@ -35,7 +35,7 @@ class PlannedShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PackingPlan:
     """All shards of a pack. `digest` identifies the samples, the options and the shards."""
 
     digest: str
@@ -43,7 +43,7 @@ class Plan:
     is_class_sorted: bool
 
 
-def make_plan(listing: Listing, request: PackRequest, mean_bytes: float) -> Plan:
+def make_plan(listing: Listing, request: PackRequest, mean_bytes: float) -> PackingPlan:
     """Return the plan. Raise UsageError if there are too few samples for the shards that each worker needs."""
     samples = listing.samples
     order = list(range(len(samples)))
@@ -52,7 +52,7 @@ def make_plan(listing: Listing, request: PackRequest, mean_bytes: float) -> Plan
     shards: list[PlannedShard] = []
     for split, indices in _splits(order, samples, request).items():
         shards += _shards(split, indices, request, mean_bytes)
-    return Plan(
+    return PackingPlan(
         digest=_digest(listing, request, shards),
         shards=tuple(shards),
         is_class_sorted=is_class_sorted([sample.label for sample in samples]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.packing.plan import SHARD_NUMBER, Plan
+from flatout.packing.plan import SHARD_NUMBER, PackingPlan
 from flatout.packing.shard import content_member
 from flatout.packing.sources import Listing
 from flatout.records.packing import FileContent, SourceSample
@@ -16,7 +16,7 @@ def is_read_unchanged(listing: Listing) -> bool:
     return all(isinstance(sample.content, FileContent) for sample in listing.samples)
 
 
-def reading_lines(folder: Path, split: str, listing: Listing, plan: Plan) -> tuple[str, ...]:
+def reading_lines(folder: Path, split: str, listing: Listing, plan: PackingPlan) -> tuple[str, ...]:
     """Return three lines of Python that read a split with the library webdataset, in each rank and worker its own."""
     names = [shard.shard.removesuffix(".tar") for shard in plan.shards if shard.split == split]
     prefix = names[0][: -len(SHARD_NUMBER % 0)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from flatout.placement.loads import link_bytes
 from flatout.placement.network import Array, Network, Slots
-from flatout.records.placement import Exchange, LinkKind
+from flatout.records.placement import GroupExchange, LinkKind
 
 _AT_ONCE = 1 << 22  # numbers of links of all orders in memory at once
 _WEIGHTS = {
@@ -26,7 +26,7 @@ _WEIGHTS = {
 SAME = 1e-9  # relative difference below which two sums of the same numbers are equal
 
 
-class Costs:
+class OrderCosts:
     """The cost of each of several orders."""
 
     def __init__(self, seconds: Array, shared_bytes: Array) -> None:
@@ -40,7 +40,7 @@ class Costs:
         return int(np.flatnonzero(shared <= shared.min() * (1 + SAME))[0])
 
 
-def costs(network: Network, exchanges: Sequence[Exchange], orders: Slots) -> Costs:
+def costs(network: Network, exchanges: Sequence[GroupExchange], orders: Slots) -> OrderCosts:
     """Return the costs of the orders; each gives the slot of each rank."""
     weights = np.zeros(network.num_links)
     for links in network.ranges.values():
@@ -52,4 +52,4 @@ def costs(network: Network, exchanges: Sequence[Exchange], orders: Slots) -> Cos
         of_exchanges = [link_bytes(network, exchange, chunk) for exchange in exchanges]
         seconds.append(np.sum([(loads / network.rates).max(axis=1) for loads in of_exchanges], axis=0))
         shared.append(np.sum([loads @ weights for loads in of_exchanges], axis=0))
-    return Costs(np.concatenate(seconds), np.concatenate(shared))
+    return OrderCosts(np.concatenate(seconds), np.concatenate(shared))

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from flatout.catalog.fabrics import nodes_per_leaf
 from flatout.errors import InputError
 from flatout.records.placement import Fabric, FabricKind
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 
 MOST_RANKS = 8192
 
 
-def fabric_of(cluster: Cluster, nodes: Sequence[str] = (), leaf_of_node: Sequence[int] = ()) -> Fabric:
+def fabric_of(cluster: ClusterSpec, nodes: Sequence[str] = (), leaf_of_node: Sequence[int] = ()) -> Fabric:
     """Return the fabric. Raise InputError if the nodes are not all full, or their number is not that of the cluster."""
     per_node = min(cluster.gpus_per_node, cluster.num_gpus)
     if cluster.num_gpus % per_node:
@@ -52,14 +52,14 @@ def fabric_of(cluster: Cluster, nodes: Sequence[str] = (), leaf_of_node: Sequenc
     )
 
 
-def leaf_nodes(cluster: Cluster) -> int:
+def leaf_nodes(cluster: ClusterSpec) -> int:
     """Return the nodes below a leaf switch, or with rails below each switch of a group of leaf switches."""
     if cluster.pod_gpus > cluster.gpus_per_node:
         return cluster.pod_gpus // cluster.gpus_per_node
     return nodes_per_leaf(cluster.fabric, cluster.oversubscription, cluster.gpus_per_node)
 
 
-def _nvlink_gpus(cluster: Cluster, per_node: int) -> int:
+def _nvlink_gpus(cluster: ClusterSpec, per_node: int) -> int:
     """Return the GPUs of an NVLink domain: part of a node, a node, or several whole nodes of the cluster."""
     domain = min(cluster.nvlink_domain, cluster.num_gpus)
     if domain <= per_node:

@@ -14,7 +14,7 @@ import numpy as np
 Groups = tuple[tuple[int, ...], ...]
 
 
-class Degrees(NamedTuple):
+class LayoutDegrees(NamedTuple):
     """The degrees of a layout; their product without `ep` and `etp` is the number of ranks."""
 
     tp: int = 1
@@ -29,29 +29,29 @@ class Degrees(NamedTuple):
         return self.tp * self.cp * self.dp * self.pp
 
 
-def tensor_groups(degrees: Degrees) -> Groups:
+def tensor_groups(degrees: LayoutDegrees) -> Groups:
     return _lines(_dense_grid(degrees), axis=3)
 
 
-def context_groups(degrees: Degrees) -> Groups:
+def context_groups(degrees: LayoutDegrees) -> Groups:
     return _lines(_dense_grid(degrees), axis=2)
 
 
-def data_groups(degrees: Degrees) -> Groups:
+def data_groups(degrees: LayoutDegrees) -> Groups:
     """Return the groups that sum gradients: context-parallel ranks have the same weights."""
     grid = _dense_grid(degrees).reshape(degrees.pp, degrees.dp * degrees.cp, degrees.tp)
     return _lines(grid, axis=1)
 
 
-def pipeline_groups(degrees: Degrees) -> Groups:
+def pipeline_groups(degrees: LayoutDegrees) -> Groups:
     return _lines(_dense_grid(degrees), axis=0)
 
 
-def expert_groups(degrees: Degrees) -> Groups:
+def expert_groups(degrees: LayoutDegrees) -> Groups:
     return _lines(_expert_grid(degrees), axis=2)
 
 
-def expert_data_groups(degrees: Degrees) -> Groups:
+def expert_data_groups(degrees: LayoutDegrees) -> Groups:
     """Return the groups whose ranks have the same experts, and sum their gradients."""
     return _lines(_expert_grid(degrees), axis=1)
 
@@ -67,11 +67,11 @@ def split(groups: Groups, size: int) -> tuple[Groups, Groups]:
     return tuple(inner), tuple(outer)
 
 
-def _dense_grid(degrees: Degrees) -> np.ndarray:
+def _dense_grid(degrees: LayoutDegrees) -> np.ndarray:
     return np.arange(degrees.num_ranks).reshape(degrees.pp, degrees.dp, degrees.cp, degrees.tp)
 
 
-def _expert_grid(degrees: Degrees) -> np.ndarray:
+def _expert_grid(degrees: LayoutDegrees) -> np.ndarray:
     num_copies = degrees.num_ranks // (degrees.pp * degrees.ep * degrees.etp)
     return np.arange(degrees.num_ranks).reshape(degrees.pp, num_copies, degrees.ep, degrees.etp)
 

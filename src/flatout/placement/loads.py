@@ -14,10 +14,10 @@ from __future__ import annotations
 import numpy as np
 
 from flatout.placement.network import Array, Network, Slots
-from flatout.records.placement import Exchange, Pattern
+from flatout.records.placement import GroupExchange, Pattern
 
 
-def link_bytes(network: Network, exchange: Exchange, orders: Slots) -> Array:
+def link_bytes(network: Network, exchange: GroupExchange, orders: Slots) -> Array:
     """Return the bytes of each link, one row for each order."""
     loads = _Loads(network, len(orders))
     groups = np.array(exchange.groups, dtype=np.int64)

@@ -10,11 +10,11 @@ from flatout.placement.cost import SAME, costs
 from flatout.placement.loads import link_bytes
 from flatout.placement.network import Array, Network, Slots
 from flatout.placement.search import best_node_order, best_order, keeps_nodes_whole, quick_node_order, quick_order
-from flatout.records.placement import Exchange, ExchangeTime, Fabric, LinkKind, LinkLoad, Placement
+from flatout.records.placement import ExchangeTime, Fabric, GroupExchange, LinkKind, LinkLoad, Placement
 
 
 def place(
-    fabric: Fabric, exchanges: Sequence[Exchange], degrees: Sequence[int], *, is_quick: bool = False
+    fabric: Fabric, exchanges: Sequence[GroupExchange], degrees: Sequence[int], *, is_quick: bool = False
 ) -> Placement:
     """Return the best order of ranks found. `degrees`: of the layout, in the order in which ranks are numbered.
 
@@ -59,7 +59,7 @@ def gain(placement: Placement) -> float:
     return saved if saved > SAME else 0.0
 
 
-def _exchange_time(network: Network, exchange: Exchange, given: Slots, order: Slots) -> ExchangeTime:
+def _exchange_time(network: Network, exchange: GroupExchange, given: Slots, order: Slots) -> ExchangeTime:
     before, after = link_bytes(network, exchange, np.stack([given, order]))
     members = np.array(exchange.groups)
     return ExchangeTime(
@@ -84,7 +84,7 @@ def _busiest(network: Network, loads: Array) -> LinkKind:
     return next(links.kind for links in network.ranges.values() if links.first <= busiest < links.first + links.size)
 
 
-def _links(network: Network, exchanges: Sequence[Exchange], given: Slots, order: Slots) -> tuple[LinkLoad, ...]:
+def _links(network: Network, exchanges: Sequence[GroupExchange], given: Slots, order: Slots) -> tuple[LinkLoad, ...]:
     """Return the links that carry bytes in one of the two orders."""
     both = np.stack([given, order])
     loads = np.sum([link_bytes(network, exchange, both) for exchange in exchanges], axis=0)

@@ -18,7 +18,7 @@ import numpy as np
 
 from flatout.placement.cost import costs
 from flatout.placement.network import Network, Slots
-from flatout.records.placement import Exchange
+from flatout.records.placement import GroupExchange
 
 MOST_CANDIDATES = 1500
 MOST_NUMBERS = 1 << 22  # ranks of all candidates together
@@ -32,7 +32,7 @@ MOST_IN_ROUNDS = 1 << 23  # ranks of all orders that the improvement of one cand
 
 
 def best_order(
-    network: Network, exchanges: Sequence[Exchange], degrees: Sequence[int], *, tries_all: bool = True
+    network: Network, exchanges: Sequence[GroupExchange], degrees: Sequence[int], *, tries_all: bool = True
 ) -> Slots:
     """Return the best order found. `degrees`: of the layout, in the order in which ranks are numbered.
 
@@ -45,13 +45,13 @@ def best_order(
     return _best_improved(network, exchanges, candidates, [*_rank_moves(network), *_node_moves(network)])
 
 
-def quick_order(network: Network, exchanges: Sequence[Exchange], degrees: Sequence[int]) -> Slots:
+def quick_order(network: Network, exchanges: Sequence[GroupExchange], degrees: Sequence[int]) -> Slots:
     """Return the best of the few orders that nest the whole degrees, or large factors of them, without improving it."""
     nested = _nested_orders(network, degrees, most_numbers=MOST_NUMBERS_QUICKLY)
     return _best_of(network, exchanges, _ascending(network, np.stack([_given(network), *nested])))
 
 
-def quick_node_order(network: Network, exchanges: Sequence[Exchange], order: Slots) -> Slots:
+def quick_node_order(network: Network, exchanges: Sequence[GroupExchange], order: Slots) -> Slots:
     """Return the best of the few orders in which near nodes have consecutive ranks, or `order` if its nodes do."""
     if keeps_nodes_whole(network, order):
         return order
@@ -59,11 +59,13 @@ def quick_node_order(network: Network, exchanges: Sequence[Exchange], order: Slo
     return _best_of(network, exchanges, np.stack([_given(network), *of_nodes]))
 
 
-def _best_of(network: Network, exchanges: Sequence[Exchange], orders: Slots) -> Slots:
+def _best_of(network: Network, exchanges: Sequence[GroupExchange], orders: Slots) -> Slots:
     return np.asarray(orders[costs(network, exchanges, orders).best()])
 
 
-def best_node_order(network: Network, exchanges: Sequence[Exchange], order: Slots, *, tries_all: bool = True) -> Slots:
+def best_node_order(
+    network: Network, exchanges: Sequence[GroupExchange], order: Slots, *, tries_all: bool = True
+) -> Slots:
     """Return the best order found in which each node has consecutive ranks, as torchrun and pods number them.
 
     `order`: the best order of ranks, which is returned if it has this property.
@@ -240,7 +242,9 @@ def _node_moves(network: Network) -> Iterator[Move]:
             yield slots[row].ravel().tolist(), slots[row[::-1]].ravel().tolist()
 
 
-def _best_improved(network: Network, exchanges: Sequence[Exchange], candidates: Slots, moves: Sequence[Move]) -> Slots:
+def _best_improved(
+    network: Network, exchanges: Sequence[GroupExchange], candidates: Slots, moves: Sequence[Move]
+) -> Slots:
     """Return the best of the candidates after improving the best few. The first is kept where none is better."""
     of_candidates = costs(network, exchanges, candidates)
     by_cost = np.lexsort((of_candidates.shared_bytes, of_candidates.seconds))
@@ -251,7 +255,7 @@ def _best_improved(network: Network, exchanges: Sequence[Exchange], candidates: 
     return np.asarray(finalists[costs(network, exchanges, finalists).best()])
 
 
-def _improved(network: Network, exchanges: Sequence[Exchange], order: Slots, moves: Sequence[Move]) -> Slots:
+def _improved(network: Network, exchanges: Sequence[GroupExchange], order: Slots, moves: Sequence[Move]) -> Slots:
     """Make the best move while that helps."""
     if not moves:
         return order

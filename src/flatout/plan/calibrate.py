@@ -69,7 +69,7 @@ _STEP = 1e-4
 _LARGEST_MOVE = 0.7  # largest change of a logarithm in one iteration
 
 
-class Kind(NamedTuple):
+class RunKind(NamedTuple):
     """The rows of one level whose distinguishing inputs have these values."""
 
     level: str
@@ -83,7 +83,7 @@ class Calibration:
     logs: Array  # constants, in the order of NAMES
     covariance: Array  # of the constants, followed by the effects
     effects: Array  # offsets of the source, and of the GPUs, models and software in its runs
-    kinds: tuple[Kind, ...] = ()  # one per effect
+    kinds: tuple[RunKind, ...] = ()  # one per effect
     num_runs: int = 0
 
     def offset(self, inputs: CostModelInputs) -> Array:
@@ -221,22 +221,22 @@ def _num_rows(inputs: CostModelInputs) -> int:
     return max(np.size(inputs.tp), np.size(inputs.layers))
 
 
-def _kinds(inputs: CostModelInputs, rows: npt.NDArray[np.bool_]) -> list[Kind]:
+def _kinds(inputs: CostModelInputs, rows: npt.NDArray[np.bool_]) -> list[RunKind]:
     """Return the kinds that occur in the rows, at every level."""
-    kinds: list[Kind] = []
+    kinds: list[RunKind] = []
     for level in LEVELS:
         applies = rows & _applies(inputs, level, len(rows))
         values = _distinguishing_columns(inputs, level, len(rows))[applies]
-        kinds += [Kind(level, kind) for kind in dict.fromkeys(map(tuple, values.tolist()))]
+        kinds += [RunKind(level, kind) for kind in dict.fromkeys(map(tuple, values.tolist()))]
     return kinds
 
 
-def _deviations(kinds: Sequence[Kind]) -> list[float]:
+def _deviations(kinds: Sequence[RunKind]) -> list[float]:
     """Return the standard deviation of each kind's offset."""
     return [LEVELS[kind.level] for kind in kinds]
 
 
-def _design(inputs: CostModelInputs, kinds: Sequence[Kind]) -> Array:
+def _design(inputs: CostModelInputs, kinds: Sequence[RunKind]) -> Array:
     """Return the design matrix: one column per kind, 1 in the rows of that kind and 0 elsewhere."""
     num_rows = _num_rows(inputs)
     if not kinds:

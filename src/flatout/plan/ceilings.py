@@ -13,7 +13,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.input_files import decode_json, open_file, read_bytes
 from flatout.plan.constants import Constants
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 
 SCHEMA = "flatout/ceilings"
 # Plain copies reach this share of a data sheet's memory rate; the model's constants are shares of the data sheet's
@@ -66,8 +66,8 @@ def is_ceilings(path: Path) -> bool:
 
 
 def with_ceilings(
-    cluster: Cluster, shares: dict[str, float], path: Path, constants: Constants
-) -> tuple[Cluster, dict[str, float]]:
+    cluster: ClusterSpec, shares: dict[str, float], path: Path, constants: Constants
+) -> tuple[ClusterSpec, dict[str, float]]:
     """Return the cluster with the measured rates, and the measured share of each peak.
 
     Raise InputError if the file is unreadable, or has no rate that a plan uses.

@@ -17,7 +17,7 @@ from flatout.plan.constants import from_logs
 from flatout.plan.inputs import ASSUMED_SHARE
 from flatout.plan.shipped import shipped
 from flatout.records.machine import GpuFacts
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 
 _NAMED = re.compile(r"(.+?)x(\d{1,18})")
 _NAMED_X = re.compile(r"(.+x)(\d{1,18})")
@@ -34,7 +34,7 @@ _NEEDED = ("memory_gib", "memory_gb_per_s", "link_gb_per_s", "gpus_per_node", "n
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 # A cluster, and by operand type, the share of the peak that matrix multiplications were measured to reach.
-WithShares = tuple[Cluster, dict[str, float]]
+WithShares = tuple[ClusterSpec, dict[str, float]]
 
 
 class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ceilings: str | None = None  # or a file of `flatout bench --json`, relative to this file
 
     def changes(self) -> dict[str, float]:
-        """Return the rates and sizes in the file, by field of `Cluster`."""
+        """Return the rates and sizes in the file, by field of `ClusterSpec`."""
         typed = {
             "host_link_bytes_per_s": (self.host_link_gb_per_s, 1e9),
             "host_memory_bytes_per_s": (self.host_memory_gb_per_s, 1e9),
@@ -125,7 +125,7 @@ def of_system(
     facts = facts or next(facts for facts in all_gpu_facts() if facts.name == system.gpu)
     per_node = gpus_per_node or system.gpus_per_node
     node_bytes_per_s = nic_bytes_per_s or _bytes_per_s(system.nic_gbit_per_s)
-    made = Cluster(
+    made = ClusterSpec(
         name=name,
         gpu=facts.name,
         num_gpus=num_gpus,
@@ -244,7 +244,7 @@ def _read_toml(path: Path) -> _ClusterFile:
     )
 
 
-def _matmul_shares(path: Path, typed: _ClusterFile, base: Cluster) -> dict[str, float]:
+def _matmul_shares(path: Path, typed: _ClusterFile, base: ClusterSpec) -> dict[str, float]:
     """Return the ceilings that the user gave as shares of the peaks."""
     shares: dict[str, float] = {}
     for dtype, tflops in typed.matmul_tflops.items():

@@ -13,7 +13,7 @@ import msgspec
 
 from flatout.catalog.fabrics import FABRICS, nodes_per_leaf
 from flatout.errors import InputError, UsageError
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 
 _SWITCHED = ("fat-tree", "rail")
 _TORUS = re.compile(r"[1-9]\d{0,5}(?:x[1-9]\d{0,5}){1,2}")
@@ -31,7 +31,7 @@ class FabricRequest(msgspec.Struct, frozen=True, kw_only=True):
 CLUSTERS_OWN = FabricRequest()
 
 
-def with_fabric(cluster: Cluster, request: FabricRequest) -> Cluster:
+def with_fabric(cluster: ClusterSpec, request: FabricRequest) -> ClusterSpec:
     """Return the cluster with the requested network. Raise UsageError for options that contradict each other."""
     if request == CLUSTERS_OWN:
         return cluster
@@ -60,7 +60,7 @@ def with_fabric(cluster: Cluster, request: FabricRequest) -> Cluster:
     )
 
 
-def _known_leaf_nodes(cluster: Cluster, request: FabricRequest) -> int | None:
+def _known_leaf_nodes(cluster: ClusterSpec, request: FabricRequest) -> int | None:
     """Return the nodes per leaf that the cluster's file gives, where its kind of network stays."""
     is_same = request.fabric in (None, cluster.fabric)
     return cluster.pod_gpus // cluster.gpus_per_node if is_same and cluster.pod_gpus > cluster.gpus_per_node else None

@@ -16,7 +16,7 @@ from flatout.plan import counts
 from flatout.plan.layer_means import layer_means
 from flatout.plan.tower_work import tower_columns
 from flatout.plan.training import training_columns
-from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Software, Training, Workload
+from flatout.records.plan import FULL_TRAINING, ClusterSpec, Layout, Software, Training, Workload
 
 Column = Any  # a float, or a float64 array
 RECOMPUTE = ("none", "selective", "full")
@@ -203,7 +203,7 @@ ASSUMED_SHARE = {"fp32": 0.85, "fp16": 0.8, "bf16": 0.75, "fp8": 0.72, "fp4": 0.
 NETWORKS = {"infiniband": (1.0, 1.0), "roce": (0.95, 1.3), "ethernet": (0.6, 5.0)}
 
 
-def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, float]) -> dict[str, float]:
+def machine_columns(cluster: ClusterSpec, precision: str, matmul_share: dict[str, float]) -> dict[str, float]:
     """Return the machine's and the precision's part of the inputs.
 
     A GPU that does not support the precision's type computes in 16 bits.
@@ -246,7 +246,7 @@ def machine_columns(cluster: Cluster, precision: str, matmul_share: dict[str, fl
     }
 
 
-def _torus_columns(cluster: Cluster) -> dict[str, float]:
+def _torus_columns(cluster: ClusterSpec) -> dict[str, float]:
     shape = (1, 1, 1, *cluster.torus)[-3:]
     return {**dict(zip(("torus_x", "torus_y", "torus_z"), shape, strict=True)), "node_gpus": cluster.gpus_per_node}
 

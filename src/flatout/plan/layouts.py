@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES
-from flatout.records.plan import FULL_TRAINING, Cluster, Layout, Training, Workload, layers_of_chunks
+from flatout.records.plan import FULL_TRAINING, ClusterSpec, Layout, Training, Workload, layers_of_chunks
 
 Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
@@ -42,7 +42,7 @@ class TrainingSpec:
     """The workload, the cluster and the batch, shared by all layouts of a search."""
 
     workload: Workload
-    cluster: Cluster
+    cluster: ClusterSpec
     global_batch: int  # sequences per step
     seq: int  # tokens per sequence
     document: int = 0  # tokens per document if several are packed into a sequence; otherwise 0

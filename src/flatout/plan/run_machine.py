@@ -8,13 +8,13 @@ from flatout.catalog import all_gpu_facts
 from flatout.catalog.run_spellings import GpuSpelling, number_in, run_spellings, value_of
 from flatout.plan import clusters
 from flatout.plan.run_row import RunRow
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 
 # Memory and rate of one HBM2e stack.
 HBM2E_GB, HBM2E_BYTES_PER_S = 16, 408e9
 
 
-def cluster_of(row: RunRow) -> tuple[Cluster, dict[str, float]] | None:
+def cluster_of(row: RunRow) -> tuple[ClusterSpec, dict[str, float]] | None:
     """Return the cluster, and the measured share of each peak; None if the GPU is unknown."""
     spellings = run_spellings()
     gpu = spellings.gpu_named(row.text("gpu"))
@@ -34,7 +34,7 @@ def cluster_of(row: RunRow) -> tuple[Cluster, dict[str, float]] | None:
     return _variant(cluster, gpu, row.lower("gpu")), shares
 
 
-def _variant(cluster: Cluster, gpu: GpuSpelling, gpu_text: str) -> Cluster:
+def _variant(cluster: ClusterSpec, gpu: GpuSpelling, gpu_text: str) -> ClusterSpec:
     """Return the cluster with the details in the GPU's name that the catalogue lacks: links, HBM2e memory, power limit.
 
     If a limit is below the data sheet's, clocks are assumed to follow the square root of the power.

@@ -46,7 +46,7 @@ PARTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTimeColumns:
     """Predicted step times and their parts in seconds, as columns of equal length."""
 
     total_s: Column
@@ -65,7 +65,7 @@ class _Layer:
     expert: Column
 
 
-def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
+def step_time(inputs: CostModelInputs, constants: Constants) -> StepTimeColumns:
     """Predict the step time of every row of the inputs."""
     tokens = inputs.micro_batch * inputs.seq / inputs.cp
     layer = _layer(inputs, constants, tokens)
@@ -111,7 +111,7 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTime:
         "optimizer": optimizer,
         "jitter": jitter,
     }
-    return StepTime(before_jitter + jitter, parts)
+    return StepTimeColumns(before_jitter + jitter, parts)
 
 
 def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _Layer:

@@ -17,7 +17,7 @@ from flatout.emit.write import write
 from flatout.errors import InputError, UsageError
 from flatout.placement import groups
 from flatout.placement.fabrics import MOST_RANKS, fabric_of
-from flatout.placement.groups import Degrees
+from flatout.placement.groups import LayoutDegrees
 from flatout.placement.place import place
 from flatout.placement.switches import leaf_switches
 from flatout.plan.details import inputs_of
@@ -26,7 +26,7 @@ from flatout.plan.search_context import SearchContext
 from flatout.plan.volumes import bytes_to_neighbour, group_sizes
 from flatout.plan_pipeline.request import PlanRequest, search_context
 from flatout.records.placed_job import PlacedJob
-from flatout.records.placement import Exchange, Fabric, LinkKind, LinkLoad, Pattern, PlannedPlacement, SlowLinks
+from flatout.records.placement import Fabric, GroupExchange, LinkKind, LinkLoad, Pattern, PlannedPlacement, SlowLinks
 from flatout.records.plan import Layout, Plan
 from flatout.schedule.live.hostlist import expanded
 
@@ -141,10 +141,10 @@ def write_files(job: PlacedJob, request: PlaceRequest, note: Callable[[str], obj
                 note(f"{target}: {remark}")
 
 
-def exchanges_of(context: SearchContext, layout: Layout) -> tuple[Exchange, ...]:
+def exchanges_of(context: SearchContext, layout: Layout) -> tuple[GroupExchange, ...]:
     """Return what the groups of the layout exchange in a step."""
     inputs = inputs_of(context, layout)
-    degrees = Degrees(tp=layout.tp, cp=layout.cp, dp=layout.dp, pp=layout.pp, ep=layout.ep, etp=layout.etp)
+    degrees = LayoutDegrees(tp=layout.tp, cp=layout.cp, dp=layout.dp, pp=layout.pp, ep=layout.ep, etp=layout.etp)
     shards = int(group_sizes(inputs)["data_shards"])
     inner, outer = groups.split(groups.data_groups(degrees), shards) if shards > 1 else ((), ())
     members = {
@@ -158,7 +158,7 @@ def exchanges_of(context: SearchContext, layout: Layout) -> tuple[Exchange, ...]
         "pipeline": groups.pipeline_groups(degrees),
     }
     return tuple(
-        Exchange(
+        GroupExchange(
             name=name,
             pattern=_pattern(name, layout),
             groups=members[name],

@@ -25,7 +25,7 @@ from flatout.plan.shipped import shipped
 from flatout.plan.targets import ANY
 from flatout.plan.training import BASE_BYTES
 from flatout.plan_pipeline.calibration import calibrated
-from flatout.records.plan import FULL_TRAINING, Cluster, Software, Training, Workload
+from flatout.records.plan import FULL_TRAINING, ClusterSpec, Software, Training, Workload
 
 GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0}  # by the value of --gradients
 
@@ -183,7 +183,7 @@ def _check_target(target: str) -> None:
         )
 
 
-def _check_precision(precision: str, cluster: Cluster) -> None:
+def _check_precision(precision: str, cluster: ClusterSpec) -> None:
     if precision not in PRECISIONS:
         raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, but is `{precision}`")
     supported = [name for name in PRECISIONS if name.partition("-")[0] in cluster.peak_flops_per_s]

@@ -13,7 +13,7 @@ from flatout.plan.serving.model import ServedModel, served_model
 from flatout.plan.serving.search import planned
 from flatout.plan.serving.step import Served
 from flatout.plan.serving.types import cache_bytes, weight_type
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 from flatout.records.serving_plan import ServedLoad, ServingPlan
 
 MOST_TOKENS = 10_000_000
@@ -62,14 +62,14 @@ def _cache_of(weights: str) -> str:
     return weights if weights in ("fp32", "fp16") else "bf16"
 
 
-def _machine(gpu: str) -> tuple[Cluster, dict[str, float]]:
+def _machine(gpu: str) -> tuple[ClusterSpec, dict[str, float]]:
     """Return a cluster of the GPU: of a system's name, or of a TOML file that describes one."""
     if gpu.endswith(".toml"):
         return cluster(gpu)
     return of_system(gpu, system(gpu), 1)
 
 
-def _groups(model: ServedModel, machine: Cluster) -> tuple[int, ...]:
+def _groups(model: ServedModel, machine: ClusterSpec) -> tuple[int, ...]:
     """Return the degrees of tensor parallelism: powers of 2 within the GPUs' own links that split the heads evenly."""
     groups = [2**power for power in range(8) if 2**power <= max(machine.nvlink_domain, 1)]
     return tuple(group for group in groups if model.num_heads % group == 0)

@@ -65,7 +65,7 @@ class _Score(msgspec.Struct, frozen=True, kw_only=True):
         return BETWEEN_JOBS_SD**2 / (BETWEEN_JOBS_SD**2 + self.noise**2)
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+class PredictionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """Corrections and widths from a history; with an empty history, only the width, from the reference pairs."""
 
     scores: tuple[_Score, ...] = ()  # of the history
@@ -94,7 +94,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return sum(score.family == family for score in self.scores)
 
 
-def calibrate(history: Iterable[PredictionRecord], reference: Iterable[PredictionRecord] | None = None) -> Calibration:
+def calibrate(
+    history: Iterable[PredictionRecord], reference: Iterable[PredictionRecord] | None = None
+) -> PredictionCalibration:
     """Return the calibration learned from a history, which can be empty."""
     scores = tuple(map(_score, [each for each in history if each.predicted > 0 and each.measured > 0][-MAX_OUTCOMES:]))
     shipped = tuple(map(_score, reference if reference is not None else reference_outcomes()))
@@ -106,7 +108,7 @@ def calibrate(history: Iterable[PredictionRecord], reference: Iterable[Predictio
         others = [other for other in by_family[score.family] if other is not score]
         shift = _shift(others, score.family, score.change, score.log_predicted)
         residuals.append((score.family, math.sqrt(max((score.value - shift) ** 2 - score.noise**2, 0.0))))
-    return Calibration(scores=scores, residuals=tuple(residuals))
+    return PredictionCalibration(scores=scores, residuals=tuple(residuals))
 
 
 @cache

@@ -23,15 +23,15 @@ _SCALES = 260 / 256  # 8-bit blocks of 256 entries with a scale of 4 bytes
 _LOW_RANK = {"powersgd-1": 0.03, "powersgd-2": 0.05}  # of the bytes, with the parameters that stay whole: a prior
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     operation: Operation
     num_bytes: float  # the larger of its input and output
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class GradientExchange(msgspec.Struct, frozen=True, kw_only=True):
     """How gradients are exchanged: collectives that follow each other, and the work on the device between them."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[CollectiveCall, ...]
     codec_s: float
 
     def link_s(self, link: Link, num_ranks: int) -> float:
@@ -68,32 +68,36 @@ CODEC_NS = {"cuda": _GPU_NS, "cpu": _CPU_NS}
 COMPRESSIONS = tuple(_GPU_NS)
 
 
-def exchange_of(compression: str, num_bytes: float, num_ranks: int, device: str = "cuda") -> Exchange:
+def exchange_of(compression: str, num_bytes: float, num_ranks: int, device: str = "cuda") -> GradientExchange:
     """Return how gradients of `num_bytes` in fp32 are exchanged. `compression` is PLAIN or one of COMPRESSIONS."""
     if compression == PLAIN:
-        return Exchange(calls=(Call(operation="all_reduce", num_bytes=num_bytes),), codec_s=0.0)
+        return GradientExchange(calls=(CollectiveCall(operation="all_reduce", num_bytes=num_bytes),), codec_s=0.0)
     codec_s = CODEC_NS[device][compression] * num_bytes * 1e-9
-    return Exchange(calls=_calls(compression, num_bytes, num_ranks), codec_s=codec_s)
+    return GradientExchange(calls=_calls(compression, num_bytes, num_ranks), codec_s=codec_s)
 
 
-def _calls(compression: str, num_bytes: float, num_ranks: int) -> tuple[Call, ...]:
+def _calls(compression: str, num_bytes: float, num_ranks: int) -> tuple[CollectiveCall, ...]:
     if compression in ("bf16", "fp16"):
-        return (Call(operation="all_reduce", num_bytes=num_bytes / 2),)
+        return (CollectiveCall(operation="all_reduce", num_bytes=num_bytes / 2),)
     if compression == "int8":
         packed = num_bytes / 4 * _SCALES
-        return Call(operation="all_to_all", num_bytes=packed), Call(operation="all_gather", num_bytes=packed)
+        return CollectiveCall(operation="all_to_all", num_bytes=packed), CollectiveCall(
+            operation="all_gather", num_bytes=packed
+        )
     if compression in _LOW_RANK:
         factor = num_bytes * _LOW_RANK[compression] / 2
-        return Call(operation="all_reduce", num_bytes=factor), Call(operation="all_reduce", num_bytes=factor)
+        return CollectiveCall(operation="all_reduce", num_bytes=factor), CollectiveCall(
+            operation="all_reduce", num_bytes=factor
+        )
     share = float(compression.removeprefix("topk-").removesuffix("%")) / 100
     entries = 2 * share * num_bytes  # each with its place
-    return (Call(operation="all_gather", num_bytes=num_ranks * entries),)
+    return (CollectiveCall(operation="all_gather", num_bytes=num_ranks * entries),)
 
 
-def int8_by_all_gather(num_bytes: float, num_ranks: int) -> Exchange:
+def int8_by_all_gather(num_bytes: float, num_ranks: int) -> GradientExchange:
     """Return the exchange of torch's quantization hook, for comparison: it sends all of a rank to all others."""
-    gathered = Call(operation="all_gather", num_bytes=num_ranks * num_bytes / 4 * _SCALES)
-    return Exchange(calls=(gathered,), codec_s=0.0)
+    gathered = CollectiveCall(operation="all_gather", num_bytes=num_ranks * num_bytes / 4 * _SCALES)
+    return GradientExchange(calls=(gathered,), codec_s=0.0)
 
 
 def gain(

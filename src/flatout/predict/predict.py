@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from flatout.predict.calibrate import Calibration, calibrate
+from flatout.predict.calibrate import PredictionCalibration, calibrate
 from flatout.predict.families import MODELS
 from flatout.predict.situation import HIDDEN_HOST_SCALE, Scenarios, Situation
 from flatout.records.change import Change, JobFacts
@@ -37,7 +37,9 @@ def situation_of(
         return NoPrediction(change="", family="", reason=str(error))
 
 
-def predict(situation: Situation, change: Change, calibration: Calibration | None = None) -> Prediction | NoPrediction:
+def predict(
+    situation: Situation, change: Change, calibration: PredictionCalibration | None = None
+) -> Prediction | NoPrediction:
     """Predict a change's speedup, never above the findings' bound (`Change.predicted_speedup`, see `_bound`).
 
     Its interval can reach above: the cost of a finding is itself known from only a few steps under the recorder.
@@ -48,7 +50,7 @@ def predict(situation: Situation, change: Change, calibration: Calibration | Non
 def predict_together(
     situation: Situation,
     changes: Sequence[Change],
-    calibration: Calibration | None = None,
+    calibration: PredictionCalibration | None = None,
     *,
     bound: float | None = None,
 ) -> Prediction | NoPrediction:
@@ -132,7 +134,7 @@ def predict_all(
     *,
     untraced_step_s: float | None = None,
     regular_share: float = 1.0,
-    calibration: Calibration | None = None,
+    calibration: PredictionCalibration | None = None,
 ) -> dict[str, Prediction | NoPrediction]:
     """Return the prediction of each change alone, by the change's name."""
     situation = situation_of(job, facts, untraced_step_s, regular_share)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.records.job import JobAttribution, Match
-from flatout.records.track import HOST_WORK, Node, RankTrack
+from flatout.records.track import HOST_WORK, RankTrack, TrackNode
 
 LAUNCH_NS = 3_000  # minimum time from a launching call to its work; less is observed only if clocks differ
 FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}
@@ -145,7 +145,7 @@ class _Run:
         self.host = edit.spent_ns.sum(axis=1).tolist()
         self.wait_of = np.where(edit.is_waiting, track.waits_for, -1).tolist()
         self.tail = track.tail_ns.tolist()
-        self.is_mark = (track.node == Node.MARK).tolist()
+        self.is_mark = (track.node == TrackNode.MARK).tolist()
         self.duration = edit.duration_ns.tolist()
         self.is_there = edit.is_there.tolist()
         self.after = track.after.tolist()
@@ -254,7 +254,7 @@ def _begins(track: RankTrack, run: _Run) -> Floats:
     """Return each mark, or the end of the last work launched before it if that is later; the last is the end of all."""
     ends = np.array([end if end is not None else 0.0 for end in run.end])
     reach = np.maximum.accumulate(ends) if len(ends) else ends
-    marks = np.flatnonzero(track.node == Node.MARK)
+    marks = np.flatnonzero(track.node == TrackNode.MARK)
     num_before = np.searchsorted(track.launched_by, marks, side="left")
     num_before[-1] = len(ends)
     drained = np.where(num_before > 0, reach[np.maximum(num_before - 1, 0)] if len(ends) else 0.0, 0.0)

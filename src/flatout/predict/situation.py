@@ -12,7 +12,7 @@ from flatout.predict.replay import Edits, TraceReplayer
 from flatout.records.change import JobFacts
 from flatout.records.job import JobAttribution
 from flatout.records.timeline import CommunicationCall, RankTimeline
-from flatout.records.track import GpuWorkKind, Node, RankTrack, Spent
+from flatout.records.track import GpuWorkKind, RankTrack, Spent, TrackNode
 
 MIN_HOST_SCALE = 0.3  # host time without the recorder relative to host time with it; the lowest observed is 0.55
 HALVINGS = 8
@@ -169,7 +169,7 @@ class Situation:
     def steps_of(self, rank: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the step, from 0, in which each work was launched."""
         track = self.tracks[rank]
-        marks = np.flatnonzero(track.node == Node.MARK)
+        marks = np.flatnonzero(track.node == TrackNode.MARK)
         return np.asarray(np.searchsorted(marks, track.launched_by[rows], side="right") - 1)
 
 

@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from flatout.profile.read_recording import is_recording, read_recording
-from flatout.profile.record import Options, record
+from flatout.profile.record import RecordOptions, record
 
-__all__ = ["Options", "is_recording", "read_recording", "record"]
+__all__ = ["RecordOptions", "is_recording", "read_recording", "record"]

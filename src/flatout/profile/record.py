@@ -33,7 +33,7 @@ _SAMPLER_TIMEOUT_S = 10.0
 RunCommand = Callable[[Sequence[str], Mapping[str, str]], ExitStatus]  # command and environment -> how it ended
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RecordOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int = DEFAULT_NUM_STEPS
     warmup: int | None = None  # None: until step times are stable
     is_light: bool = False
@@ -51,7 +51,7 @@ class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
 def record(
     command: Sequence[str],
     path: Path,
-    options: Options,
+    options: RecordOptions,
     *,
     shown_command: Sequence[str],
     sampler: Sequence[str] | None,
@@ -122,7 +122,7 @@ def _num_left_running(recording: Path) -> int:
     return sum(1 for _ in with_environment(lambda its: its.get(Variable.RECORDING) == str(recording)))
 
 
-def job_environment(environment: Mapping[str, str], recording: Path, options: Options) -> dict[str, str]:
+def job_environment(environment: Mapping[str, str], recording: Path, options: RecordOptions) -> dict[str, str]:
     """Return the environment of the job, which loads `inside/` into its Python processes."""
     job = with_inside({name: value for name, value in environment.items() if name not in _VARIABLES})
     job[Variable.RECORDING] = str(recording)

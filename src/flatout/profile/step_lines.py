@@ -22,15 +22,15 @@ from flatout.profile.step_records import (
     Event,
     Flops,
     Header,
-    Losses,
-    Plan,
+    LossesLine,
+    PlanLine,
     RecorderTime,
     Restart,
-    Row,
-    StallWindow,
+    StallWindowLine,
     Started,
+    StepLine,
     Stop,
-    Window,
+    WindowLine,
     as_number,
     decode_line,
 )
@@ -48,11 +48,11 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self.header: Header | None = None
-        self.rows: list[Row] = []
-        self.plan: Plan | None = None
+        self.rows: list[StepLine] = []
+        self.plan: PlanLine | None = None
         self.flops = Flops()
-        self.window = Window()
-        self.stall_window: StallWindow | None = None
+        self.window = WindowLine()
+        self.stall_window: StallWindowLine | None = None
         self.started: Started | None = None
         self.stop: Stop | None = None
         self.end: End | None = None
@@ -68,19 +68,19 @@ class _Lines:
             except msgspec.DecodeError as error:
                 self.bad.append(BadLine(file=path.name, number=number, problem=str(error)))
 
-    def _take(self, record: Header | Row | Event | None) -> None:
+    def _take(self, record: Header | StepLine | Event | None) -> None:
         match record:
-            case Row():
+            case StepLine():
                 self.rows.append(record)
             case Header():
                 self.header = record
-            case Plan():
+            case PlanLine():
                 self.plan = record
             case Flops():
                 self.flops = record
-            case Window():
+            case WindowLine():
                 self.window = record
-            case StallWindow():
+            case StallWindowLine():
                 self.stall_window = record
             case Started():
                 self.started = record
@@ -90,13 +90,13 @@ class _Lines:
                 self.end = record
             case RecorderTime():
                 self.recorder_ns += record.cost_ns
-            case Losses():
+            case LossesLine():
                 self._take_losses(record)
             case Restart():
                 self.rows.clear()
-                self.plan, self.flops, self.window, self.stall_window = None, Flops(), Window(), None
+                self.plan, self.flops, self.window, self.stall_window = None, Flops(), WindowLine(), None
 
-    def _take_losses(self, losses: Losses) -> None:
+    def _take_losses(self, losses: LossesLine) -> None:
         for step, loss, is_skipped in losses.values:
             self.losses[step] = as_number(loss, "values")
             if is_skipped is not None:
@@ -164,17 +164,17 @@ def _in_seconds(spans_ns: Sequence[tuple[int, int]]) -> tuple[Span, ...]:
     return tuple((begin_ns / 1e9, end_ns / 1e9) for begin_ns, end_ns in spans_ns)
 
 
-def _stall_window(window: StallWindow | None) -> StallWindowSteps | None:
+def _stall_window(window: StallWindowLine | None) -> StallWindowSteps | None:
     if window is None or not window.steps:
         return None
     return StallWindowSteps(steps=window.steps, due=window.due, period=window.period)
 
 
-def _column(rows: Sequence[Row], name: str) -> NDArray[np.float64]:
+def _column(rows: Sequence[StepLine], name: str) -> NDArray[np.float64]:
     return np.array([row.numbers[name] for row in rows], dtype=np.float64)
 
 
-def _steps(rows: Sequence[Row], header: Header) -> Steps:
+def _steps(rows: Sequence[StepLine], header: Header) -> Steps:
     columns = {name: _column(rows, name) for name in header.columns if name != "kind"}
     return Steps(
         number=columns["step"].astype(np.int64),
@@ -220,7 +220,7 @@ def _seconds(columns: dict[str, NDArray[np.float64]], name: str) -> NDArray[np.f
     return None if column is None else column / 1e9
 
 
-def _untraced(steps: Steps, plan: Plan | None) -> NDArray[np.bool_]:
+def _untraced(steps: Steps, plan: PlanLine | None) -> NDArray[np.bool_]:
     """Return which steps were measured before the recorder slowed any of them down."""
     if plan is None:
         return np.zeros(len(steps.number), dtype=np.bool_)

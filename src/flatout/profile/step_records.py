@@ -52,7 +52,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"`base_unix_ns` must be a time, but is {self.base_unix_ns}")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PlanLine(msgspec.Struct, frozen=True, kw_only=True):
     settled: Count
     flops_step: Count
     num_stable: Count = NUM_STABLE_WARMUP_STEPS  # older recorders do not write it
@@ -63,19 +63,19 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class WindowLine(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Count, ...] = ()
     problem: str | None = None
 
 
-class StallWindow(msgspec.Struct, frozen=True, kw_only=True):
+class StallWindowLine(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Count, ...]
     due: Count
     period: Count
     problem: str | None = None
 
 
-class Losses(msgspec.Struct, frozen=True, kw_only=True):
+class LossesLine(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[tuple[Count, Number, bool | int | None], ...]  # step, loss, whether a GradScaler skipped the update
 
     def __post_init__(self) -> None:
@@ -116,15 +116,15 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-Event = Started | Plan | Flops | Window | StallWindow | Losses | RecorderTime | Stop | End | Restart
+Event = Started | PlanLine | Flops | WindowLine | StallWindowLine | LossesLine | RecorderTime | Stop | End | Restart
 
 _EVENTS: dict[str, type[Event]] = {
     StepFileEvent.STARTED: Started,
-    StepFileEvent.PLAN: Plan,
+    StepFileEvent.PLAN: PlanLine,
     StepFileEvent.FLOPS: Flops,
-    StepFileEvent.WINDOW: Window,
-    StepFileEvent.STALL_WINDOW: StallWindow,
-    StepFileEvent.LOSSES: Losses,
+    StepFileEvent.WINDOW: WindowLine,
+    StepFileEvent.STALL_WINDOW: StallWindowLine,
+    StepFileEvent.LOSSES: LossesLine,
     StepFileEvent.RECORDER: RecorderTime,
     StepFileEvent.STOP: Stop,
     StepFileEvent.END: End,
@@ -132,7 +132,7 @@ _EVENTS: dict[str, type[Event]] = {
 }
 
 
-class Row(msgspec.Struct, frozen=True):
+class StepLine(msgspec.Struct, frozen=True):
     """One step: its numbers by column, NaN where the recorder knew none, and the recorder's activity in it."""
 
     numbers: dict[str, float]
@@ -142,7 +142,7 @@ class Row(msgspec.Struct, frozen=True):
 _decode_row = msgspec.json.Decoder(list[Number]).decode
 
 
-def decode_line(line: bytes, header: Header | None) -> Header | Row | Event | None:
+def decode_line(line: bytes, header: Header | None) -> Header | StepLine | Event | None:
     """Return the record of a line; None for an event that this version does not know.
 
     `header` is the record of the line that describes the rows; without it, a row cannot be read.
@@ -159,7 +159,7 @@ def decode_line(line: bytes, header: Header | None) -> Header | Row | Event | No
     return None if record is None else msgspec.convert(content, record)
 
 
-def _row(line: bytes, header: Header | None) -> Row:
+def _row(line: bytes, header: Header | None) -> StepLine:
     try:
         values = _decode_row(line)
     except (UnicodeError, RecursionError) as error:
@@ -180,7 +180,7 @@ def _row(line: bytes, header: Header | None) -> Row:
     for name in _ALWAYS_KNOWN:
         if not math.isfinite(numbers[name]):
             raise msgspec.DecodeError(f"`{name}` must be a number, but is unknown")
-    return Row(numbers=numbers, kind=kind)
+    return StepLine(numbers=numbers, kind=kind)
 
 
 def as_number(value: Number, name: str) -> float:

@@ -23,7 +23,7 @@ _MAX_FIELDS = 1024  # of one of many messages; events of profilers have some ten
 _TO_SIGNED = 1 << 64
 
 
-class DamagedError(Exception):
+class WireError(Exception):
     """A message does not end where it should, or has a field of an unknown form."""
 
 
@@ -37,7 +37,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
-    raise DamagedError
+    raise WireError
 
 
 def fields(data: bytes, span: Span) -> Iterator[tuple[int, int | Span]]:
@@ -52,12 +52,12 @@ def fields(data: bytes, span: Span) -> Iterator[tuple[int, int | Span]]:
         if form == VARINT:
             value, at = varint(data, at)
             if at > end:
-                raise DamagedError
+                raise WireError
             yield tag >> 3, value
             continue
         size, at = varint(data, at) if form == LENGTH else (_FIXED_SIZE.get(form, -1), at)
         if size < 0 or at + size > end:
-            raise DamagedError
+            raise WireError
         yield tag >> 3, (at, at + size)
         at += size
 
@@ -98,8 +98,8 @@ def spans_of_field(data: bytes, span: Span, field: int) -> tuple[Positions, Posi
                 at = _end_of(data, at, value)
         if at > end:
             starts.pop()
-            raise DamagedError
-    except DamagedError:
+            raise WireError
+    except WireError:
         others.append((0, 0))
     start = np.array(starts, np.int64)
     sizes = np.frombuffer(data, np.uint8)[start - 1] if len(start) else start
@@ -249,13 +249,13 @@ class Messages:
         try:
             _, value = next(fields(self._data, (at, end)))
             return _end_of(self._data, at, value)
-        except DamagedError:
+        except WireError:
             return -1
 
     def _long_varint(self, at: int) -> tuple[int, int]:
         try:
             value, after = varint(self._data, at)
-        except DamagedError:
+        except WireError:
             return 0, -1
         return signed(value % _TO_SIGNED), after
 

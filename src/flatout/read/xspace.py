@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flatout.read import wire
 from flatout.read.decoded import Codes
-from flatout.read.wire import DamagedError, Span
+from flatout.read.wire import Span, WireError
 from flatout.read.xla_lines import NUMBERS, TEXTS, XlaLine, XlaProfile
 from flatout.records.events import NULL, Quality
 
@@ -87,7 +87,7 @@ class _Reader:
         found: list[tuple[int, int | Span]] = []
         try:
             found.extend(wire.fields(self.data, span))
-        except DamagedError:
+        except WireError:
             found = self._up_to_damage(span)
             self.damage.append(what)
         return found
@@ -100,7 +100,7 @@ class _Reader:
             for number, value in wire.fields(self.data, span):
                 found.append((number, value))
                 at = value[1] if isinstance(value, tuple) else at
-        except DamagedError:
+        except WireError:
             pass
         last = self._cut_message(at, span[1])
         return [*found, last] if last is not None else found
@@ -109,7 +109,7 @@ class _Reader:
         try:
             tag, at = wire.varint(self.data, at)
             size, at = wire.varint(self.data, at)
-        except DamagedError:
+        except WireError:
             return None
         is_message = tag & 7 == wire.LENGTH and at < end < at + size
         return (tag >> 3, (at, end)) if is_message else None
@@ -139,7 +139,7 @@ class _Reader:
             if not isinstance(key, int) or not isinstance(message, tuple):
                 return
             metadata = dict(wire.fields(self.data, message))
-        except DamagedError:
+        except WireError:
             return
         name, shown = (self._text(each) if isinstance(each := metadata.get(field), tuple) else "" for field in (2, 4))
         # On TPUs, the name is the whole instruction, which says from where a copy is, and the short one is for display.
@@ -155,7 +155,7 @@ class _Reader:
         for span in plane.stats:
             try:
                 stat = dict(wire.fields(self.data, span))
-            except DamagedError:
+            except WireError:
                 continue
             key = stat.get(1)
             value = next((stat[field] for field in (3, 4, 5, 7) if field in stat), None)

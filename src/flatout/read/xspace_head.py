@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.read import wire
-from flatout.read.wire import DamagedError
+from flatout.read.wire import WireError
 
 
 def looks_like_xspace(head: bytes) -> bool:
@@ -16,7 +16,7 @@ def looks_like_xspace(head: bytes) -> bool:
     try:
         size, at = wire.varint(padded, 1)
         first = next(wire.fields(padded, (at, len(head))), None)
-    except DamagedError:
+    except WireError:
         return False
     is_id = first is not None and first[0] == 1 and isinstance(first[1], int)
     is_name = first is not None and first[0] == 2 and isinstance(first[1], tuple)

@@ -96,7 +96,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_s: float | None = None  # time between checkpoints
 
 
-class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of an attempt that a simulator needs."""
 
     job: str
@@ -110,10 +110,10 @@ class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-def job_times(history: Attempts) -> tuple[JobTimes, ...]:
+def job_times(history: Attempts) -> tuple[AttemptTimes, ...]:
     """Return attempts with GPUs and a known submission time, in that order. A waiting job counts its requested GPUs."""
     times = (
-        JobTimes(
+        AttemptTimes(
             job=attempt.job,
             submit_s=attempt.submit_s,
             start_s=attempt.start_s,

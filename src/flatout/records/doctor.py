@@ -18,7 +18,7 @@ Traffic = Literal["pcie", "gpus", "network"]  # which a path or link carries
 GainBasis = Literal["bandwidth", "unknown-bandwidth", "one-host", "other-host", "no-gpu", "no-steps"]
 
 
-class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
+class JobTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """A job's traffic according to its recording: seconds per step, each on the rank with the maximum."""
 
     hosts: tuple[str, ...]  # names of its hosts, if known

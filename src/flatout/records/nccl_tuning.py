@@ -14,7 +14,7 @@ DEFAULT = "default"  # the candidate that changes nothing
 Reads = Literal["process", "communicator"]
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class NcclCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """Settings to measure for all sizes. A candidate without any is the default."""
 
     name: str
@@ -52,7 +52,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     settings: str = DEFAULT  # the name of these settings of the process, which several starts can share
     environment: dict[str, str] = {}
-    candidates: tuple[Candidate, ...]  # the first one is the default of this environment
+    candidates: tuple[NcclCandidate, ...]  # the first one is the default of this environment
 
 
 class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_step: float | None = None  # in the job; None if the size is a standard one
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveWork(msgspec.Struct, frozen=True, kw_only=True):
     """The collectives to measure."""
 
     shapes: tuple[GroupShape, ...]
@@ -84,7 +84,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Repetition(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One repetition: seconds per call of the slowest rank."""
 
     start: str
@@ -106,7 +106,7 @@ class WrongAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """The samples of all starts."""
 
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[Repetition, ...] = ()
     wrong: tuple[WrongAnswer, ...] = ()
     not_measured: dict[str, str] = {}  # start or candidate -> reason
     backend: str = ""
@@ -136,7 +136,7 @@ class NcclTuning(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     transport: str
     software: str
-    work: Work
+    work: CollectiveWork
     num_candidates: int
     num_rounds: int
     settings: dict[str, str] = {}  # environment variables that were measured better for the work as a whole

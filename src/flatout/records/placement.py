@@ -45,7 +45,7 @@ class Pattern(StrEnum):
     ALL_TO_ALL = "all-to-all"
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class GroupExchange(msgspec.Struct, frozen=True, kw_only=True):
     """What the groups of one kind exchange in a step."""
 
     name: str  # `tensor`, `context`, `data`, `expert`, `pipeline`, ...

@@ -90,7 +90,7 @@ def has_own_split(num_layers: int, pp: int, vpp: int) -> bool:
     return vpp > 1 and num_layers % (pp * vpp) != 0 and not counts_ends(num_layers, pp, vpp)
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Machines of one kind. Rates are per direction."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.records.plan import FULL_TRAINING, Cluster, Layout, PlannedLayout, Training, Workload
+from flatout.records.plan import FULL_TRAINING, ClusterSpec, Layout, PlannedLayout, Training, Workload
 
 
 class PipelineInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A chosen layout with its training job and machines: the input of `emit`."""
 
     workload: Workload
-    cluster: Cluster
+    cluster: ClusterSpec
     layout: Layout
     global_batch: int
     seq: int

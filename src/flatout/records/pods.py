@@ -47,7 +47,7 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
         return self.resources.get(self.gpu_resource, 0)
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkLevel(msgspec.Struct, frozen=True, kw_only=True):
     """The level of the network, named by a node label, that is to hold all pods of a job."""
 
     label: str
@@ -67,7 +67,7 @@ class PodNeeds(msgspec.Struct, frozen=True, kw_only=True):
     gpu_products: tuple[str, ...] = ()  # accepted values of the nodes' product label
     gpu_memory_mib: int | None = None  # least memory of a GPU
     tolerated: tuple[Taint, ...] = ()
-    topology: Topology | None = None
+    topology: NetworkLevel | None = None
 
     @property
     def shm_size_bytes(self) -> int:

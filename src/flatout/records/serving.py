@@ -72,7 +72,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.pieces) if self.num_tokens is None else self.num_tokens
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyLimit(msgspec.Struct, frozen=True, kw_only=True):
     """An upper limit of one percentile of a metric: `p99 ttft<500ms`."""
 
     metric: Metric
@@ -114,7 +114,7 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
     tokens_of_request: tuple[int, ...] = ()  # -1: not completed
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class ServingWindow(msgspec.Struct, frozen=True, kw_only=True):
     """What the server's metrics, its host and its answers show during one load point; None is unknown."""
 
     took_s: float
@@ -168,7 +168,7 @@ class ServerTrial(msgspec.Struct, frozen=True, kw_only=True):
     outcome: ServerOutcome
     problem: str = ""
     points: tuple[LoadPoint, ...] = ()
-    windows: tuple[Window, ...] = ()
+    windows: tuple[ServingWindow, ...] = ()
     answers: tuple[tuple[str, ...], ...] = ()  # to the held prompts, in pieces
     answer_tokens: tuple[int, ...] = ()  # of each answer, as the server counts them
     start_s: float | None = None  # until the server was healthy
@@ -233,7 +233,7 @@ class ServingTuning(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     server_command: tuple[str, ...]  # untouched, secrets masked
     objective: ServingObjective
-    slo: tuple[Limit, ...]
+    slo: tuple[LatencyLimit, ...]
     load: str  # what the load is, in words
     seed: int
     rates_per_s: tuple[float, ...]

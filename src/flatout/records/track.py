@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Node(IntEnum):
+class TrackNode(IntEnum):
     LAUNCH = 0
     SYNC = 1  # a synchronising call
     COPY_SYNC = 2  # a copy call that returned when its copy was complete (pageable memory)
@@ -75,4 +75,4 @@ class RankTrack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def num_steps(self) -> int:
-        return int((self.node == Node.MARK).sum()) - 1
+        return int((self.node == TrackNode.MARK).sum()) - 1

@@ -165,7 +165,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     subcommand: str = ""  # `nccl`: only changes of NCCL were tried
 
 
-class BalancedBatches(msgspec.Struct, frozen=True, kw_only=True):
+class PaddingChange(msgspec.Struct, frozen=True, kw_only=True):
     """What batches of like length have changed, in the tuned job."""
 
     padding: Padding
@@ -198,7 +198,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     request: TuneRequest | None = None
     outlook: Outlook | None = None  # None: an older result, or no trial has run
     separation: Separation | None = None  # of the trials' files; None: an older result
-    balanced: BalancedBatches | None = None  # None: the tuned job has the script's batches
+    balanced: PaddingChange | None = None  # None: the tuned job has the script's batches
     notes: tuple[str, ...] = ()  # information for the reader: redirected outputs, missing checks
 
     @property

@@ -95,7 +95,7 @@ class TrialPlan(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Screened(msgspec.Struct, frozen=True, kw_only=True):
+class ScreenedArm(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate after screening: an estimate for choosing whom to confirm, never a claim."""
 
     arm: str

@@ -27,7 +27,7 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
     mean_wait_s: float  # per step, mean over all ranks of the job
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class BlameCell(msgspec.Struct, frozen=True, kw_only=True):
     """The time that a rank (or the mean rank of a group) waits for the blamed rank."""
 
     wait_s: float  # per step
@@ -35,10 +35,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     parts_s: tuple[tuple[str, float], ...]  # largest first
 
 
-class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+class BlameMatrix(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[int, ...]  # blamed ranks that at least one rank waits for
     num_other: int  # blamed ranks without a separate column, summed in the last column
-    cells: tuple[tuple[Cell | None, ...], ...]  # one row per row of `Rows.rows`
+    cells: tuple[tuple[BlameCell | None, ...], ...]  # one row per row of `Rows.rows`
 
 
 def _steps(diagnosis: Diagnosis) -> dict[int, int]:
@@ -70,7 +70,7 @@ def charges(diagnosis: Diagnosis) -> tuple[Charge, ...]:
     return tuple(sorted(result, key=lambda charge: (-charge.mean_wait_s, charge.blamed_rank, charge.part)))
 
 
-def matrix(diagnosis: Diagnosis, rows: Rows, *, most_columns: int) -> Matrix:
+def matrix(diagnosis: Diagnosis, rows: Rows, *, most_columns: int) -> BlameMatrix:
     """Return the waiting rows against the blamed ranks. The ranks that others wait for longest get the columns."""
     num_steps = _steps(diagnosis)
     row_of = {rank: index for index, row in enumerate(rows.rows) for rank in row.ranks}
@@ -93,12 +93,12 @@ def matrix(diagnosis: Diagnosis, rows: Rows, *, most_columns: int) -> Matrix:
         tuple(_cell(sums.get((index, column)), row.duration_s) for column in range(num_columns))
         for index, row in enumerate(rows.rows)
     )
-    return Matrix(columns=columns, num_other=num_other, cells=cells)
+    return BlameMatrix(columns=columns, num_other=num_other, cells=cells)
 
 
-def _cell(parts_s: dict[str, float] | None, step_s: float) -> Cell | None:
+def _cell(parts_s: dict[str, float] | None, step_s: float) -> BlameCell | None:
     if not parts_s:
         return None
     ordered = sorted(parts_s.items(), key=lambda item: (-item[1], item[0]))
     wait_s = sum(parts_s.values())
-    return Cell(wait_s=wait_s, share=wait_s / step_s if step_s else 0.0, parts_s=tuple(ordered))
+    return BlameCell(wait_s=wait_s, share=wait_s / step_s if step_s else 0.0, parts_s=tuple(ordered))

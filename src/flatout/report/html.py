@@ -15,7 +15,7 @@ import msgspec
 from flatout import __version__, units
 from flatout.records.diagnosis import PART_NAMES, Diagnosis, Finding, StepDiagnosis
 from flatout.report.axis import step_labels, ticks
-from flatout.report.blame import SMALLEST_SHARE, STRONGEST_SHARE, Cell, charges, matrix
+from flatout.report.blame import SMALLEST_SHARE, STRONGEST_SHARE, BlameCell, charges, matrix
 from flatout.report.command import command_line
 from flatout.report.evidence import evidence_texts
 from flatout.report.group_phrases import HEADER, TITLE, group_lines
@@ -37,7 +37,7 @@ MOST_NOTES = 100
 LONGEST_TAG = 17  # characters of a finding's name that fit next to the bars
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class BarSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of a bar; widths of a bar sum to 100 %."""
 
     part: int
@@ -46,13 +46,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     title: str  # "compute 55.1 %, 50.8 ms"
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class StepBar(msgspec.Struct, frozen=True, kw_only=True):
     """One step of one row on the common time axis, in percent of the axis."""
 
     left: str
     width: str
     title: str
-    segments: tuple[Segment, ...]
+    segments: tuple[BarSegment, ...]
 
 
 def diagnosis_html(diagnosis: Diagnosis, command: Sequence[str], *, explain: Mapping[str, str] | None = None) -> str:
@@ -128,7 +128,7 @@ def _finding(diagnosis: Diagnosis, finding: Finding, explain: Mapping[str, str])
     }
 
 
-def _segments(parts_s: Iterable[float]) -> tuple[Segment, ...]:
+def _segments(parts_s: Iterable[float]) -> tuple[BarSegment, ...]:
     """Return a stacked bar of the parts that have a width, in the order of the parts."""
     values = tuple(parts_s)
     segments = []
@@ -137,7 +137,7 @@ def _segments(parts_s: Iterable[float]) -> tuple[Segment, ...]:
             continue
         label = PART_LABELS[PART_NAMES[part]]
         segments.append(
-            Segment(
+            BarSegment(
                 part=part,
                 width=f"{width // 100}.{width % 100:02d}",
                 text=f"{label} {units.percent(width / 10_000)}",
@@ -147,7 +147,7 @@ def _segments(parts_s: Iterable[float]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _spoken(segments: Sequence[Segment]) -> str:
+def _spoken(segments: Sequence[BarSegment]) -> str:
     return ", ".join(segment.text for segment in segments)
 
 
@@ -262,10 +262,10 @@ def _chosen_steps(rows: Rows, numbers: list[int]) -> list[int]:
     return numbers[first : first + most]
 
 
-def _block(step: StepDiagnosis, first_s: float, span_s: float) -> Block:
+def _block(step: StepDiagnosis, first_s: float, span_s: float) -> StepBar:
     segments = _segments(part_values(step.parts_s))
     when = f"from {units.seconds(step.start_s)}, {units.seconds(step.window_s)}"
-    return Block(
+    return StepBar(
         left=_percent((step.start_s - first_s) / span_s),
         width=_percent(step.window_s / span_s),
         title=f"step {step.step}, {when}: {_spoken(segments)}",
@@ -318,7 +318,7 @@ def _strength(share: float) -> float:
     return 0.1 + 0.5 * math.sqrt(min(1.0, position))
 
 
-def _cell(cell: Cell | None, num_columns: int) -> dict[str, str] | None:
+def _cell(cell: BlameCell | None, num_columns: int) -> dict[str, str] | None:
     if cell is None:
         return None
     parts = "; ".join(f"{part_label(part)} {units.seconds(wait_s)}" for part, wait_s in cell.parts_s[:6])
@@ -330,7 +330,7 @@ def _cell(cell: Cell | None, num_columns: int) -> dict[str, str] | None:
     }
 
 
-def _main_part(cell: Cell) -> str:
+def _main_part(cell: BlameCell) -> str:
     """Return the part that is blamed most, with its share if other parts are blamed too."""
     part, wait_s = cell.parts_s[0]
     if wait_s >= 0.95 * cell.wait_s:

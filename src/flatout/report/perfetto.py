@@ -40,7 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ESCAPE = re.compile(rb"(\\\\)|\\(u00[01][0-9a-fA-F]|u007[fF])")
 
 
-class Originals(Protocol):
+class OriginalEvents(Protocol):
     """The events of a rank's file. They are iterated twice: to find their tracks, and to write them."""
 
     def __iter__(self) -> Iterator[OriginalEvent]: ...
@@ -54,7 +54,7 @@ class PerfettoRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The data to draw for one rank. `segments` and `slices` are on the job's common clock."""
 
     rank: int
-    originals: Originals
+    originals: OriginalEvents
     segments: Segments
     slices: tuple[BlameSlice, ...] = ()  # of this waiting rank
     clock_offset_ns: int = 0  # added to the times of `originals` to put them on the common clock

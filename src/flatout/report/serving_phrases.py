@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from flatout.records.serving import Cause, CurvePoint, Limit, ServingTuning, TriedArm, TuningEndedBy
+from flatout.records.serving import Cause, CurvePoint, LatencyLimit, ServingTuning, TriedArm, TuningEndedBy
 from flatout.records.verdict import Verdict
 from flatout.report.phrases import counted
 from flatout.units import percent, seconds
@@ -47,7 +47,7 @@ def verdict_words(verdict: Verdict) -> str:
     )
 
 
-def slo_words(limits: Sequence[Limit]) -> str:
+def slo_words(limits: Sequence[LatencyLimit]) -> str:
     return ", ".join(f"p{limit.percentile:g} {limit.metric} < {seconds(limit.most_s)}" for limit in limits)
 
 

@@ -32,7 +32,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     is_number: bool = False
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class HtmlTable(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -44,7 +44,7 @@ def index_html(index: ResultIndex, command: Sequence[str], *, base: str = "") ->
 
     `base` leads from the page's folder to that of the results.
     """
-    table = Table(
+    table = HtmlTable(
         title="Results, the newest first",
         header=("Result", "Kind", "What it says", "Written"),
         rows=[_index_row(result, base) for result in index.results],
@@ -72,7 +72,7 @@ def chargeback_html(result: Chargeback, command: Sequence[str]) -> str:
     if len(result.teams) != 1:
         rows += [[_cost_cell(text, place) for place, text in enumerate(row)] for row in team_rows(total, name="all")]
     tables = [
-        Table(
+        HtmlTable(
             title="Teams and projects",
             header=("team / project", "line", "GPU-hours", "share", "USD", "kWh", "kg CO2"),
             rows=rows,
@@ -81,7 +81,7 @@ def chargeback_html(result: Chargeback, command: Sequence[str]) -> str:
     ]
     if result.budgets:
         budgets = [[Cell(text=text)] for text in budget_texts(result)]
-        tables.append(Table(title="Budgets", header=("state",), rows=budgets, empty=""))
+        tables.append(HtmlTable(title="Budgets", header=("state",), rows=budgets, empty=""))
     notes = [*basis_lines(result, _WIDE), *result.notes]
     notes += [f"line {row.line} was skipped: {row.reason}" for row in result.left_out[:_MOST_NOTES]]
     headline = f"{money(total.total.gpu_ms / 3.6e6)} GPU-hours in {counted(total.num_attempts, 'attempt')}"
@@ -97,7 +97,7 @@ def _page(
     what: str,
     headline: str,
     facts: Sequence[str],
-    tables: Sequence[Table],
+    tables: Sequence[HtmlTable],
     notes: Sequence[str],
     command: Sequence[str],
 ) -> str:

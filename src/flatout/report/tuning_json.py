@@ -14,11 +14,11 @@ from flatout.records.prediction import Prediction
 from flatout.records.step_time import StepTime
 from flatout.records.trial import SpellKind
 from flatout.records.tuning import (
-    BalancedBatches,
     Bound,
     EndedBy,
     MoreTrials,
     Outlook,
+    PaddingChange,
     Separation,
     TriedOutcome,
     TriedSet,
@@ -133,7 +133,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str]
     versions: dict[str, str]
     date: str
-    balanced: BalancedBatches | None  # null: the tuned job has the script's batches
+    balanced: PaddingChange | None  # null: the tuned job has the script's batches
     separation: Separation | None  # how the files that trials write are kept apart; null in an older result
     notes: tuple[str, ...]
 

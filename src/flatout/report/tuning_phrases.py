@@ -16,8 +16,8 @@ import msgspec
 from flatout import units
 from flatout.records.change import SAFETIES
 from flatout.records.tuning import (
-    BalancedBatches,
     EndedBy,
+    PaddingChange,
     TriedOutcome,
     TriedSet,
     TuneResult,
@@ -363,7 +363,7 @@ def all_notes(result: TuneResult) -> tuple[str, ...]:
     return (*result.notes, *balanced, *separated)
 
 
-def balanced_sentence(balanced: BalancedBatches) -> str:
+def balanced_sentence(balanced: PaddingChange) -> str:
     """Say what batches of like length have changed."""
     padding = balanced.padding
     before, after = units.percent(padding.before_share), units.percent(padding.after_share)

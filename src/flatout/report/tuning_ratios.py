@@ -34,7 +34,7 @@ def ratio_range(low: float, high: float) -> str:
     return f"{low:.{digits}f}-{high:.{digits}f}"
 
 
-class Estimate(NamedTuple):
+class EstimateText(NamedTuple):
     """A value and its interval, as texts: `1.83x` and `1.79-1.87`, or `no interval`."""
 
     value: str
@@ -44,12 +44,12 @@ class Estimate(NamedTuple):
         return f"{self.value} ({self.interval})"
 
 
-def ratio_estimate(value: float, interval: tuple[float, float] | None) -> Estimate:
+def ratio_estimate(value: float, interval: tuple[float, float] | None) -> EstimateText:
     """Format a ratio with its interval: `1.83x (1.79-1.87)`, or `1.83x (no interval)`."""
     if interval is None:
-        return Estimate(ratio(value), NO_INTERVAL)
+        return EstimateText(ratio(value), NO_INTERVAL)
     digits = _digits((value, *interval))
-    return Estimate(f"{value:.{digits}f}x", f"{interval[0]:.{digits}f}-{interval[1]:.{digits}f}")
+    return EstimateText(f"{value:.{digits}f}x", f"{interval[0]:.{digits}f}-{interval[1]:.{digits}f}")
 
 
 def _digits(values: Sequence[float]) -> int:
@@ -67,7 +67,7 @@ def measured_text(verdict: Verdict | None) -> str:
     return str(ratio_estimate(verdict.speedup, verdict.interval))
 
 
-def predicted_estimate(prediction: Prediction) -> Estimate:
+def predicted_estimate(prediction: Prediction) -> EstimateText:
     return ratio_estimate(prediction.speedup, (prediction.low, prediction.high))
 
 
@@ -90,7 +90,7 @@ def has_predictions(result: TuneResult) -> bool:
     return result.objective not in _SAVED
 
 
-def gain(verdict: Verdict) -> Estimate:
+def gain(verdict: Verdict) -> EstimateText:
     """Return the gain that a verdict claims: `1.83x faster (1.79-1.87)`, `44 % less peak memory (42 % to 46 %)`.
 
     The verdict must have a speedup.
@@ -109,13 +109,13 @@ def gain(verdict: Verdict) -> Estimate:
     return estimate
 
 
-def _saving(what: str, speedup: float, interval: tuple[float, float] | None) -> Estimate:
+def _saving(what: str, speedup: float, interval: tuple[float, float] | None) -> EstimateText:
     """Format a saving: `44 % less peak memory (42 % to 46 %)`; a loss is `more`."""
     share = 1 - 1 / speedup
     sign, direction = (1, "less") if share >= 0 else (-1, "more")
     if interval is None:
-        return Estimate(f"{sign * share * 100:.1f} % {direction} {what}", NO_INTERVAL)
+        return EstimateText(f"{sign * share * 100:.1f} % {direction} {what}", NO_INTERVAL)
     low, high = sorted(sign * (1 - 1 / end) * 100 for end in interval)
     digits = 0 if high - low >= 2 else 1
     value = f"{sign * share * 100:.{digits}f} % {direction} {what}"
-    return Estimate(value, f"{low:.{digits}f} % to {high:.{digits}f} %")
+    return EstimateText(value, f"{low:.{digits}f} % to {high:.{digits}f} %")

@@ -22,7 +22,7 @@ import msgspec
 from flatout.errors import InputError, UsageError
 from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import CACHE_COPIES, CACHE_COUNTS, CACHE_MARK, CACHE_USED
-from flatout.probe.mounts import Mount, boot_id, is_network, kind_of, read_mounts
+from flatout.probe.mounts import MountPoint, boot_id, is_network, kind_of, read_mounts
 from flatout.records.data_cache import CacheCounts, CacheUse
 from flatout.units import num_bytes
 
@@ -63,7 +63,7 @@ def requested_cache(cache: str | None, sources: Sequence[Path]) -> CacheRequest 
     return None
 
 
-def cache_setting(request: CacheRequest, mounts: Sequence[Mount] | None = None) -> str:
+def cache_setting(request: CacheRequest, mounts: Sequence[MountPoint] | None = None) -> str:
     """Prepare the folder, and return the setting of the job's processes. Raise UsageError if it cannot be a cache."""
     known = mounts if mounts is not None else read_mounts()
     folder = Path(os.path.abspath(request.folder))
@@ -89,7 +89,7 @@ def cache_note(setting: str) -> str:
     return f"files of {sources} are cached in {content['folder']}, up to {num_bytes(content['max_bytes'])}"
 
 
-def _sources(given: Sequence[Path], mounts: Sequence[Mount]) -> list[Path]:
+def _sources(given: Sequence[Path], mounts: Sequence[MountPoint]) -> list[Path]:
     if given:
         missing = next((source for source in given if not source.is_dir()), None)
         if missing is not None:

@@ -1,7 +1,7 @@
 """Turn causes into changes to try: the knobs that answer a cause, with values that suit the server's command.
 
-In: the engine's table, the server's command, causes, the options that its `--help` lists. Out: `Candidate`s, those of
-the largest cause first, and the knobs that are not offered with the reason. It runs nothing.
+In: the engine's table, the server's command, causes, the options that its `--help` lists. Out: `ServingCandidate`s,
+those of the largest cause first, and the knobs that are not offered with the reason. It runs nothing.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from flatout.serving.engine import Engine, KnobRow, Value
 from flatout.serving.words import ServerCommand, has_option, option_value
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class ServerMachine(msgspec.Struct, frozen=True, kw_only=True):
     """What the values of a knob depend on."""
 
     num_gpus: int
     cores: float
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class ServingCandidate(msgspec.Struct, frozen=True, kw_only=True):
     change: ServerChange
     cause: CauseName
 
 
 def candidates(
-    engine: Engine, command: ServerCommand, causes: Sequence[Cause], *, machine: Machine, allowed: Safety
-) -> list[Candidate]:
+    engine: Engine, command: ServerCommand, causes: Sequence[Cause], *, machine: ServerMachine, allowed: Safety
+) -> list[ServingCandidate]:
     """Return the changes to try, the first value of each knob of a cause before its second ones."""
-    found: list[Candidate] = []
+    found: list[ServingCandidate] = []
     for cause in causes:
         of_knobs = [
-            [Candidate(change=change, cause=cause.name) for change in _changes(row, command, machine)]
+            [ServingCandidate(change=change, cause=cause.name) for change in _changes(row, command, machine)]
             for row in engine.knob
             if cause.name in row.answers and refusal(row, command, machine, allowed) is None
         ]
@@ -44,13 +44,13 @@ def candidates(
     return [candidate for candidate in found if first_of_each[candidate.change.name] is candidate]
 
 
-def _in_turn(of_knobs: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
+def _in_turn(of_knobs: Sequence[Sequence[ServingCandidate]]) -> Iterator[ServingCandidate]:
     for place in range(max(map(len, of_knobs), default=0)):
         for each in of_knobs:
             yield from each[place : place + 1]
 
 
-def refusal(row: KnobRow, command: ServerCommand, machine: Machine, allowed: Safety) -> str | None:
+def refusal(row: KnobRow, command: ServerCommand, machine: ServerMachine, allowed: Safety) -> str | None:
     """Say why a knob is not tried on this command and machine; None if it is."""
     if SAFETIES.index(row.safety) > SAFETIES.index(allowed):
         return f"it is {row.safety}: allow it with --allow {row.safety}"
@@ -91,7 +91,7 @@ def _continues(character: str) -> bool:
     return character.isalnum() or character in ("-", "_") if character else False
 
 
-def _changes(row: KnobRow, command: ServerCommand, machine: Machine) -> Iterator[ServerChange]:
+def _changes(row: KnobRow, command: ServerCommand, machine: ServerMachine) -> Iterator[ServerChange]:
     """Yield a change for each value of the knob that differs from the present one."""
     common = {"knob": row.name, "safety": row.safety, "answers": row.answers, "source": row.source}
     if row.model_config:
@@ -118,7 +118,7 @@ def _changes(row: KnobRow, command: ServerCommand, machine: Machine) -> Iterator
         yield ServerChange(name=f"{bare}={value}", options={row.option: value}, **common)  # type: ignore[arg-type]
 
 
-def _values(row: KnobRow, present: str | None, machine: Machine) -> list[str]:
+def _values(row: KnobRow, present: str | None, machine: ServerMachine) -> list[str]:
     values = _shown_values(row.values, machine)
     number = _number(present) if present is not None else row.default
     if number is not None:
@@ -135,7 +135,7 @@ def _bounded(row: KnobRow, value: float, *, is_whole: bool) -> float:
     return round(bounded) if is_whole and bounded >= 1 else bounded
 
 
-def _shown_values(values: Sequence[Value], machine: Machine) -> list[str]:
+def _shown_values(values: Sequence[Value], machine: ServerMachine) -> list[str]:
     """Return the values as texts; `{cores}` and `{gpus}` stand for those of this machine."""
     cores, gpus = str(max(int(machine.cores), 1)), str(machine.num_gpus)
     return list(dict.fromkeys(_shown(value).replace("{cores}", cores).replace("{gpus}", gpus) for value in values))

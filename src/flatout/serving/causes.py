@@ -1,16 +1,16 @@
 """Say why requests take long, from one load point: each cause with its share of the mean latency.
 
-In: a `Window`, the engine's table and the server's command. Out: causes. The specific ones come before the general one:
-requests wait in the queue because the cache is full, or because the batch is, or (`queueing`) because the server has
-more work than it can do, for which the specific causes are reasons too: their shares overlap. Unknown numbers give no
-cause. It suggests no change: tables do.
+In: a `ServingWindow`, the engine's table and the server's command. Out: causes. The specific ones come before the
+general one: requests wait in the queue because the cache is full, or because the batch is, or (`queueing`) because the
+server has more work than it can do, for which the specific causes are reasons too: their shares overlap. Unknown
+numbers give no cause. It suggests no change: tables do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from flatout.records.serving import Cause, Window
+from flatout.records.serving import Cause, ServingWindow
 from flatout.serving.engine import Engine
 from flatout.serving.words import has_option, option_value
 from flatout.units import percent, seconds
@@ -27,7 +27,7 @@ BUSY_HOST = 0.9  # of the allowed cores
 MIN_OUTSIDE = 0.1  # of the latency, outside the engine's queue, prefill and decode
 
 
-def find_causes(window: Window, engine: Engine, words: Sequence[str]) -> tuple[Cause, ...]:
+def find_causes(window: ServingWindow, engine: Engine, words: Sequence[str]) -> tuple[Cause, ...]:
     """Return the causes: the largest known share first, then those of unknown share, and the general one last."""
     found: list[Cause] = []
     for rule in _RULES:
@@ -37,20 +37,20 @@ def find_causes(window: Window, engine: Engine, words: Sequence[str]) -> tuple[C
     return tuple(sorted(found, key=lambda cause: (cause.name == "queueing", -(cause.share or 0.0))))
 
 
-_Rule = Callable[[Window, Engine, Sequence[str], Sequence[Cause]], Cause | None]
+_Rule = Callable[[ServingWindow, Engine, Sequence[str], Sequence[Cause]], Cause | None]
 
 
-def _share(seconds_per_request: float | None, window: Window) -> float | None:
+def _share(seconds_per_request: float | None, window: ServingWindow) -> float | None:
     if seconds_per_request is None or not window.latency_s:
         return None
     return min(max(seconds_per_request / window.latency_s, 0.0), 1.0)
 
 
-def _waits(window: Window) -> bool:
+def _waits(window: ServingWindow) -> bool:
     return window.mean_waiting is not None and window.mean_waiting >= MIN_WAITING
 
 
-def _kv_cache_full(window: Window, _: Engine, __: Sequence[str], ___: Sequence[Cause]) -> Cause | None:
+def _kv_cache_full(window: ServingWindow, _: Engine, __: Sequence[str], ___: Sequence[Cause]) -> Cause | None:
     is_full = window.most_kv_share is not None and window.most_kv_share >= FULL_CACHE
     preemptions = window.preemptions or 0.0
     if not preemptions and not (is_full and _waits(window)):
@@ -80,7 +80,7 @@ def batch_limit(engine: Engine, words: Sequence[str]) -> float | None:
     return engine.batch_default
 
 
-def _under_batched(window: Window, engine: Engine, words: Sequence[str], found: Sequence[Cause]) -> Cause | None:
+def _under_batched(window: ServingWindow, engine: Engine, words: Sequence[str], found: Sequence[Cause]) -> Cause | None:
     limit = batch_limit(engine, words)
     if limit is None or window.most_running is None or not _waits(window) or _has(found, "kv-cache-full"):
         return None
@@ -94,7 +94,7 @@ def _under_batched(window: Window, engine: Engine, words: Sequence[str], found: 
     )
 
 
-def _no_prefix_reuse(window: Window, engine: Engine, words: Sequence[str], _: Sequence[Cause]) -> Cause | None:
+def _no_prefix_reuse(window: ServingWindow, engine: Engine, words: Sequence[str], _: Sequence[Cause]) -> Cause | None:
     shared = window.shared_prompt_share
     if shared is None or shared < MIN_SHARED:
         return None
@@ -116,7 +116,7 @@ def _no_prefix_reuse(window: Window, engine: Engine, words: Sequence[str], _: Se
     )
 
 
-def _prefill_stalls_decode(window: Window, _: Engine, __: Sequence[str], ___: Sequence[Cause]) -> Cause | None:
+def _prefill_stalls_decode(window: ServingWindow, _: Engine, __: Sequence[str], ___: Sequence[Cause]) -> Cause | None:
     share = _share(window.stall_s, window)
     if share is None or window.stall_s is None:
         return None
@@ -128,7 +128,7 @@ def _prefill_stalls_decode(window: Window, _: Engine, __: Sequence[str], ___: Se
     )
 
 
-def _host_bound(window: Window, _: Engine, __: Sequence[str], ___: Sequence[Cause]) -> Cause | None:
+def _host_bound(window: ServingWindow, _: Engine, __: Sequence[str], ___: Sequence[Cause]) -> Cause | None:
     outside = _outside_share(window)
     thread = window.busiest_thread_cores
     is_thread_busy = thread is not None and thread >= BUSY_THREAD
@@ -153,7 +153,7 @@ def _host_bound(window: Window, _: Engine, __: Sequence[str], ___: Sequence[Caus
     )
 
 
-def _outside_share(window: Window) -> float | None:
+def _outside_share(window: ServingWindow) -> float | None:
     """Return the share of the latency that the engine's own queue, prefill and decode do not explain."""
     parts = (window.queue_s, window.prefill_s, window.decode_s)
     if not window.is_from_metrics or window.latency_s is None or any(part is None for part in parts):
@@ -162,7 +162,7 @@ def _outside_share(window: Window) -> float | None:
     return _share(window.latency_s - inside_s, window)
 
 
-def _eager_mode(_: Window, engine: Engine, words: Sequence[str], __: Sequence[Cause]) -> Cause | None:
+def _eager_mode(_: ServingWindow, engine: Engine, words: Sequence[str], __: Sequence[Cause]) -> Cause | None:
     switched_off = [option for option in engine.eager_with if has_option(words, option)]
     if switched_off:
         return Cause(name="eager-mode", title=f"the command has {switched_off[0]}: no graphs are captured", share=None)
@@ -172,7 +172,7 @@ def _eager_mode(_: Window, engine: Engine, words: Sequence[str], __: Sequence[Ca
     return None
 
 
-def _queueing(window: Window, _: Engine, __: Sequence[str], found: Sequence[Cause]) -> Cause | None:
+def _queueing(window: ServingWindow, _: Engine, __: Sequence[str], found: Sequence[Cause]) -> Cause | None:
     if not _waits(window) or _has(found, "kv-cache-full") or _has(found, "under-batched"):
         return None
     share = _share(window.queue_s, window)

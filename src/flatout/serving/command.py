@@ -25,20 +25,20 @@ from flatout.records.serving import ServingTuning, UnofferedKnob
 from flatout.report.serving_html import serving_html
 from flatout.report.serving_json import serving_json
 from flatout.secrets import write_private
-from flatout.serving.candidates import Machine, without_unlisted
+from flatout.serving.candidates import ServerMachine, without_unlisted
 from flatout.serving.engine import Engine, engine_of
 from flatout.serving.first_start import first_start
 from flatout.serving.journal import NAME as JOURNAL
 from flatout.serving.journal import Begun, Journal, identity_of
 from flatout.serving.judge import cost
 from flatout.serving.load import TracedLoad, read_load
-from flatout.serving.loop import Loop, Options, Say
+from flatout.serving.loop import Loop, Say, ServingOptions
 from flatout.serving.offered import help_text
 from flatout.serving.openai_client import check_httpx
 from flatout.serving.processes import ProcessBackend
 from flatout.serving.result import tuning_result
 from flatout.serving.slo import parse_slo
-from flatout.serving.trial import Backend, Plan
+from flatout.serving.trial import ServerBackend, ServerTrialSetup
 from flatout.serving.words import ServerCommand, has_option, parse_command
 from flatout.tune.signals import signals_raised
 
@@ -53,7 +53,7 @@ class ServeCommand:
     load: Path
     slo: str
     folder: Path
-    options: Options
+    options: ServingOptions
     engine: str | None = None
     start_limit_s: float = 600.0
     force: bool = False
@@ -75,15 +75,15 @@ class ServeCommand:
         backend = ProcessBackend(
             command, engine, traced.load, self.folder / LOGS, mark=mark, start_limit_s=self.start_limit_s
         )
-        plan = Plan(engine=engine, traced=traced, limits=limits, rates_per_s=traced.load.rates or ())
+        plan = ServerTrialSetup(engine=engine, traced=traced, limits=limits, rates_per_s=traced.load.rates or ())
         with signals_raised(), guarded(mark):
             journal = Journal(self.folder, identity)
             return asyncio.run(self._tune(backend, plan, command, unoffered, journal, say, num_gpus=backend.num_gpus))
 
     async def _tune(
         self,
-        backend: Backend,
-        plan: Plan,
+        backend: ServerBackend,
+        plan: ServerTrialSetup,
         command: ServerCommand,
         unoffered: tuple[UnofferedKnob, ...],
         journal: Journal,
@@ -119,7 +119,7 @@ class ServeCommand:
                 f"`--objective {self.options.objective}` needs the power of the GPUs, which is unknown on this machine",
                 hint="use --objective goodput or tokens/s",
             )
-        machine = Machine(num_gpus=num_gpus, cores=allowed_cores())
+        machine = ServerMachine(num_gpus=num_gpus, cores=allowed_cores())
         spent_s = trial.took_s if recorded else clock() - began_s
         options = msgspec.structs.replace(self.options, budget_s=self.options.budget_s - spent_s)
         loop = Loop(

@@ -17,13 +17,15 @@ from flatout.serving.client import send_open_loop
 from flatout.serving.loop import Say
 from flatout.serving.rates import search_rates
 from flatout.serving.requests import probe_prompt
-from flatout.serving.trial import Backend, Plan, Running, ServerError, measure_server, warm_up
+from flatout.serving.trial import Running, ServerBackend, ServerError, ServerTrialSetup, measure_server, warm_up
 
 USUAL_WORDS_PER_TOKEN = 0.75  # of English and common tokenizers: assumed where the server counts no tokens
 _SHORT, _LONG = 8, 40  # words of the prompts whose tokens the server counts
 
 
-async def first_start(backend: Backend, plan: Plan, say: Say) -> tuple[Plan, ServerTrial, tuple[str, ...]]:
+async def first_start(
+    backend: ServerBackend, plan: ServerTrialSetup, say: Say
+) -> tuple[ServerTrialSetup, ServerTrial, tuple[str, ...]]:
     """Return the plan with its rates, the first trial, and notes. Raise InputError if the server does not run."""
     clock = asyncio.get_running_loop().time
     began_s = clock()
@@ -60,7 +62,7 @@ def _not_running(error: ServerError) -> InputError:
     )
 
 
-async def words_per_token(running: Running, plan: Plan) -> float | None:
+async def words_per_token(running: Running, plan: ServerTrialSetup) -> float | None:
     """Return how many words make a token, from the server's count of two prompts; None if it does not count."""
     counts = []
     for num_words in (_SHORT, _LONG):

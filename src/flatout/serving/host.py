@@ -1,6 +1,6 @@
 """Measure what the server's processes use of the host and the GPUs during a load point.
 
-In: the server's process. Out: `HostUse`: the busiest thread, the cores of all processes, how long the GPUs were busy,
+In: the server's process. Out: `ServerUse`: the busiest thread, the cores of all processes, how long the GPUs were busy,
 and their energy, from samples of their power. What cannot be read is None.
 """
 
@@ -21,7 +21,7 @@ from flatout.probe.foreign_load import ForeignLoad
 from flatout.probe.limits import allowed_cores
 from flatout.probe.nvml import Gpus
 from flatout.records.trial import Covariates
-from flatout.serving.window import HostUse
+from flatout.serving.window import ServerUse
 
 _Times = dict[tuple[int, int], float]  # (process, thread) -> CPU seconds
 
@@ -53,12 +53,12 @@ class HostMeter:
         if load is not None:
             self._loads.append(load)
 
-    def use(self) -> HostUse:
+    def use(self) -> ServerUse:
         took_s = max(time.monotonic() - self._began_s, 1e-6)
         used = {key: seconds - self._before.get(key, 0.0) for key, seconds in self._threads().items()}
         busy = [max(values) for sample in self._samples if (values := _values(sample, "busy_percent"))]
         power_w = [sum(values) for sample in self._samples if (values := _values(sample, "power_w"))]
-        return HostUse(
+        return ServerUse(
             busiest_thread_cores=max(used.values()) / took_s if used else None,
             cores_busy=sum(used.values()) / took_s if used else None,
             cores_allowed=allowed_cores(),

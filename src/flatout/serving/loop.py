@@ -26,10 +26,10 @@ from flatout.records.serving import (
 from flatout.records.trial import BASELINE
 from flatout.records.verdict import Verdict
 from flatout.serving.answers import gate
-from flatout.serving.candidates import Candidate, Machine, candidates
+from flatout.serving.candidates import ServerMachine, ServingCandidate, candidates
 from flatout.serving.causes import find_causes
 from flatout.serving.judge import Judge, mean_cost
-from flatout.serving.trial import Backend, Plan, run_trial
+from flatout.serving.trial import ServerBackend, ServerTrialSetup, run_trial
 from flatout.serving.words import ServerCommand, changed
 
 Say = Callable[[str], None]
@@ -42,7 +42,7 @@ LEAST_CANDIDATES = 3  # trials of a candidate before it is given up as unlikely 
 MIN_SCREENED = 1.01  # a candidate whose one trial gained less is not compared further
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How far a tuning may go."""
 
     objective: ServingObjective = "goodput"
@@ -92,11 +92,11 @@ class Loop:
 
     def __init__(
         self,
-        backend: Backend,
-        plan: Plan,
-        options: Options,
+        backend: ServerBackend,
+        plan: ServerTrialSetup,
+        options: ServingOptions,
         command: ServerCommand,
-        machine: Machine,
+        machine: ServerMachine,
         say: Say,
         before: Sequence[ServerTrial] = (),
         recorded: Sequence[ServerTrial] = (),
@@ -171,7 +171,7 @@ class Loop:
         arms = [self._with(candidate) for candidate in found]
         return [arm for arm in arms if arm.name not in self._tried][:MOST_SCREENED]
 
-    def _with(self, candidate: Candidate) -> _Arm:
+    def _with(self, candidate: ServingCandidate) -> _Arm:
         """Return the applied changes with one more, which takes the place of another value of its knob."""
         kept = tuple(change for change in self._applied.changes if change.knob != candidate.change.knob)
         changes = (*kept, candidate.change)

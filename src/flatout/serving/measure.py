@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flatout.records.serving import Answered, Limit, LoadPoint, Metric, Spread
+from flatout.records.serving import Answered, LatencyLimit, LoadPoint, Metric, Spread
 from flatout.serving.slo import own_limits
 
 
 def load_point(
-    answers: Sequence[Answered], *, rate_per_s: float, limits: Sequence[Limit], energy_j: float | None = None
+    answers: Sequence[Answered], *, rate_per_s: float, limits: Sequence[LatencyLimit], energy_j: float | None = None
 ) -> LoadPoint:
     """Return what the server did at this rate.
 
@@ -75,11 +75,11 @@ def _times(answer: Answered) -> _Times:
     }
 
 
-def _is_good(times: _Times, limits: Sequence[Limit]) -> bool:
+def _is_good(times: _Times, limits: Sequence[LatencyLimit]) -> bool:
     return all(_holds(times[limit.metric], limit) for limit in limits)
 
 
-def _holds(values: Sequence[float], limit: Limit) -> bool:
+def _holds(values: Sequence[float], limit: LatencyLimit) -> bool:
     """Whether the share of the values within the limit is at least the percentile; nothing measured breaks none."""
     num_within = sum(value <= limit.most_s for value in values)
     return num_within >= len(values) * limit.percentile / 100 - 1e-9

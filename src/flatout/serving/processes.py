@@ -27,7 +27,7 @@ from flatout.serving.load import Load
 from flatout.serving.model_repository import with_model_config
 from flatout.serving.openai_client import OpenAiClient
 from flatout.serving.trial import ServerError
-from flatout.serving.window import HostUse
+from flatout.serving.window import ServerUse
 from flatout.serving.words import PORT, ServerCommand, changed, with_option
 
 _POLL_S = 0.2
@@ -128,7 +128,7 @@ class RunningProcess:
     def look(self) -> None:
         self._meter.look()
 
-    def host_use(self) -> HostUse:
+    def host_use(self) -> ServerUse:
         return self._meter.use()
 
     def covariates(self) -> Covariates:

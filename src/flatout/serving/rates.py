@@ -7,14 +7,14 @@ search doubles or halves the rate, each time with the load's own requests; its m
 from __future__ import annotations
 
 from flatout.records.serving import LoadPoint
-from flatout.serving.trial import Plan, Running, measure_point
+from flatout.serving.trial import Running, ServerTrialSetup, measure_point
 
 MOST_STEPS = 8
 ENOUGH_GOOD = 0.9  # share of the requests: the server still serves this rate
 AROUND = (0.7, 1.0, 1.5, 2.25)  # of the highest goodput
 
 
-async def search_rates(running: Running, plan: Plan, begin_per_s: float) -> tuple[float, ...]:
+async def search_rates(running: Running, plan: ServerTrialSetup, begin_per_s: float) -> tuple[float, ...]:
     """Return the rates, from the lowest to the highest."""
     point = await _at(running, plan, begin_per_s)
     step = 2.0 if _is_served(point) else 0.5
@@ -32,7 +32,7 @@ async def search_rates(running: Running, plan: Plan, begin_per_s: float) -> tupl
     return tuple(_rounded(best * factor) for factor in AROUND)
 
 
-async def _at(running: Running, plan: Plan, rate_per_s: float) -> LoadPoint:
+async def _at(running: Running, plan: ServerTrialSetup, rate_per_s: float) -> LoadPoint:
     point, _ = await measure_point(running, plan, rate_per_s, None)
     running.check()
     return point

@@ -22,10 +22,10 @@ from flatout.records.serving import (
 from flatout.records.trial import BASELINE
 from flatout.secrets import masked_command, masked_environment
 from flatout.serving.answers import noise_agreement
-from flatout.serving.candidates import Machine, refusal
+from flatout.serving.candidates import ServerMachine, refusal
 from flatout.serving.engine import Engine
-from flatout.serving.loop import Found, Options
-from flatout.serving.trial import Plan
+from flatout.serving.loop import Found, ServingOptions
+from flatout.serving.trial import ServerTrialSetup
 from flatout.serving.words import ServerCommand, changed
 from flatout.verdict.student import t_quantile
 
@@ -34,11 +34,11 @@ CURVE_LEVEL = 0.05
 
 def tuning_result(
     found: Found,
-    plan: Plan,
-    options: Options,
+    plan: ServerTrialSetup,
+    options: ServingOptions,
     command: ServerCommand,
     *,
-    machine: Machine,
+    machine: ServerMachine,
     unoffered: Sequence[UnofferedKnob] = (),
     notes: Sequence[str] = (),
     took_s: float,
@@ -77,7 +77,9 @@ def tuning_result(
     )
 
 
-def _refused(engine: Engine, command: ServerCommand, machine: Machine, options: Options) -> tuple[UnofferedKnob, ...]:
+def _refused(
+    engine: Engine, command: ServerCommand, machine: ServerMachine, options: ServingOptions
+) -> tuple[UnofferedKnob, ...]:
     reasons = ((row.name, refusal(row, command, machine, options.allowed)) for row in engine.knob)
     return tuple(UnofferedKnob(knob=name, reason=reason) for name, reason in reasons if reason is not None)
 
@@ -127,7 +129,7 @@ def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
-def _notes(found: Found, plan: Plan) -> list[str]:
+def _notes(found: Found, plan: ServerTrialSetup) -> list[str]:
     notes = []
     if plan.traced.num_left_out:
         notes.append(

@@ -14,7 +14,15 @@ from typing import Protocol
 
 import msgspec
 
-from flatout.records.serving import Answered, Limit, LoadPoint, ServerChange, ServerOutcome, ServerTrial, Window
+from flatout.records.serving import (
+    Answered,
+    LatencyLimit,
+    LoadPoint,
+    ServerChange,
+    ServerOutcome,
+    ServerTrial,
+    ServingWindow,
+)
 from flatout.records.trial import Covariates
 from flatout.secrets import masked_text
 from flatout.serving.client import Transport, send_open_loop
@@ -23,7 +31,7 @@ from flatout.serving.exposition import Readings
 from flatout.serving.load import TracedLoad
 from flatout.serving.measure import load_point
 from flatout.serving.requests import held_requests, make_requests, shared_prompt_share, warm_up_requests
-from flatout.serving.window import HostUse, window
+from flatout.serving.window import ServerUse, window
 
 SAMPLE_S = 0.25
 WARM_UP_ROUNDS = 8
@@ -57,7 +65,7 @@ class Running(Protocol):
     def look(self) -> None:
         """Sample the host."""
 
-    def host_use(self) -> HostUse: ...
+    def host_use(self) -> ServerUse: ...
 
     def covariates(self) -> Covariates: ...
 
@@ -67,23 +75,25 @@ class Running(Protocol):
     async def stop(self) -> None: ...
 
 
-class Backend(Protocol):
+class ServerBackend(Protocol):
     """Starts servers with changes; raises ServerError if one does not start."""
 
     async def start(self, arm: str, changes: Sequence[ServerChange], index: int) -> Running: ...
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ServerTrialSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What all trials of a tuning have in common."""
 
     engine: Engine
     traced: TracedLoad
-    limits: tuple[Limit, ...]
+    limits: tuple[LatencyLimit, ...]
     rates_per_s: tuple[float, ...]
     words_per_token: float = 1.0
 
 
-async def run_trial(backend: Backend, plan: Plan, arm: str, changes: Sequence[ServerChange], index: int) -> ServerTrial:
+async def run_trial(
+    backend: ServerBackend, plan: ServerTrialSetup, arm: str, changes: Sequence[ServerChange], index: int
+) -> ServerTrial:
     """Run one trial of an arm."""
     clock = asyncio.get_running_loop().time
     began_s = clock()
@@ -101,7 +111,7 @@ async def run_trial(backend: Backend, plan: Plan, arm: str, changes: Sequence[Se
     return msgspec.structs.replace(trial, problem=masked_text(trial.problem), took_s=clock() - began_s)
 
 
-async def measure_server(running: Running, plan: Plan, arm: str, index: int) -> ServerTrial:
+async def measure_server(running: Running, plan: ServerTrialSetup, arm: str, index: int) -> ServerTrial:
     """Measure a server that runs. Raise ServerError if it answers nothing, or ends."""
     clock = asyncio.get_running_loop().time
     began_s = clock()
@@ -110,7 +120,7 @@ async def measure_server(running: Running, plan: Plan, arm: str, index: int) -> 
     held = await ask_held(running, plan)
     unloaded_ttft_s = _unloaded_ttft_s(held)
     points: list[LoadPoint] = []
-    windows: list[Window] = []
+    windows: list[ServingWindow] = []
     for rate in plan.rates_per_s:
         point, inside = await measure_point(running, plan, rate, unloaded_ttft_s)
         running.check()
@@ -131,7 +141,7 @@ async def measure_server(running: Running, plan: Plan, arm: str, index: int) -> 
     )
 
 
-async def warm_up(running: Running, plan: Plan) -> bool:
+async def warm_up(running: Running, plan: ServerTrialSetup) -> bool:
     """Send rounds of requests until the medians of two rounds are alike; return whether they were.
 
     Raises ServerError if no request of the first round is answered.
@@ -153,7 +163,7 @@ async def warm_up(running: Running, plan: Plan) -> bool:
     return False
 
 
-async def ask_held(running: Running, plan: Plan) -> tuple[Answered, ...]:
+async def ask_held(running: Running, plan: ServerTrialSetup) -> tuple[Answered, ...]:
     """Ask the held prompts one after the other, so that no other request changes the batch that they are in."""
     answers: list[Answered] = []
     for request in held_requests(plan.traced.load, words_per_token=plan.words_per_token):
@@ -167,8 +177,8 @@ def _unloaded_ttft_s(held: Sequence[Answered]) -> float | None:
 
 
 async def measure_point(
-    running: Running, plan: Plan, rate_per_s: float, unloaded_ttft_s: float | None
-) -> tuple[LoadPoint, Window]:
+    running: Running, plan: ServerTrialSetup, rate_per_s: float, unloaded_ttft_s: float | None
+) -> tuple[LoadPoint, ServingWindow]:
     """Send the load at one rate; return what the answers, and what metrics and host show."""
     clock = asyncio.get_running_loop().time
     requests = make_requests(plan.traced, rate_per_s, words_per_token=plan.words_per_token)

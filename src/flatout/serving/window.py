@@ -1,7 +1,7 @@
 """What happened inside the server during one load point: its own metrics, its host, and its answers' times.
 
-In: readings of the metrics during the point, samples of the host, and the answers. Out: a `Window`. What the server's
-metrics do not say is estimated from the answers, where that is possible, and else unknown.
+In: readings of the metrics during the point, samples of the host, and the answers. Out: a `ServingWindow`. What the
+server's metrics do not say is estimated from the answers, where that is possible, and else unknown.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from statistics import fmean, median
 
 import msgspec
 
-from flatout.records.serving import Answered, Window
+from flatout.records.serving import Answered, ServingWindow
 from flatout.serving.engine import Metrics
 from flatout.serving.exposition import Reading, Readings
 
 LONG_GAP = 2.0  # times the median gap: a longer one is a stall
 
 
-class HostUse(msgspec.Struct, frozen=True, kw_only=True):
+class ServerUse(msgspec.Struct, frozen=True, kw_only=True):
     """The use of the host by the server's processes during a load point; None is unknown."""
 
     busiest_thread_cores: float | None = None
@@ -31,19 +31,19 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
 def window(
     metrics: Metrics,
     readings: Sequence[Readings],
-    host: HostUse,
+    host: ServerUse,
     answers: Sequence[Answered],
     *,
     took_s: float,
     unloaded_ttft_s: float | None,
     shared_prompt_share: float,
-) -> Window:
+) -> ServingWindow:
     """Return the window; `readings` are in the order of time, the first before the load and the last after it."""
     completed = [answer for answer in answers if answer.outcome == "completed"]
     of_metrics = _of_metrics(metrics, readings)
     estimated = _of_answers(completed, unloaded_ttft_s)
     known = {name: value for name, value in of_metrics.items() if value is not None}
-    return Window(
+    return ServingWindow(
         took_s=took_s,
         shared_prompt_share=shared_prompt_share,
         stall_s=stall_s(completed),

@@ -61,14 +61,14 @@ def read_diskstats(text: str) -> Disks:
     return Disks(counts=counts, numbers=numbers)
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a control group allows to read; by device number."""
 
     bytes_per_s: dict[str, float]
     requests_per_s: dict[str, float]
 
 
-def read_limits(io_max: str, read_bps: str, read_iops: str) -> Limits:
+def read_limits(io_max: str, read_bps: str, read_iops: str) -> DiskLimits:
     """Return the limits of version 2 (`io.max`) and of version 1 (`blkio.throttle.read_*_device`)."""
     bytes_per_s, requests_per_s = _pairs(read_bps), _pairs(read_iops)
     for line in io_max.splitlines():
@@ -78,7 +78,7 @@ def read_limits(io_max: str, read_bps: str, read_iops: str) -> Limits:
             bytes_per_s[number] = float(values["rbps"])
         if _is_number(values.get("riops", "max")):
             requests_per_s[number] = float(values["riops"])
-    return Limits(bytes_per_s=bytes_per_s, requests_per_s=requests_per_s)
+    return DiskLimits(bytes_per_s=bytes_per_s, requests_per_s=requests_per_s)
 
 
 def _is_number(word: str) -> bool:

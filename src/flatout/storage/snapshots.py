@@ -1,7 +1,7 @@
 """Read the texts of counters, from a recording or from copies of /proc and /sys.
 
-In: `host-<hostname>.storage.jsonl`, or folders that hold the files under their paths. Out: `Snapshot`s by time. A
-damaged line is skipped.
+In: `host-<hostname>.storage.jsonl`, or folders that hold the files under their paths. Out: `StorageSnapshot`s by time.
+A damaged line is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flatout.input_files import decode_json, read_lines
 _UnixTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class StorageSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The texts at one time."""
 
     unix_s: _UnixTime
@@ -37,7 +37,7 @@ class Snapshots(msgspec.Struct, frozen=True, kw_only=True):
     """All snapshots of a host."""
 
     hostname: str
-    snapshots: tuple[Snapshot, ...]
+    snapshots: tuple[StorageSnapshot, ...]
     num_bad: int = 0  # lines that are damaged; the last one can be cut
 
     @property
@@ -55,11 +55,11 @@ def read_snapshots(path: Path, hostname: str) -> Snapshots:
         if not line.strip():
             continue
         try:
-            snapshots.append(decode_json(line, Snapshot))
+            snapshots.append(decode_json(line, StorageSnapshot))
         except msgspec.DecodeError:
             num_bad += 1
     return Snapshots(hostname=hostname, snapshots=in_order(snapshots), num_bad=num_bad)
 
 
-def in_order(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+def in_order(snapshots: Sequence[StorageSnapshot]) -> tuple[StorageSnapshot, ...]:
     return tuple(sorted(snapshots, key=lambda snapshot: snapshot.unix_s))

@@ -14,12 +14,12 @@ import msgspec
 
 from flatout.records.storage import HostStorage, Mount, MountUse
 from flatout.storage.counts import Counts, difference
-from flatout.storage.disks import Disks, Limits, read_diskstats, read_limits
+from flatout.storage.disks import DiskLimits, Disks, read_diskstats, read_limits
 from flatout.storage.groups import available_bytes, field, number, stalled_s
 from flatout.storage.juicefs import read_stats
 from flatout.storage.lustre import read_lustre
 from flatout.storage.nfs import read_mountstats, unescaped
-from flatout.storage.snapshots import Snapshot, Snapshots
+from flatout.storage.snapshots import Snapshots, StorageSnapshot
 
 _OF_KERNEL = {
     *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "debugfs", "tracefs", "securityfs"),
@@ -77,11 +77,11 @@ def host_storage(content: Snapshots) -> HostStorage:
     )
 
 
-def _has_counters(snapshot: Snapshot) -> bool:
+def _has_counters(snapshot: StorageSnapshot) -> bool:
     return any(not path.startswith(("/sys/class/net", "/proc/self/mountinfo")) for path in snapshot.files)
 
 
-def _listed(snapshots: tuple[Snapshot, ...]) -> dict[str, _Listed]:
+def _listed(snapshots: tuple[StorageSnapshot, ...]) -> dict[str, _Listed]:
     """Return the mounts by their folders; one that is mounted over another replaces it."""
     listed: dict[str, _Listed] = {}
     for snapshot in snapshots:
@@ -97,7 +97,7 @@ def _listed(snapshots: tuple[Snapshot, ...]) -> dict[str, _Listed]:
     return listed
 
 
-def _unlisted(folder: str, snapshots: list[Snapshot]) -> _Listed:
+def _unlisted(folder: str, snapshots: list[StorageSnapshot]) -> _Listed:
     """Return a mount that only counters name: copies of /proc can lack the kernel's list."""
     text = "".join(snapshot.text("/proc/self/mountstats") for snapshot in snapshots)
     device = re.search(rf"device (\S+) mounted on {re.escape(folder)} with fstype (\S+)", text)
@@ -108,7 +108,7 @@ def _unlisted(folder: str, snapshots: list[Snapshot]) -> _Listed:
     return _Listed(folder=folder, kind=kind, source=folder, device="")
 
 
-def _counts(snapshot: Snapshot, listed: dict[str, _Listed]) -> dict[str, Counts]:
+def _counts(snapshot: StorageSnapshot, listed: dict[str, _Listed]) -> dict[str, Counts]:
     """Return the counters of all mounts at one time, by folder."""
     counts = read_mountstats(snapshot.text("/proc/self/mountstats"))
     for path, text in snapshot.files.items():
@@ -142,7 +142,7 @@ def _uses(counts: list[Counts | None], times: list[float]) -> tuple[tuple[MountU
     return tuple(each.use for each in differences), sum(each.was_reset for each in differences)
 
 
-def _limits(snapshot: Snapshot) -> Limits:
+def _limits(snapshot: StorageSnapshot) -> DiskLimits:
     return read_limits(
         snapshot.ending("io.max"),
         snapshot.ending("blkio.throttle.read_bps_device"),
@@ -157,14 +157,16 @@ def _limit(mount: _Listed, disks: Disks, limits: dict[str, float]) -> float | No
     return limits.get(device, limits.get(disks.disk_of(device)))
 
 
-def _max_bytes_per_s(mount: _Listed, disks: Disks, limits: Limits, snapshots: tuple[Snapshot, ...]) -> float | None:
+def _max_bytes_per_s(
+    mount: _Listed, disks: Disks, limits: DiskLimits, snapshots: tuple[StorageSnapshot, ...]
+) -> float | None:
     """Return what the control group allows of a disk, or the fastest link of the host for a server's mount."""
     if mount.kind.startswith("nfs") or "juicefs" in mount.kind:
         return _link_bytes_per_s(snapshots)
     return _limit(mount, disks, limits.bytes_per_s)
 
 
-def _link_bytes_per_s(snapshots: tuple[Snapshot, ...]) -> float | None:
+def _link_bytes_per_s(snapshots: tuple[StorageSnapshot, ...]) -> float | None:
     speeds = []
     for snapshot in snapshots:
         for path, text in snapshot.files.items():
@@ -188,7 +190,7 @@ def _problem(mount: _Listed, problems: Mapping[str, str]) -> str:
     return f"no counters are known for {mount.kind}"
 
 
-def _of_host(snapshots: list[Snapshot], elapsed_s: float) -> dict[str, float | None]:
+def _of_host(snapshots: list[StorageSnapshot], elapsed_s: float) -> dict[str, float | None]:
     """Return the memory and the pressure; that of the control group before that of the host."""
     if not snapshots:
         return {}
@@ -213,7 +215,7 @@ def _of_host(snapshots: list[Snapshot], elapsed_s: float) -> dict[str, float | N
     }
 
 
-def _stalled_share(first: Snapshot, last: Snapshot, resource: str, elapsed_s: float) -> float | None:
+def _stalled_share(first: StorageSnapshot, last: StorageSnapshot, resource: str, elapsed_s: float) -> float | None:
     for name in (f"{resource}.pressure", f"pressure/{resource}"):
         before, after = stalled_s(first.ending(name)), stalled_s(last.ending(name))
         if before is not None and after is not None and after >= before and elapsed_s > 0:
@@ -221,11 +223,11 @@ def _stalled_share(first: Snapshot, last: Snapshot, resource: str, elapsed_s: fl
     return None
 
 
-def _more(first: Snapshot, last: Snapshot, path: str, name: str) -> float | None:
+def _more(first: StorageSnapshot, last: StorageSnapshot, path: str, name: str) -> float | None:
     return _grown(field(first.text(path), name), field(last.text(path), name))
 
 
-def _more_in_group(first: Snapshot, last: Snapshot, file: str, name: str) -> float | None:
+def _more_in_group(first: StorageSnapshot, last: StorageSnapshot, file: str, name: str) -> float | None:
     return _grown(field(first.ending(file), name), field(last.ending(file), name))
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from flatout.catalog.gpus import all_gpu_facts, gpu_facts
 from flatout.emit.pod_spec import GPU_MEMORY_LABEL, PRODUCT_LABEL
 from flatout.errors import UsageError
-from flatout.records.pods import GIB, HOST_LABEL, NodeGroup, PodNeeds, Topology
+from flatout.records.pods import GIB, HOST_LABEL, NetworkLevel, NodeGroup, PodNeeds
 from flatout.records.quantity import cpu_text, memory_text, parse_quantity
 from flatout.submit.options import PodOptions
 
@@ -52,19 +52,19 @@ def pod_needs(
     return needs, _notes(needs, groups, num_nodes=num_nodes, is_queued=is_queued, topology=options.topology)
 
 
-def _topology(text: str | None, num_nodes: int) -> Topology | None:
+def _topology(text: str | None, num_nodes: int) -> NetworkLevel | None:
     """Return where Kueue must place the pods. One pod needs one host, or a quota could admit it to free GPUs of two."""
     if text == _NO_TOPOLOGY:
         return None
     if text is None:
-        return Topology(label=HOST_LABEL) if num_nodes == 1 else None
+        return NetworkLevel(label=HOST_LABEL) if num_nodes == 1 else None
     label = text.removeprefix(_PREFERRED)
     if _LABEL.fullmatch(label) is None:
         raise UsageError(
             f"`--topology` must be a node label of Kueue's Topology, `{_PREFERRED}LABEL` or `{_NO_TOPOLOGY}`,"
             f" but is `{text}`"
         )
-    return Topology(label=label, is_required=label == text)
+    return NetworkLevel(label=label, is_required=label == text)
 
 
 def _size(option: str, text: str | None) -> int | None:

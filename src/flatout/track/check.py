@@ -1,7 +1,7 @@
 """Check a history: find the changes of each measure, and say among which commits they are and what changed there.
 
-In: a `History`. Out: a `TrackCheck`. The rate of false alarms is of the whole check: each of its series may have its
-share of it (Bonferroni), so the chance that a check of unchanged jobs reports anything is at most that rate.
+In: a `ResultHistory`. Out: a `TrackCheck`. The rate of false alarms is of the whole check: each of its series may have
+its share of it (Bonferroni), so the chance that a check of unchanged jobs reports anything is at most that rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flatout.records.tracking import (
     TrackGate,
     TrackPoint,
 )
-from flatout.track.history_file import History
+from flatout.track.history_file import ResultHistory
 from flatout.track.level_changes import LEAST_RESULTS, segmentation
 
 DEFAULT_RATE = 0.01
@@ -63,7 +63,7 @@ class _Entry(msgspec.Struct, frozen=True):
 _Key = tuple[str, str, str]  # job, machine, measure
 
 
-def check_history(path: Path, history: History, request: CheckRequest) -> TrackCheck:
+def check_history(path: Path, history: ResultHistory, request: CheckRequest) -> TrackCheck:
     """Check all series that the request selects. Raise InputError without results, UsageError if none match."""
     if not history.results:
         raise InputError(_no_results(path, history), hint="add some with `flatout track add`")
@@ -86,7 +86,7 @@ def check_history(path: Path, history: History, request: CheckRequest) -> TrackC
     )
 
 
-def _no_results(path: Path, history: History) -> str:
+def _no_results(path: Path, history: ResultHistory) -> str:
     if not history.num_damaged and not history.num_newer:
         return f"`{path}` has no results"
     return (
@@ -270,7 +270,7 @@ def _fails(check: SeriesCheck, gate: float) -> bool:
     return max(after / before, before / after if after else math.inf) - 1 > gate
 
 
-def _notes(history: History) -> tuple[str, ...]:
+def _notes(history: ResultHistory) -> tuple[str, ...]:
     notes = []
     if history.num_newer:
         notes.append(f"{history.num_newer} results of a later version of Flatout were skipped")

@@ -27,7 +27,7 @@ _HEAD_BYTES = 4096
 _HINT = "pass a file that `flatout track add` wrote"
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class ResultHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a file, in the order in which they were added."""
 
     results: tuple[TrackedResult, ...]
@@ -40,7 +40,7 @@ class _Line(msgspec.Struct):
     version: int
 
 
-def read_history(path: Path) -> History:
+def read_history(path: Path) -> ResultHistory:
     """Read a history. Raise InputError if the file is missing, unreadable or not a history."""
     results: list[TrackedResult] = []
     num_damaged = num_newer = 0
@@ -62,7 +62,7 @@ def read_history(path: Path) -> History:
                 num_damaged += 1
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from error
-    return History(results=tuple(results), num_damaged=num_damaged, num_newer=num_newer)
+    return ResultHistory(results=tuple(results), num_damaged=num_damaged, num_newer=num_newer)
 
 
 def append_results(path: Path, results: Sequence[TrackedResult]) -> list[TrackedResult]:

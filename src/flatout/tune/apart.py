@@ -13,9 +13,9 @@ import msgspec
 from flatout.change.combine import combine, conflicts
 from flatout.records.change import Change, ChangeSet
 from flatout.records.verdict import Verdict
-from flatout.tune.arms import Arms, run_until_judged
+from flatout.tune.arms import ComparedArms, run_until_judged
 from flatout.tune.budget import NUM_CONFIRMING, num_left, num_reserved
-from flatout.tune.progress import NOTHING, Applied, Claim, Progress, Round, Setup
+from flatout.tune.progress import NOTHING, Applied, Progress, Round, Setup, ShownGain
 from flatout.tune.screening import clear_speedup, estimated_speedup
 from flatout.tune.trials import refusal, run_trial
 from flatout.tune.tried import not_reached
@@ -61,7 +61,7 @@ def _keep_if_better(
     )
     claim = progress.claim
     if progress.is_claimed:
-        arms = Arms(
+        arms = ComparedArms(
             candidate=smaller, against=NOTHING, num_screened=ERROR_SHARE * (len(names) + 1) * 2**this_round.number
         )
         progress, comparison = run_until_judged(setup, progress, arms, place=this_round.place)
@@ -72,7 +72,7 @@ def _keep_if_better(
         if len(applied.each) == 1:
             alone = msgspec.structs.replace(applied.each[0], verdict=comparison.verdict)
             applied = msgspec.structs.replace(applied, each=(alone,))
-        claim = Claim(applied=applied, verdict=comparison.verdict)
+        claim = ShownGain(applied=applied, verdict=comparison.verdict)
     outcomes = progress.outcomes
     for change in idle:
         reason = "the others were as fast without it"

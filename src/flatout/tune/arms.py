@@ -20,7 +20,7 @@ from flatout.verdict.prospect import is_worth_more, what_next
 MAX_FAILED = 2  # trials of a comparison
 
 
-class Arms(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedArms(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate, what it is compared with, and how many sets had a chance to be that candidate."""
 
     candidate: ChangeSet
@@ -28,24 +28,24 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
     num_screened: int
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class GatedVerdict(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     gate: GateResult  # of the candidate's last trial
 
 
-def judged(setup: Setup, progress: Progress, arms: Arms, *, is_last: bool = False) -> Verdict:
+def judged(setup: Setup, progress: Progress, arms: ComparedArms, *, is_last: bool = False) -> Verdict:
     """Return the verdict on the candidate from all trials of both arms so far."""
     trials = progress.evidence.named(arms.candidate, arms.against)
     return judge_arms(trials, arms.candidate.name, is_last=is_last, **_asked(setup, progress, arms))
 
 
-def prospects(setup: Setup, progress: Progress, arms: Arms) -> tuple[Prospect, ...]:
+def prospects(setup: Setup, progress: Progress, arms: ComparedArms) -> tuple[Prospect, ...]:
     """Return what each analysis to come is likely to show; () if none is left, or the trials give no estimate."""
     trials = progress.evidence.named(arms.candidate, arms.against)
     return what_next(trials, arms.candidate.name, **_asked(setup, progress, arms))
 
 
-def _asked(setup: Setup, progress: Progress, arms: Arms) -> Asked:
+def _asked(setup: Setup, progress: Progress, arms: ComparedArms) -> Asked:
     """Return what is asked about the candidate, by a verdict and by what may follow it."""
     trials = progress.evidence.of(arms.candidate)
     return {
@@ -58,15 +58,15 @@ def _asked(setup: Setup, progress: Progress, arms: Arms) -> Asked:
 
 
 def run_until_judged(
-    setup: Setup, progress: Progress, arms: Arms, *, place: str, num_reserved: int = 0
-) -> tuple[Progress, Comparison]:
+    setup: Setup, progress: Progress, arms: ComparedArms, *, place: str, num_reserved: int = 0
+) -> tuple[Progress, GatedVerdict]:
     """Run trials of both arms in turn until the verdict is final or hopeless. Raises StoppedError."""
     gate = GateResult(is_passed=True, reason="")
     num_failed = 0
     while True:
         verdict = judged(setup, progress, arms, is_last=num_failed > MAX_FAILED)
         if not gate.is_passed or not _is_open(setup, progress, arms, verdict):
-            return progress, Comparison(verdict=verdict, gate=gate)
+            return progress, GatedVerdict(verdict=verdict, gate=gate)
         is_candidates_turn = not progress.evidence.ends_with(arms.candidate)
         changes = arms.candidate if is_candidates_turn else arms.against
         progress, result = run_trial(setup, progress, changes, place=place, num_reserved=num_reserved)
@@ -75,7 +75,7 @@ def run_until_judged(
             gate = check_gates(progress, result, changes)
 
 
-def _is_open(setup: Setup, progress: Progress, arms: Arms, verdict: Verdict) -> bool:
+def _is_open(setup: Setup, progress: Progress, arms: ComparedArms, verdict: Verdict) -> bool:
     """Whether more trials may still show that the candidate is better.
 
     Stopping if that is unlikely adds no false claim, because the verdict stays `undecided`.

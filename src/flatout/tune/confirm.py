@@ -15,10 +15,10 @@ import msgspec
 from flatout.records.change import Change
 from flatout.records.tuning import TriedOutcome, TunedChange
 from flatout.records.verdict import Verdict
-from flatout.tune.arms import Arms, Comparison, judged, run_until_judged
+from flatout.tune.arms import ComparedArms, GatedVerdict, judged, run_until_judged
 from flatout.tune.budget import num_reserved
 from flatout.tune.epoch_check import EpochCheck, check_epoch, check_epoch_in_trials
-from flatout.tune.progress import NOTHING, Applied, Claim, Progress, Round, Setup, StoppedError
+from flatout.tune.progress import NOTHING, Applied, Progress, Round, Setup, ShownGain, StoppedError
 from flatout.tune.screening import Candidate, Screening, clear_speedup
 from flatout.tune.trials import check_gates
 from flatout.tune.tried import tried_set
@@ -63,7 +63,7 @@ def _confirm(
     epoch = check_epoch(setup, progress, this_round, change_set)
     if epoch is not None and not epoch.is_held:
         return _refused(setup, progress, this_round, candidate, "not confirmed", epoch.reason, None)
-    arms = Arms(
+    arms = ComparedArms(
         candidate=change_set,
         against=progress.applied.changes,
         num_screened=_num_screened(progress, this_round, screening),
@@ -108,12 +108,12 @@ def _num_screened(progress: Progress, this_round: Round, screening: Screening) -
     return num_tried if progress.applied else num_tried * 2**this_round.number
 
 
-def _last_comparison(setup: Setup, progress: Progress, arms: Arms) -> Comparison:
+def _last_comparison(setup: Setup, progress: Progress, arms: ComparedArms) -> GatedVerdict:
     """Judge the trials so far, after which no more will come."""
     verdict = judged(setup, progress, arms, is_last=True)
     gates = [check_gates(progress, trial, arms.candidate) for trial in progress.evidence.of(arms.candidate)]
     failed = [gate for gate in gates if not gate.is_passed]
-    return Comparison(verdict=verdict, gate=(failed or gates)[-1])
+    return GatedVerdict(verdict=verdict, gate=(failed or gates)[-1])
 
 
 def _with_verdict(
@@ -122,7 +122,7 @@ def _with_verdict(
     this_round: Round,
     screening: Screening,
     candidate: Candidate,
-    comparison: Comparison,
+    comparison: GatedVerdict,
     epoch: EpochCheck | None,
 ) -> Progress:
     """Adopt the candidate if it is better and passes all checks, and record its outcome."""
@@ -167,7 +167,7 @@ def _adopted(
     this_round: Round,
     screening: Screening,
     candidate: Candidate,
-    comparison: Comparison,
+    comparison: GatedVerdict,
     epoch: EpochCheck | None,
 ) -> Progress:
     """Apply the candidate's changes from now on."""
@@ -198,7 +198,7 @@ def _adopted(
         each=(*kept, *new),
         covers_first_epoch_only=progress.applied.covers_first_epoch_only or is_unchecked,
     )
-    claim = progress.claim if progress.applied else Claim(applied=applied, verdict=verdict)
+    claim = progress.claim if progress.applied else ShownGain(applied=applied, verdict=verdict)
     return msgspec.structs.replace(progress, applied=applied, claim=claim)
 
 
@@ -242,7 +242,7 @@ def claim_applied(setup: Setup, progress: Progress, *, may_run: bool) -> Progres
     setup.say(f"final: comparing {progress.applied.changes.name} with the unchanged job")
     num_sets = len({trial.changes.name for trial in progress.evidence.trials} - {NOTHING.name})
     last_round = max(tried.round for tried in progress.outcomes.tried)
-    arms = Arms(candidate=progress.applied.changes, against=NOTHING, num_screened=num_sets * 2**last_round)
+    arms = ComparedArms(candidate=progress.applied.changes, against=NOTHING, num_screened=num_sets * 2**last_round)
     comparison = _last_comparison(setup, progress, arms)
     if may_run and comparison.gate.is_passed and comparison.verdict.verdict != "better":
         try:
@@ -251,7 +251,7 @@ def claim_applied(setup: Setup, progress: Progress, *, may_run: bool) -> Progres
             progress = stopped.progress
             comparison = _last_comparison(setup, progress, arms)
     if comparison.gate.is_passed and comparison.verdict.verdict == "better":
-        claim = Claim(applied=progress.applied, verdict=comparison.verdict)
+        claim = ShownGain(applied=progress.applied, verdict=comparison.verdict)
         return msgspec.structs.replace(progress, claim=claim)
     reason = comparison.verdict.reason
     if not comparison.gate.is_passed:

@@ -22,7 +22,7 @@ from flatout.launch.guard import end_marked
 from flatout.launch.slurm import job_name
 from flatout.nccl_tuner.in_tuning import FOLDER as MEASURED
 from flatout.nccl_tuner.in_tuning import NcclRequest
-from flatout.predict.calibrate import Calibration, calibrate
+from flatout.predict.calibrate import PredictionCalibration, calibrate
 from flatout.predict.history import append_history, prediction_record, read_history
 from flatout.records.prediction import PredictionRecord
 from flatout.records.tuning import TIMES, Separation, TuneResult
@@ -219,7 +219,7 @@ def history_path(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(state) / "flatout" / "predictions.jsonl"
 
 
-def learned(path: Path, *, but: str | None = None) -> Calibration | None:
+def learned(path: Path, *, but: str | None = None) -> PredictionCalibration | None:
     """Return the calibration from earlier tuning runs; None if there is none or the file cannot be read.
 
     `but` is the date of a tuning run that is being resumed: excluding its own outcomes, it starts from the same

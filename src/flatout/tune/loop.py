@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from flatout.predict.calibrate import Calibration
+from flatout.predict.calibrate import PredictionCalibration
 from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.tune.apart import take_apart
 from flatout.tune.block_screening import narrow_by_blocks
@@ -29,7 +29,7 @@ def tune(
     runner: Runner,
     options: TuneOptions,
     say: Say,
-    calibration: Calibration | None = None,
+    calibration: PredictionCalibration | None = None,
     interrupts: Interrupts | None = None,
 ) -> TuneResult:
     """Tune the job that `runner` runs.

@@ -9,7 +9,7 @@ import msgspec
 from flatout.records.change import ChangeSet
 from flatout.records.tuning import MoreTrials, TriedOutcome, TriedSet
 from flatout.records.verdict import Prospect
-from flatout.tune.arms import Arms, judged, prospects
+from flatout.tune.arms import ComparedArms, judged, prospects
 from flatout.tune.progress import Progress, Setup
 
 OPEN: tuple[TriedOutcome, ...] = ("not confirmed", "not reached")
@@ -28,7 +28,7 @@ def _with_open_end(setup: Setup, progress: Progress, tried: TriedSet) -> TriedSe
     if is_refused or candidate is None:
         return tried
     sets = {trial.changes.name for trial in progress.evidence.trials} - {progress.applied.changes.name}
-    arms = Arms(candidate=candidate, against=progress.applied.changes, num_screened=max(len(sets), 1))
+    arms = ComparedArms(candidate=candidate, against=progress.applied.changes, num_screened=max(len(sets), 1))
     verdict = tried.verdict or judged(setup, progress, arms, is_last=True)
     if verdict.verdict != "undecided":
         return tried

@@ -1,8 +1,9 @@
 """What a tuning knows: frozen values, which each stage takes and returns with what it added.
 
-`Setup` is what stays the same during a tuning. `Evidence` has all of its trials. `Applied` has the changes adopted so
-far. `Outcomes` has what became of each change that was chosen. `Round` has the candidates of one round and their
-estimated gains. `Progress` holds these together, and `StoppedError` carries it out of any stage in which a tuning ends.
+`Setup` is what stays the same during a tuning. `TuningEvidence` has all of its trials. `Applied` has the changes
+adopted so far. `Outcomes` has what became of each change that was chosen. `Round` has the candidates of one round and
+their estimated gains. `Progress` holds these together, and `StoppedError` carries it out of any stage in which a tuning
+ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from statistics import median
 import msgspec
 
 from flatout.change.combine import combine, conflicts
-from flatout.predict.calibrate import Calibration
+from flatout.predict.calibrate import PredictionCalibration
 from flatout.predict.situation import Situation
 from flatout.records.change import Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
@@ -37,7 +38,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     runner: Runner
     options: TuneOptions
     say: Callable[[str], None]
-    calibration: Calibration | None = None
+    calibration: PredictionCalibration | None = None
     interrupts: Interrupts = msgspec.field(default_factory=Interrupts)
 
 
@@ -46,7 +47,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     result: TrialResult
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class TuningEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """All trials of a tuning, in the order in which they ran. "Baseline" is the unchanged job."""
 
     trials: tuple[Trial, ...] = ()
@@ -81,16 +82,16 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the last trial is one of this set."""
         return bool(self.trials) and _names(self.trials[-1].changes) == _names(changes)
 
-    def with_trial(self, changes: ChangeSet, result: TrialResult) -> Evidence:
-        return Evidence(trials=(*self.trials, Trial(changes=changes, result=result)))
+    def with_trial(self, changes: ChangeSet, result: TrialResult) -> TuningEvidence:
+        return TuningEvidence(trials=(*self.trials, Trial(changes=changes, result=result)))
 
-    def with_typical_firsts(self, kinds: tuple[SpellKind, ...]) -> Evidence:
+    def with_typical_firsts(self, kinds: tuple[SpellKind, ...]) -> TuningEvidence:
         """Return these with the kinds of work whose first occurrence can stand for the later ones."""
         trials = [
             msgspec.structs.replace(trial, result=msgspec.structs.replace(trial.result, typical_firsts=kinds))
             for trial in self.trials
         ]
-        return Evidence(trials=tuple(trials))
+        return TuningEvidence(trials=tuple(trials))
 
 
 def _names(changes: ChangeSet) -> frozenset[str]:
@@ -177,7 +178,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return f"round {self.number}"
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class ShownGain(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that were shown to be better than the unchanged job."""
 
     applied: Applied
@@ -189,10 +190,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     objective: Objective
     num_steps: int | None = None  # measured steps of each trial; None: as many as it pays to measure
-    evidence: Evidence = Evidence()
+    evidence: TuningEvidence = TuningEvidence()
     profiles: Mapping[str, Profiled] = {}  # by the name of the applied changes
     applied: Applied = Applied()
-    claim: Claim | None = None  # the last one; later changes may have been adopted since
+    claim: ShownGain | None = None  # the last one; later changes may have been adopted since
     outcomes: Outcomes = Outcomes()
     notes: tuple[str, ...] = ()
 

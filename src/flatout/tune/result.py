@@ -11,7 +11,7 @@ from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.step_time import StepTime
 from flatout.records.trial import TrialResult
-from flatout.records.tuning import BalancedBatches, Bound, TuneResult, Tuning, TuningEnd
+from flatout.records.tuning import Bound, PaddingChange, TuneResult, Tuning, TuningEnd
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.open_ends import with_open_ends
@@ -71,7 +71,7 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
     )
 
 
-def _balanced(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) -> BalancedBatches | None:
+def _balanced(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) -> PaddingChange | None:
     """Return the padding and the spread of the step time, before and after, if the tuned job has balanced batches."""
     with_padding = [trial for trial in tuned if trial.padding is not None and trial.is_complete]
     complete = [trial for trial in baselines if trial.is_complete]
@@ -79,7 +79,7 @@ def _balanced(baselines: Sequence[TrialResult], tuned: Sequence[TrialResult]) ->
         return None
     padding = with_padding[-1].padding
     assert padding is not None
-    return BalancedBatches(
+    return PaddingChange(
         padding=padding, baseline_step_spread=_step_spread(complete), tuned_step_spread=_step_spread(with_padding)
     )
 

@@ -20,7 +20,7 @@ import msgspec
 from flatout.errors import FlatoutError, InputError
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus, Launcher, LocalLauncher
-from flatout.profile import Options, record
+from flatout.profile import RecordOptions, record
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.recording import Recording
@@ -212,7 +212,7 @@ class Runner:
         variables = {Variable.STOP_AFTER: "1", Variable.LOADER_STAGES: "1"}
         if rule is not None:
             variables[Variable.STOP_RULE] = msgspec.json.encode(rule).decode()
-        _, ended, _ = self._record(changes, folder, Options(warmup=self._warmup), variables)
+        _, ended, _ = self._record(changes, folder, RecordOptions(warmup=self._warmup), variables)
         profiled = read_profile(folder, has_failed=ended.code not in (0, None))
         reads = self.files.settle(folder)
         if reads:
@@ -256,7 +256,7 @@ class Runner:
         name = f"blocks-{self.num_trials:03d}"
         folder = self._folder(name)
         variables = {Variable.BLOCKS: schedule, Variable.STOP_AFTER_S: str(int(limit_s))}
-        options = Options(is_light=True, warmup=self._warmup)
+        options = RecordOptions(is_light=True, warmup=self._warmup)
         began_s = self.spent_s()
         recording, ended, output = self._record(applied, folder, options, variables, self._ended_after_s(limit_s))
         reads = self.files.settle(folder)
@@ -297,7 +297,7 @@ class Runner:
             variables[Variable.OTHER_SAMPLES] = _OTHER_SEED
         if "data" in changes.gates:
             variables[Variable.DATA_CHECK] = "1"
-        options = Options(is_light=True, warmup=self._warmup)
+        options = RecordOptions(is_light=True, warmup=self._warmup)
         began_unix_s = time.time()
         recording, ended, output = self._record(changes, folder, options, variables, self._ended_after_s(limit_s))
         facts = _facts(folder / "recording", recording)
@@ -325,7 +325,7 @@ class Runner:
         self,
         changes: ChangeSet,
         folder: Path,
-        options: Options,
+        options: RecordOptions,
         variables: Mapping[str, str],
         limit_s: float | None = None,
     ) -> tuple[Recording | None, ExitStatus, Path]:
@@ -355,7 +355,7 @@ class Runner:
         )
 
     def _record_once(
-        self, changes: ChangeSet, folder: Path, options: Options, variables: Mapping[str, str], limit_s: float
+        self, changes: ChangeSet, folder: Path, options: RecordOptions, variables: Mapping[str, str], limit_s: float
     ) -> tuple[Recording | None, ExitStatus, Path]:
         output = folder / "output.log"
         (folder / "files").mkdir()

@@ -31,7 +31,7 @@ from flatout.records.step_time import StepTime, WorkTime
 from flatout.records.trial import SpellKind, TrialResult
 from flatout.report.step_phrases import work_phrase
 from flatout.tune.profiled import Profiled
-from flatout.tune.progress import Evidence
+from flatout.tune.progress import TuningEvidence
 from flatout.units import seconds
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
@@ -78,7 +78,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
         return finding.evidence.get("cause") == self.kind.cause
 
 
-def with_evidence(profiled: Profiled, evidence: Evidence, changes: ChangeSet) -> Profiled:
+def with_evidence(profiled: Profiled, evidence: TuningEvidence, changes: ChangeSet) -> Profiled:
     """Return the profile of the job with these changes, with what the trials of a tuning show about that job."""
     diagnosis = with_trials(profiled.done.diagnosis, evidence.of(changes), evidence.named(changes))
     return msgspec.structs.replace(profiled, done=msgspec.structs.replace(profiled.done, diagnosis=diagnosis))

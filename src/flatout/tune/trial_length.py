@@ -33,7 +33,7 @@ ABANDON_SLOWDOWN, ABANDON_DEVIATIONS = 0.2, 4.0  # how much slower is clearly wo
 ACCEPT_DEVIATIONS = 4.0
 
 
-class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
+class KnownTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a job's trials so far; None: not measured yet."""
 
     step_s: float | None = None  # mean step of the baseline
@@ -43,7 +43,7 @@ class JobTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trial_length(
-    job: JobTimes,
+    job: KnownTimes,
     *,
     effect: float,
     budget_left_s: float,
@@ -75,7 +75,7 @@ def trial_length(
     )
 
 
-def _min_steps(job: JobTimes, start_s: float, min_s: float, max_s: float) -> int:
+def _min_steps(job: KnownTimes, start_s: float, min_s: float, max_s: float) -> int:
     """Return the least steps: whole periods where they fit, so that each trial holds its share of the boundaries."""
     if job.step_s is None or job.step_s <= 0:
         return FEWEST_STEPS

@@ -16,7 +16,7 @@ from flatout.trial.gradient_gate import check_gradients
 from flatout.trial.output_gate import check_model_outputs
 from flatout.tune.budget import FEW_TRIALS, num_left, used_up
 from flatout.tune.progress import Progress, Setup, StoppedError
-from flatout.tune.trial_length import JobTimes, trial_length
+from flatout.tune.trial_length import KnownTimes, trial_length
 from flatout.verdict.cost import TIMES, missing, trial_costs
 
 SOUGHT_IN_FEW, SOUGHT = 0.3, 0.1  # effect that a trial should help to see, where the budget allows few trials or more
@@ -64,21 +64,21 @@ def next_length(setup: Setup, progress: Progress, changes: ChangeSet) -> StopRul
     )
 
 
-def job_times(progress: Progress) -> JobTimes:
+def job_times(progress: Progress) -> KnownTimes:
     """Return what the trials of the unchanged job show about the times that decide how long a trial is."""
     run_sd = progress.floor.between_sd if progress.floor is not None else None
     return measured_times(progress.evidence.baselines, run_sd)
 
 
-def measured_times(trials: Sequence[TrialResult], run_sd: float | None) -> JobTimes:
+def measured_times(trials: Sequence[TrialResult], run_sd: float | None) -> KnownTimes:
     """Return the times that complete trials of a job show; `run_sd` is the standard deviation between them."""
     if not trials:
-        return JobTimes()
+        return KnownTimes()
     costs = trial_costs(trials, "step_s")
     steps_s = [cost.step_s for cost in costs.values() if cost.step_s is not None]
     periods = [cost.period_steps for cost in costs.values() if cost.period_steps is not None]
     starts_s = [trial.took_s - sum(trial.step_s) for trial in trials if trial.took_s is not None]
-    return JobTimes(
+    return KnownTimes(
         step_s=median(steps_s) if steps_s else None,
         start_s=median(starts_s) if starts_s else None,
         run_sd=run_sd,

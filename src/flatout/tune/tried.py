@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flatout.predict.calibrate import Calibration
+from flatout.predict.calibrate import PredictionCalibration
 from flatout.predict.predict import predict_together
 from flatout.records.change import SAFETIES, Change
 from flatout.records.prediction import NoPrediction, Prediction
@@ -47,7 +47,9 @@ def not_reached(
     return tried_set(setup, this_round, (change,), "not reached", reason, screened=screened)
 
 
-def _prediction_of(this_round: Round, added: Sequence[Change], calibration: Calibration | None) -> Prediction | None:
+def _prediction_of(
+    this_round: Round, added: Sequence[Change], calibration: PredictionCalibration | None
+) -> Prediction | None:
     """Predict several changes by one replay with all of them, because their savings overlap.
 
     None if one of them has no prediction: the measurement then includes its unknown gain.

@@ -64,7 +64,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     claims: Claims
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """An analysis of the plan under one model: how precise it is, and at which level."""
 
     num_fresh: int
@@ -150,7 +150,7 @@ def _half_width(arrangement: Arrangement, level: float) -> float:
 
 def plan_steps(
     made: Sequence[Fitted], arrangement: Arrangement, *, num_run: int, num_screened: int, model: int
-) -> tuple[Step, ...]:
+) -> tuple[PlannedAnalysis, ...]:
     """Return the analyses that were made, and those that would have followed with alternating trials.
 
     `arrangement` is that of the last one that was made, after `num_run` fresh trials of the candidate. After an
@@ -167,10 +167,10 @@ def plan_steps(
     return tuple(steps)
 
 
-def _step(analysis: Analysis, arrangement: Arrangement, divisor: int, model: int) -> Step:
+def _step(analysis: Analysis, arrangement: Arrangement, divisor: int, model: int) -> PlannedAnalysis:
     fit = design(arrangement)
     assert fit is not None
-    return Step(
+    return PlannedAnalysis(
         num_fresh=analysis.num_fresh,
         variance=float(fit.variances[model]),
         degrees_of_freedom=fit.degrees_of_freedom,

@@ -22,7 +22,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from flatout.verdict.analyses import Fitted, Step, plan_steps, worth_more
+from flatout.verdict.analyses import Fitted, PlannedAnalysis, plan_steps, worth_more
 from flatout.verdict.arrangement import Arrangement
 from flatout.verdict.effect import Floats
 from flatout.verdict.student import t_quantile
@@ -42,7 +42,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     estimate: float  # log speedup; above 0 if it was called better
     error: float
     width: float  # of the interval that was used, over that of a single model with this error
-    steps: tuple[Step, ...]  # all analyses that were made or planned
+    steps: tuple[PlannedAnalysis, ...]  # all analyses that were made or planned
     decided_at: int  # place in `steps`
     margin: float  # log of the smallest speedup that counts
     gives_up: bool  # a candidate that is unlikely to be called better is given up

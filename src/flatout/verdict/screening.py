@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from flatout.errors import UsageError
 from flatout.records.trial import BASELINE, TrialResult
-from flatout.records.verdict import Objective, Screened
+from flatout.records.verdict import Objective, ScreenedArm
 from flatout.verdict.cost import missing, trial_costs
 
 BASELINE_EVERY = 4
@@ -31,7 +31,7 @@ def round_order(arms: Sequence[str], *, is_reversed: bool = False) -> tuple[str,
     return tuple(order)
 
 
-def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") -> tuple[Screened, ...]:
+def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") -> tuple[ScreenedArm, ...]:
     """Return each candidate's speedup relative to the nearest baselines before and after it, best first.
 
     Baselines from before an interruption say little about the machine's speed now, so they count only if there are none
@@ -53,7 +53,7 @@ def screen(trials: Sequence[TrialResult], *, objective: Objective = "step_s") ->
         for index in indices:
             near = [(i, log) for i, log in around if session[i] == session[index]] or around
             gains.append(_between(near, index) - logs[index])
-        result.append(Screened(arm=arm, speedup=math.exp(sum(gains) / len(gains)), num_trials=len(gains)))
+        result.append(ScreenedArm(arm=arm, speedup=math.exp(sum(gains) / len(gains)), num_trials=len(gains)))
     return tuple(sorted(result, key=lambda screened: (-screened.speedup, screened.arm)))
 
 

@@ -11,7 +11,7 @@ from tests.inside.blocks.runs import MOST_STEPS, run_blocks
 
 from flatout.inside.blocks.arms import ArmSwitcher
 from flatout.inside.blocks.block_run import BLOCKS
-from flatout.inside.blocks.schedule import Arm, read_schedule
+from flatout.inside.blocks.schedule import ScheduledArm, read_schedule
 from flatout.inside.identity import Identity
 from flatout.inside.phases.consensus import TracePlan
 from flatout.inside.phases.phases import Phases
@@ -113,7 +113,7 @@ def test_a_rank_that_reads_the_plan_of_the_trace_late_still_switches_at_its_own_
     """Its steps must be reported one by one, although there is no trace for it any more."""
     schedule = {"arms": [], "order": [0], "min_steps": 3, "min_block_s": 0.0, "max_s": 9.0}
     monkeypatch.setattr(BLOCKS, "schedule", read_schedule(json.dumps(schedule)))
-    monkeypatch.setattr(BLOCKS, "arms", [ArmSwitcher(Arm(name="baseline"))])
+    monkeypatch.setattr(BLOCKS, "arms", [ArmSwitcher(ScheduledArm(name="baseline"))])
     settings = RecorderSettings(recording=tmp_path, is_light=True, has_facts=False, has_blocks=True)
     settings.state.mkdir()
     identity = Identity(rank=1, world_size=2, local_rank=1, backend="gloo", num_nodes=1)

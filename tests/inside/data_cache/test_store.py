@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flatout.inside.data_cache import store as module
-from flatout.inside.data_cache.store import RECENT_S, Store
+from flatout.inside.data_cache.store import RECENT_S, CacheStore
 
 SIZE = 1000
 
@@ -35,11 +35,11 @@ def write(path: Path, content: bytes, age_s: float = 60.0) -> None:
     os.utime(path, (then, then))
 
 
-def a_store(tmp_path: Path, num_files: float) -> Store:
-    return Store(tmp_path / "cache", int(num_files * SIZE), (str(tmp_path / "source"),))
+def a_store(tmp_path: Path, num_files: float) -> CacheStore:
+    return CacheStore(tmp_path / "cache", int(num_files * SIZE), (str(tmp_path / "source"),))
 
 
-def read(store: Store, path: Path) -> bytes:
+def read(store: CacheStore, path: Path) -> bytes:
     """What a read of the file gives with the cache."""
     copy = store.copy_of(str(path))
     return Path(copy.path if copy is not None else path).read_bytes()

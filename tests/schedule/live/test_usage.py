@@ -15,17 +15,17 @@ from tests.schedule.live.made import NOW, running
 
 from flatout.errors import InputError
 from flatout.schedule.live.usage import idle_jobs, read_samples
-from flatout.schedule.live.view import JobView, Sample
+from flatout.schedule.live.view import JobView, UtilizationSample
 
 JOB = running("1", {"a": 2}, gpu_indices={"a": (2, 3)})
 AGES_S = (100.0, 75.0, 50.0, 25.0, 0.0)
 
 
-def samples(busy: float = 0.0, ages_s: tuple[float, ...] = AGES_S, **what: Any) -> list[Sample]:
-    return [Sample(unix_s=NOW - age_s, busy_share=busy, **what) for age_s in ages_s]
+def samples(busy: float = 0.0, ages_s: tuple[float, ...] = AGES_S, **what: Any) -> list[UtilizationSample]:
+    return [UtilizationSample(unix_s=NOW - age_s, busy_share=busy, **what) for age_s in ages_s]
 
 
-def judged(*given: list[Sample], job: JobView = JOB) -> tuple[dict[str, float], tuple[str, ...]]:
+def judged(*given: list[UtilizationSample], job: JobView = JOB) -> tuple[dict[str, float], tuple[str, ...]]:
     flat = [sample for each in given for sample in each]
     return idle_jobs([job], flat, now_unix_s=NOW, grace_s=100.0, threshold=0.02)
 
@@ -62,8 +62,8 @@ def test_a_file(tmp_path: Path) -> None:
     ]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     assert read_samples(str(path), now_unix_s=NOW, window_s=100) == [
-        Sample(unix_s=NOW - 5, busy_share=0.25, job="7"),
-        Sample(unix_s=NOW - 4, busy_share=0.0, node="a", gpu=3),
+        UtilizationSample(unix_s=NOW - 5, busy_share=0.25, job="7"),
+        UtilizationSample(unix_s=NOW - 4, busy_share=0.0, node="a", gpu=3),
     ]
 
 
@@ -102,9 +102,9 @@ def test_a_recording_that_is_being_written(tmp_path: Path) -> None:
     text = "\n".join(map(json.dumps, lines)) + '\n{"unix_s": 1000'
     (folder / "host-a.samples.jsonl").write_text(text)
     assert read_samples(str(tmp_path), now_unix_s=NOW, window_s=100) == [
-        Sample(unix_s=NOW - 1, busy_share=0.5, node="a", gpu=2),
-        Sample(unix_s=NOW, busy_share=0.0, node="a", gpu=2),
-        Sample(unix_s=NOW, busy_share=1.0, node="a", gpu=3),
+        UtilizationSample(unix_s=NOW - 1, busy_share=0.5, node="a", gpu=2),
+        UtilizationSample(unix_s=NOW, busy_share=0.0, node="a", gpu=2),
+        UtilizationSample(unix_s=NOW, busy_share=1.0, node="a", gpu=3),
     ]
 
 
@@ -138,8 +138,8 @@ def prometheus(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_an_answer_of_prometheus(prometheus: str) -> None:
     assert read_samples(prometheus, now_unix_s=NOW, window_s=100) == [
-        Sample(unix_s=NOW - 30, busy_share=0.0, node="a", gpu=2),
-        Sample(unix_s=NOW - 15, busy_share=0.5, node="a", gpu=2),
+        UtilizationSample(unix_s=NOW - 30, busy_share=0.0, node="a", gpu=2),
+        UtilizationSample(unix_s=NOW - 15, busy_share=0.5, node="a", gpu=2),
     ]
 
 

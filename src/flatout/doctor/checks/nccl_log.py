@@ -10,7 +10,7 @@ from flatout.doctor.check import check, fail, info, named, need, ok, warn, with_
 from flatout.doctor.machine import NCCL_GRAPH, Machine
 from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.cpu_list import cpu_list_text, parse_cpu_mask
-from flatout.doctor.parse.nccl_log import NcclLog, Pattern
+from flatout.doctor.parse.nccl_log import ChannelLayout, NcclLog
 from flatout.doctor.peers import minority
 from flatout.doctor.unknown import NotHereError, NotReadError
 
@@ -253,7 +253,7 @@ def paths(machine: Machine) -> CheckOutcome:
     return info(shown)
 
 
-def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
+def _patterns(machine: Machine) -> tuple[list[ChannelLayout], bool]:
     """Return the patterns in the log, or else those in a graph XML, and whether they use a network."""
     try:
         log = machine.nccl_log
@@ -263,12 +263,12 @@ def _patterns(machine: Machine) -> tuple[list[Pattern], bool]:
         graphs = machine.nccl_graphs
         need(graphs, "the graph XML contains no graph")
         patterns = [
-            Pattern(graph.pattern, graph.num_channels, graph.inside_gb_per_s, graph.inside, graph.between)
+            ChannelLayout(graph.pattern, graph.num_channels, graph.inside_gb_per_s, graph.inside, graph.between)
             for graph in graphs
         ]
         return patterns, any(graph.has_network for graph in graphs)
     if not log.patterns:
-        raise NotReadError("no `Pattern` line: NCCL_DEBUG_SUBSYS needs GRAPH")
+        raise NotReadError("no `ChannelLayout` line: NCCL_DEBUG_SUBSYS needs GRAPH")
     return list(log.patterns), log.needs_network is not False
 
 

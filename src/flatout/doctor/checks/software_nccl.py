@@ -17,12 +17,12 @@ _WRONG = "the job's own script sets the variable: run doctor there, or pass an N
 _NOT_BETWEEN_HOSTS = re.compile(r"lo$|docker|virbr|br-|veth|cni|flannel|cali")
 
 
-class Setting(NamedTuple):
+class NcclSetting(NamedTuple):
     value: str
     source: str
 
 
-def settings(machine: Machine) -> dict[str, Setting]:
+def settings(machine: Machine) -> dict[str, NcclSetting]:
     """Return each variable with its source; the environment precedes files. Raises NotReadError if none was read."""
     from_log = _log_settings(machine)
     from_files = _file_settings(machine)
@@ -30,34 +30,34 @@ def settings(machine: Machine) -> dict[str, Setting]:
     if from_log is None and from_files is None and environment is None:
         raise NotReadError("the input has neither the environment nor nccl.conf nor an NCCL log")
     from_environment = {
-        name: Setting(value, "the environment")
+        name: NcclSetting(value, "the environment")
         for name, value in (environment or {}).items()
         if name.startswith("NCCL_")
     }
     return (from_files or {}) | (from_log or {}) | from_environment
 
 
-def _log_settings(machine: Machine) -> dict[str, Setting] | None:
+def _log_settings(machine: Machine) -> dict[str, NcclSetting] | None:
     try:
         values = machine.nccl_log.settings
     except NotReadError:
         return None
-    return {name: Setting(all_values[-1], "the NCCL log") for name, all_values in values.items()}
+    return {name: NcclSetting(all_values[-1], "the NCCL log") for name, all_values in values.items()}
 
 
-def _file_settings(machine: Machine) -> dict[str, Setting] | None:
+def _file_settings(machine: Machine) -> dict[str, NcclSetting] | None:
     """Return the settings of nccl.conf files, the first file's if several set a variable; None without a file."""
     files = {
         path: text for path, text in machine.snapshot.files.items() if path.endswith(("/nccl.conf", "/.nccl.conf"))
     }
     if not files:
         return None
-    values: dict[str, Setting] = {}
+    values: dict[str, NcclSetting] = {}
     for path, text in files.items():
         for line in text.splitlines():
             name, separator, value = line.partition("=")
             if separator and name.strip().startswith("NCCL_"):
-                values.setdefault(name.strip(), Setting(value.strip(), path))
+                values.setdefault(name.strip(), NcclSetting(value.strip(), path))
     return values
 
 
@@ -214,7 +214,7 @@ def unsafe_protocol(machine: Machine) -> CheckOutcome:
 )
 def debug_output(machine: Machine) -> CheckOutcome:
     all_settings = settings(machine)
-    unset = Setting("", "")
+    unset = NcclSetting("", "")
     level = all_settings.get("NCCL_DEBUG", unset).value.upper()
     systems = all_settings.get("NCCL_DEBUG_SUBSYS", unset).value.upper()
     if not level:

@@ -114,7 +114,7 @@ class Choice(msgspec.Struct, frozen=True):
     protocol: str
 
 
-class Pattern(msgspec.Struct, frozen=True):
+class ChannelLayout(msgspec.Struct, frozen=True):
     """How NCCL laid out rings or trees."""
 
     number: int
@@ -124,7 +124,7 @@ class Pattern(msgspec.Struct, frozen=True):
     between: str  # the worst kind of path to the network
 
 
-class Fabric(msgspec.Struct, frozen=True):
+class NvlinkFabric(msgspec.Struct, frozen=True):
     """A GPU on a multi-node NVLink fabric."""
 
     bus: str
@@ -147,9 +147,9 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     gpu_direct_on: dict[str, tuple[str, ...]]
     settings: dict[str, tuple[str, ...]]  # NCCL_X -> values that the environment or a file sets
     choices: tuple[Choice, ...]
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[ChannelLayout, ...]
     ring_gpu_direct: tuple[bool, ...]  # `use ring PXN 0 GDR 1`
-    fabrics: tuple[Fabric, ...]
+    fabrics: tuple[NvlinkFabric, ...]
     affinities: dict[tuple[str, int], str]  # (host, GPU) -> CPU mask
     p2p_off: tuple[tuple[int, int], ...]  # pairs of connected GPUs
     completion_errors: tuple[CompletionError, ...]  # in the order of the log
@@ -197,9 +197,9 @@ class _LogReader:
         self.bootstrap: dict[str, str] = {}
         self.channels: list[Channel] = []
         self.choices: list[Choice] = []
-        self.patterns: list[Pattern] = []
+        self.patterns: list[ChannelLayout] = []
         self.ring_gpu_direct: list[bool] = []
-        self.fabrics: list[Fabric] = []
+        self.fabrics: list[NvlinkFabric] = []
         self.affinities: dict[tuple[str, int], str] = {}
         self.p2p_off: list[tuple[int, int]] = []
         self.completion_errors: list[CompletionError] = []
@@ -322,13 +322,13 @@ class _LogReader:
         self.choices.append(Choice(int(match[2]), algorithm, protocol))
 
     def _read_pattern(self, host: str, match: re.Match[str]) -> None:
-        self.patterns.append(Pattern(int(match[1]), int(match[3]), float(match[4]), match[6], match[7]))
+        self.patterns.append(ChannelLayout(int(match[1]), int(match[3]), float(match[4]), match[6], match[7]))
 
     def _read_ring(self, host: str, match: re.Match[str]) -> None:
         self.ring_gpu_direct.append(match[1] == "1")
 
     def _read_fabric(self, host: str, match: re.Match[str]) -> None:
-        self.fabrics.append(Fabric(match[1], match[2], match[3], int(match[4]), int(match[5], 16)))
+        self.fabrics.append(NvlinkFabric(match[1], match[2], match[3], int(match[4]), int(match[5], 16)))
 
     def _read_affinity(self, host: str, match: re.Match[str]) -> None:
         self.affinities[host, int(match[1])] = match[2]

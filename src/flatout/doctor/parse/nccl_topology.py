@@ -22,7 +22,7 @@ _KINDS: dict[str, NodeKind] = {"0x0604": "switch", "0x0108": "storage", "0x0680"
 _ADDRESS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
-class GpuLink(msgspec.Struct, frozen=True, kw_only=True):
+class NcclGpuLink(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # `nvlink`, or `xgmi` for AMD
     gpu: str
     target: str  # another GPU, or an NVSwitch
@@ -33,7 +33,7 @@ class NcclTopology(msgspec.Struct, frozen=True, kw_only=True):
     is_whole: bool  # false if the text ends, or is damaged, before its last element
     nodes: tuple[TopologyNode, ...]
     affinity: dict[str, frozenset[int] | None]  # NUMA node -> its CPUs; None if the file gives none
-    links: tuple[GpuLink, ...]
+    links: tuple[NcclGpuLink, ...]
     num_nets: int
     problems: tuple[str, ...]
 
@@ -156,7 +156,7 @@ class _Tree:
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         self.nodes: list[TopologyNode] = []
-        self.links: list[GpuLink] = []
+        self.links: list[NcclGpuLink] = []
         self.affinity: dict[str, frozenset[int] | None] = {}
         self._addresses: set[str] = set()
 
@@ -213,7 +213,9 @@ class _Tree:
         for link in (*gpu.findall("nvlink"), *gpu.findall("xgmi")):
             target, count = link.get("target", ""), link.get("count", "")
             if _ADDRESS.fullmatch(target) and count.isdecimal():
-                self.links.append(GpuLink(kind=link.tag, gpu=address, target=full_address(target), count=int(count)))
+                self.links.append(
+                    NcclGpuLink(kind=link.tag, gpu=address, target=full_address(target), count=int(count))
+                )
             else:
                 self.problems.append(f"a link of {address} has the target `{target}` and the count `{count}`")
 

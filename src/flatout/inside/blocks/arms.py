@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
-from flatout.inside.blocks.schedule import Arm, Setting
+from flatout.inside.blocks.schedule import ScheduledArm, Setting
 from flatout.inside.blocks.switcher import Switcher
 from flatout.inside.log import LOG
 
@@ -27,7 +27,7 @@ MODULES: Mapping[str, str] = {
 class ArmSwitcher:
     """All settings of one arm, applied in order and taken back in the reverse order."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: ScheduledArm) -> None:
         self.name = arm.name
         self._problems: list[str] = []
         self._switchers: list[Switcher] = []

@@ -16,10 +16,10 @@ from flatout.inside.blocks.arms import ArmSwitcher
 from flatout.inside.blocks.device_times import DeviceTimes
 from flatout.inside.blocks.dropped import DroppedArms
 from flatout.inside.blocks.schedule import (
-    Arm,
-    Block,
     BlockPlan,
     BlockSchedule,
+    ScheduledArm,
+    ScheduledBlock,
     arms_of_unit,
     make_plan,
     num_units,
@@ -63,8 +63,8 @@ class BlockRun:
         self._plan: BlockPlan | None = None
         self._dropped = DroppedArms(settings.state, identity, generation)
         self._unit = -1
-        self._left: list[Block] = []  # of the current unit
-        self._block: Block | None = None
+        self._left: list[ScheduledBlock] = []  # of the current unit
+        self._block: ScheduledBlock | None = None
         self._on = self._arms[0]
         self._times = DeviceTimes()
         self._measured_ns = 0  # when the measured steps of the block began
@@ -105,7 +105,7 @@ class BlockRun:
         self._times.step_ended()
         return StepKind.ORDINARY
 
-    def _end(self, block: Block) -> None:
+    def _end(self, block: ScheduledBlock) -> None:
         self._times.step_ended()
         device_ns = self._times.take()
         took_s = (time.perf_counter_ns() - self._measured_ns) / 1e9
@@ -113,8 +113,8 @@ class BlockRun:
         self._on.block_ended()
         self._note(block, device_ns, self._on.problem)
 
-    def _note(self, block: Block, device_ns: list[int] | None, problem: str | None) -> None:
-        arm: Arm = self._schedule.arms[block.arm]
+    def _note(self, block: ScheduledBlock, device_ns: list[int] | None, problem: str | None) -> None:
+        arm: ScheduledArm = self._schedule.arms[block.arm]
         self._file.event(
             StepFileEvent.BLOCK,
             block=block.number,

@@ -70,7 +70,7 @@ def _possible(loader: Any, wanted: _Values) -> _Values:
 LOADERS = Loaders()
 
 
-class LoaderSettings(Switcher):
+class LoaderSwitcher(Switcher):
     def __init__(self, parameters: _Values) -> None:
         super().__init__()
         self._parameters = parameters
@@ -230,4 +230,4 @@ def dataloader(
     *, num_workers: int | None = None, prefetch_factor: int | None = None, pin_memory: bool | None = None
 ) -> Switcher:
     asked = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "pin_memory": pin_memory}
-    return LoaderSettings({name: value for name, value in asked.items() if value is not None})
+    return LoaderSwitcher({name: value for name, value in asked.items() if value is not None})

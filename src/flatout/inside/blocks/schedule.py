@@ -23,7 +23,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class ScheduledArm:
     name: str
     settings: tuple[Setting, ...] = ()  # (): the baseline
     carry_over: int = 1  # number of steps after a switch into or out of this arm that are not measured
@@ -31,7 +31,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSchedule:
-    arms: tuple[Arm, ...]  # the first is the baseline
+    arms: tuple[ScheduledArm, ...]  # the first is the baseline
     order: tuple[int, ...]  # places in `arms`, one per block
     unit: int  # number of consecutive blocks that are only of use together
     min_steps: int  # measured steps per block
@@ -48,7 +48,7 @@ class BlockPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ScheduledBlock:
     number: int
     arm: int  # place in `BlockSchedule.arms`
     is_switch: bool  # the block before was of another arm
@@ -60,13 +60,15 @@ class Block:
 def read_schedule(text: str) -> BlockSchedule:
     """Return the schedule in FLATOUT_BLOCKS. Raises an exception for any other text."""
     data = json.loads(text)
-    arms = [Arm(name="baseline")]
+    arms = [ScheduledArm(name="baseline")]
     for arm in data["arms"]:
         settings = tuple(
             Setting(name=str(setting["name"]), parameters=dict(setting.get("parameters", {})))
             for setting in arm["settings"]
         )
-        arms.append(Arm(name=str(arm["name"]), settings=settings, carry_over=max(int(arm.get("carry_over", 1)), 1)))
+        arms.append(
+            ScheduledArm(name=str(arm["name"]), settings=settings, carry_over=max(int(arm.get("carry_over", 1)), 1))
+        )
     order = tuple(int(place) for place in data["order"])
     if not order or not all(0 <= place < len(arms) for place in order):
         raise ValueError("the order names an arm that does not exist, or no arm at all")
@@ -96,7 +98,7 @@ def make_plan(schedule: BlockSchedule, *, first: int, step_s: float) -> BlockPla
     return BlockPlan(first=first, num_steps=num_steps, num_blocks=num_blocks or len(schedule.order))
 
 
-def blocks(schedule: BlockSchedule, plan: BlockPlan) -> Iterator[Block]:
+def blocks(schedule: BlockSchedule, plan: BlockPlan) -> Iterator[ScheduledBlock]:
     """Yield the blocks of the plan, if no arm is dropped."""
     first, before = plan.first, 0
     for unit in range(num_units(schedule, plan)):
@@ -114,7 +116,9 @@ def arms_of_unit(schedule: BlockSchedule, plan: BlockPlan, unit: int) -> tuple[i
     return schedule.order[unit * schedule.unit : min((unit + 1) * schedule.unit, plan.num_blocks)]
 
 
-def unit_blocks(schedule: BlockSchedule, plan: BlockPlan, unit: int, *, first: int, before: int) -> Iterator[Block]:
+def unit_blocks(
+    schedule: BlockSchedule, plan: BlockPlan, unit: int, *, first: int, before: int
+) -> Iterator[ScheduledBlock]:
     """Yield the blocks of one unit, which begins at step `first` after a block of the arm `before`.
 
     The first step of each block is carry-over even if the arm does not change.
@@ -123,7 +127,7 @@ def unit_blocks(schedule: BlockSchedule, plan: BlockPlan, unit: int, *, first: i
         is_switch = arm != before
         carry_over = max(schedule.arms[arm].carry_over, schedule.arms[before].carry_over) if is_switch else 1
         end = first + carry_over + plan.num_steps
-        yield Block(
+        yield ScheduledBlock(
             number=unit * schedule.unit + place,
             arm=arm,
             is_switch=is_switch,

@@ -17,7 +17,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from flatout.inside.data_cache.store import Store
+from flatout.inside.data_cache.store import CacheStore
 from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.log import guarded
 from flatout.inside.protocol import CACHE_COUNTS, CACHE_REPORT_INTERVAL_S, Variable, partial_name, process_name
@@ -28,7 +28,7 @@ _READING = {"rb", "br", "r", "rt", "tr"}
 class CachedReads:
     """The reads of this process. A forked child counts its own."""
 
-    def __init__(self, folder: Path, store: Store) -> None:
+    def __init__(self, folder: Path, store: CacheStore) -> None:
         self._folder = folder
         self.store = store
         self._pid = os.getpid()
@@ -90,7 +90,7 @@ def hook_reads() -> Callable[[], None] | None:
         return None
     content = json.loads(setting)
     folder = Path(content["folder"])
-    reads = CachedReads(folder, Store(folder, int(content["max_bytes"]), tuple(content["sources"])))
+    reads = CachedReads(folder, CacheStore(folder, int(content["max_bytes"]), tuple(content["sources"])))
     EXIT_HANDLERS.at_exit(reads.write)
     originals = [(module, module.open) for module in (builtins, io)]
     for module, original in originals:

@@ -45,7 +45,7 @@ class Copy(NamedTuple):
         return None
 
 
-class Store:
+class CacheStore:
     """The copies in one folder, for the files below `sources`."""
 
     def __init__(self, folder: Path, max_bytes: int, sources: tuple[str, ...]) -> None:

@@ -26,7 +26,7 @@ NOT_FOUND = 127  # the exit code of a shell if the command is not found
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class RefusedError(Exception):
+class OverlayRefusedError(Exception):
     """The kernel does not allow the overlay."""
 
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         if not command:
             _try_writing(spec)
             return 0
-    except (RefusedError, OSError) as error:
+    except (OverlayRefusedError, OSError) as error:
         with open(spec["refusal"], "w", encoding="utf-8") as file:
             file.write(str(error))
         return REFUSED
@@ -96,8 +96,8 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
         raise _refused(what)
 
 
-def _refused(what: str) -> RefusedError:
-    return RefusedError(f"the kernel refuses {what}: {os.strerror(ctypes.get_errno()).lower()}")
+def _refused(what: str) -> OverlayRefusedError:
+    return OverlayRefusedError(f"the kernel refuses {what}: {os.strerror(ctypes.get_errno()).lower()}")
 
 
 def _try_writing(spec: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def _try_writing(spec: dict[str, Any]) -> None:
             pass
         os.rename(os.path.join(folder["path"], name), os.path.join(folder["path"], name + "-renamed"))
         if name + "-renamed" not in os.listdir(folder["upper"]):
-            raise RefusedError(f"the overlay of {folder['path']} does not keep new files apart")
+            raise OverlayRefusedError(f"the overlay of {folder['path']} does not keep new files apart")
 
 
 if __name__ == "__main__":

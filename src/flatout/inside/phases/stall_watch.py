@@ -23,7 +23,7 @@ _MIN_STEPS = 10
 _NUM_LONG = 32
 
 
-class Period(NamedTuple):
+class StallPeriod(NamedTuple):
     last: int  # number of the last step that stalled
     steps: int  # from stall to stall
     stall_s: float  # time of the last stall, beyond an ordinary step
@@ -51,7 +51,7 @@ class StallWatch:
                 self._long += [(number, time_s - step_s) for number, time_s in long_steps if time_s >= LONG * step_s]
         self._times.extend(times_s[-_NUM_STEPS:])
 
-    def period(self) -> Period | None:
+    def period(self) -> StallPeriod | None:
         """Return the period at which steps stall; None: they do not, or not regularly."""
         stalls = self._stalls()
         if len(stalls) < _NUM_STALLS:
@@ -63,7 +63,7 @@ class StallWatch:
         step_s = median(self._times)
         if stall_s < MIN_SHARE * (stall_s + distances[1] * step_s):
             return None
-        return Period(third, round((third - first) / 2), stall_s, step_s)
+        return StallPeriod(third, round((third - first) / 2), stall_s, step_s)
 
     def _stalls(self) -> list[tuple[int, float]]:
         """Return the first step and the time of each stall: long steps, without those far below the longest."""

@@ -15,7 +15,7 @@ from math import ceil
 from flatout.inside.identity import Identity
 from flatout.inside.log import LOG
 from flatout.inside.phases.consensus import NUM_RECOVERY_STEPS, PlanFile, StallPlan
-from flatout.inside.phases.stall_watch import Period, StallWatch
+from flatout.inside.phases.stall_watch import StallPeriod, StallWatch
 from flatout.inside.phases.trace_window import EVENTS_PER_OPERATOR, MAX_EVENTS, TraceWindow, WindowState
 from flatout.inside.protocol import File, StepFileEvent, StepKind
 from flatout.inside.recording.step_file import StepFile
@@ -151,7 +151,7 @@ class StallWindow:
             self._end(self._window)
 
 
-def _is_affordable(period: Period, num_operators: int | None) -> bool:
+def _is_affordable(period: StallPeriod, num_operators: int | None) -> bool:
     """Whether the trace of a stall stays short and small, if it runs as many operators per second as other steps."""
     if period.stall_s > MAX_STALL_S:
         return False

@@ -1,8 +1,8 @@
 """Observe how a DataLoader makes its first batches: by computing or waiting, with random draws, with state.
 
-In: each call of a fetcher, in the training process or in a loader's worker. Out: a `LoaderReport` per data set and
-process; a worker writes its report to a file in the state folder, which the training process reads. After a few batches
-nothing is watched any more. The data set is inspected, never called.
+In: each call of a fetcher, in the training process or in a loader's worker. Out: a `LoaderObservations` per data set
+and process; a worker writes its report to a file in the state folder, which the training process reads. After a few
+batches nothing is watched any more. The data set is inspected, never called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 @dataclass(slots=True, kw_only=True)
-class LoaderReport:
+class LoaderObservations:
     """Observations of one data set's batches in one process."""
 
     num_batches: int = 0
@@ -46,7 +46,7 @@ class LoaderReport:
 class _OfDataset:
     """The report of one data set, which it does not keep alive: a later data set may then have the same `id`."""
 
-    def __init__(self, report: LoaderReport, dataset: Any) -> None:
+    def __init__(self, report: LoaderObservations, dataset: Any) -> None:
         self.report = report
         self._reference: Callable[[], Any] | None
         try:
@@ -66,7 +66,7 @@ class LoaderWatch:
         self._pid = os.getpid()
         self._reports: dict[int, _OfDataset] = {}
 
-    def report_of(self, dataset: Any) -> LoaderReport | None:
+    def report_of(self, dataset: Any) -> LoaderObservations | None:
         """Return this process's report for a data set."""
         if self._pid != os.getpid():
             return None
@@ -94,17 +94,17 @@ class LoaderWatch:
             LOG.error("loader watch")
         return batch
 
-    def _open_report(self, dataset: Any) -> LoaderReport | None:
+    def _open_report(self, dataset: Any) -> LoaderObservations | None:
         """Return the data set's report; None if it is complete."""
         if self._pid != os.getpid():
             self._pid, self._reports = os.getpid(), {}
         report = self.report_of(dataset)
         if report is None:
-            report = LoaderReport(keeps_state=names_epoch(dataset))
+            report = LoaderObservations(keeps_state=names_epoch(dataset))
             self._reports[id(dataset)] = _OfDataset(report, dataset)
         return report if report.num_batches < NUM_WATCHED_BATCHES else None
 
-    def _add(self, report: LoaderReport, dataset: Any, before: _State, spent: list[float]) -> None:
+    def _add(self, report: LoaderObservations, dataset: Any, before: _State, spent: list[float]) -> None:
         after = _state(dataset)
         report.draws = report.draws or after.random != before.random
         if report.num_batches == 1:  # the first batch also opens files: neither its time nor that change counts
@@ -118,7 +118,7 @@ class LoaderWatch:
         if report.num_batches in _WRITE_AT and torch.utils.data.get_worker_info() is not None:
             self._write(report)
 
-    def _write(self, report: LoaderReport) -> None:
+    def _write(self, report: LoaderObservations) -> None:
         parent = multiprocessing.parent_process()
         owner = parent.pid if parent is not None else os.getppid()
         path = self._folder / f"loader-{owner}-{os.getpid()}.json"
@@ -147,12 +147,12 @@ class LoaderWatch:
             "loader_watch_s": max(report.watch_s / max(report.num_batches, 1) for report in reports),
         }
 
-    def _worker_reports(self, workers: list[int] | None) -> list[LoaderReport]:
+    def _worker_reports(self, workers: list[int] | None) -> list[LoaderObservations]:
         """Read the reports of these workers of this process; None: of all of its workers so far."""
         paths = sorted(self._folder.glob(f"loader-{os.getpid()}-*.json"))
         if workers is not None:
             paths = [path for path in paths if int(path.stem.rpartition("-")[2]) in workers]
-        return [LoaderReport(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+        return [LoaderObservations(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def _clocks() -> tuple[float, float, float]:

@@ -35,7 +35,7 @@ from flatout.inside.recording.rank_output import RankOutput
 from flatout.inside.recording.spells import CHECKPOINT, COLLECTION, LOADER_START, Spells
 from flatout.inside.recording.steady_state import NoteKinds, steady_rows
 from flatout.inside.recording.step_detector import StepDetector
-from flatout.inside.recording.step_rows import NO_CALL, CallColumns, Step, json_number, memory_columns
+from flatout.inside.recording.step_rows import NO_CALL, CallFields, Step, json_number, memory_columns
 from flatout.inside.settings import RecorderSettings
 
 _now = time.perf_counter_ns
@@ -49,7 +49,7 @@ _NUM_ALL_LOSSES, _LOSS_EVERY, _SHORT_NS = 64, 8, 50_000_000
 _Tensor = torch.Tensor
 
 
-class Recorder:
+class StepRecorder:
     """Records the steps of one rank. The hooks call its methods; `forget` and `finish` end it."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Recorder:
                 self._asked(began)
             batch = original(iterator)
             if is_first:
-                self._note((Recorder._on_spell, LOADER_START, began, _now(), False))
+                self._note((StepRecorder._on_spell, LOADER_START, began, _now(), False))
                 self._iterator = weakref.ref(iterator)
             kind = type(batch)
             if kind is _Tensor:
@@ -121,13 +121,13 @@ class Recorder:
             elif (kind is list or kind is tuple) and batch and type(batch[0]) is _Tensor:
                 first = batch[0]
             if first is not None and not first.is_nested:
-                self._note((Recorder._on_tensors, began, _now(), first.shape, first.dtype))
+                self._note((StepRecorder._on_tensors, began, _now(), first.shape, first.dtype))
             else:
-                self._note((Recorder._on_batch, began, _now(), _counted_batch(batch)))
+                self._note((StepRecorder._on_batch, began, _now(), _counted_batch(batch)))
         except BaseException:  # the end of the loader's batches, at which it stops its workers
             ended = _now()
-            self._note((Recorder._on_batch, began, ended, None))
-            self._note((Recorder._on_spell, LOADER_START, began, ended, False))
+            self._note((StepRecorder._on_batch, began, ended, None))
+            self._note((StepRecorder._on_spell, LOADER_START, began, ended, False))
             raise
         finally:
             self._is_loading = False
@@ -142,7 +142,7 @@ class Recorder:
         if (phases := self._output.phases) is not None:
             phases.has_loader_threads = True
         batch = original(iterator)
-        self._note((Recorder._on_batch, 0, 0, _counted_batch(batch)))
+        self._note((StepRecorder._on_batch, 0, 0, _counted_batch(batch)))
         return batch
 
     def _process_early(self) -> None:
@@ -155,7 +155,7 @@ class Recorder:
     def _asked(self, now: int) -> None:
         """Note that the script requests a batch from a loader, which can end a step."""
         try:
-            self._note((Recorder._on_asked, now))
+            self._note((StepRecorder._on_asked, now))
             if now >= self._next_work_ns:
                 self._process(now)
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
@@ -166,12 +166,12 @@ class Recorder:
             return
         loss = self.losses.take(tensors) if self._keeps_loss else None
         if self._is_by_optimizer:
-            self._note((Recorder._on_backward, 0, loss))
+            self._note((StepRecorder._on_backward, 0, loss))
             if len(self._notes) > _MAX_NOTES:
                 self._process_early()
             return
         now = _now()
-        self._note((Recorder._on_backward, now, loss))
+        self._note((StepRecorder._on_backward, now, loss))
         if now >= self._next_work_ns:
             self._process(now)
 
@@ -187,7 +187,7 @@ class Recorder:
         if self._is_pooled:
             return True
         now = _now()
-        self._note((Recorder._on_forward, now, model, count))
+        self._note((StepRecorder._on_forward, now, model, count))
         if now >= self._next_work_ns:
             self._process(now)
         if self._output.phases is not None and self._output.phases.is_tracing:
@@ -219,12 +219,12 @@ class Recorder:
     def forward_ended(self, call: Call) -> None:
         """Note the end of a call of a model without gradients."""
         if self._is_pooled:
-            self._note((Recorder._on_pooled_call, call))
+            self._note((StepRecorder._on_pooled_call, call))
             if call.ended_ns >= self._next_work_ns:
                 self._process(call.ended_ns)
         elif _thread() == self._thread:
             self._end_span()
-            self._note((Recorder._on_call_ended, call))
+            self._note((StepRecorder._on_call_ended, call))
 
     def loss_scaled(self, scaled: object, unscaled: object) -> None:
         """Note that a GradScaler has scaled the loss `unscaled` to `scaled`."""
@@ -237,7 +237,7 @@ class Recorder:
         thread = _thread()
         name = id(optimizer)
         found_inf = self.losses.take_flag(optimizer) if self._has_scaler else None
-        self._note((Recorder._on_optimizer, now, thread, name, is_skipped, found_inf))
+        self._note((StepRecorder._on_optimizer, now, thread, name, is_skipped, found_inf))
         if self._thins_losses:
             self._loss_turn = (self._loss_turn + 1) % _LOSS_EVERY
             self._keeps_loss = not self._loss_turn
@@ -251,7 +251,7 @@ class Recorder:
     def _optimizer_is_gone(self, name: int) -> None:
         """Forget a deleted optimizer, because a new optimizer can get the same address."""
         self._known.discard(name)
-        self._note((Recorder._on_optimizer_gone, name))
+        self._note((StepRecorder._on_optimizer_gone, name))
 
     def checkpoint_begins(self) -> tuple[int, Any] | None:
         """Return the start of a checkpoint that the script begins to write; None if the checkpoint is not counted."""
@@ -278,15 +278,15 @@ class Recorder:
         A garbage collection counts on any thread.
         """
         if kind == COLLECTION or _thread() == self._thread:
-            self._note((Recorder._on_spell, kind, began, ended, is_full))
+            self._note((StepRecorder._on_spell, kind, began, ended, is_full))
 
     def evaluation_begins(self, now: int) -> None:
         if _thread() == self._thread:
-            self._note((Recorder._on_evaluation_begins, now))
+            self._note((StepRecorder._on_evaluation_begins, now))
 
     def evaluation_ends(self, now: int) -> None:
         if _thread() == self._thread:
-            self._note((Recorder._on_evaluation_ends, now))
+            self._note((StepRecorder._on_evaluation_ends, now))
 
     # Processing of the notes, in the order of the events.
 
@@ -413,7 +413,7 @@ class Recorder:
 
     def _on_call_ended(self, call: Call) -> bool:
         known = self._call.num_known_tokens
-        self._call = CallColumns(
+        self._call = CallFields(
             (self._call.model_ns or 0) + call.ended_ns - call.began_ns,
             call.num_known_tokens if known is None else known,
         )
@@ -426,7 +426,7 @@ class Recorder:
         closes = self._detector.forward(call.model)
         if not closes:
             return False
-        self._call = CallColumns(call.ended_ns - call.began_ns, call.num_known_tokens)
+        self._call = CallFields(call.ended_ns - call.began_ns, call.num_known_tokens)
         self._num_batches, self._counts = 1, [call.counted]
         self._close_step(now)
         return True
@@ -587,7 +587,7 @@ class Recorder:
             self._output.file.forget()
 
 
-_KINDS = NoteKinds(Recorder._on_tensors, Recorder._on_backward, Recorder._on_optimizer)
+_KINDS = NoteKinds(StepRecorder._on_tensors, StepRecorder._on_backward, StepRecorder._on_optimizer)
 
 
 def _counted_batch(batch: object) -> Count:

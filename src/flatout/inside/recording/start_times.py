@@ -28,7 +28,7 @@ _FORWARD = ("_compile.compile_inner", "entire_frame_compile")
 _BACKWARD = ("backward._backward_impl", "compile_fx.<locals>.bw_compiler")
 
 
-class StartTimes:
+class StartSpans:
     """The spans of this process, as pairs of `time.perf_counter_ns`. A forked child begins with none."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class StartTimes:
         }
 
 
-START_TIMES = StartTimes()
+START_TIMES = StartSpans()
 
 
 def compilation_s() -> float | None:

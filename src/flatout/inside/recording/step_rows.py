@@ -14,14 +14,14 @@ from flatout.inside.recording.memory import MemoryCounts
 from flatout.inside.recording.spells import SpellTimes
 
 
-class CallColumns(NamedTuple):
+class CallFields(NamedTuple):
     """The columns of a step that is the call of a model."""
 
     model_ns: int | None = None
     num_known_tokens: int | None = None
 
 
-NO_CALL = CallColumns()
+NO_CALL = CallFields()
 
 
 class Step(NamedTuple):
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     is_skipped: bool | None
     kind: str
     kept: KeptLosses | None
-    call: CallColumns = NO_CALL
+    call: CallFields = NO_CALL
 
 
 def row_of(step: Step, loss: float | None, is_skipped: bool | None, memory: MemoryCounts | None) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from flatout.plan.inputs import ASSUMED_SHARE
 from flatout.plan.serving.constants import RESERVE_BYTES, UTILISATION, StepConstants
 from flatout.plan.serving.model import ServedModel
 from flatout.plan.serving.types import cache_bytes, weight_type, wide_bytes
-from flatout.records.plan import Cluster
+from flatout.records.plan import ClusterSpec
 
 _LOW = ("fp8", "fp4")
 
@@ -24,7 +24,7 @@ class Served:
     """One copy of a model on a group of GPUs, in these types."""
 
     model: ServedModel
-    cluster: Cluster
+    cluster: ClusterSpec
     matmul_share: dict[str, float]
     group: int  # GPUs that share the copy
     weights: str

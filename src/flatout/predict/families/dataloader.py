@@ -9,7 +9,7 @@ import numpy as np
 from flatout.predict.replay import Edits
 from flatout.predict.situation import SINGLE_PROCESS, Scenarios, Situation, scale
 from flatout.records.change import Change
-from flatout.records.track import GpuWorkKind, Node, Spent
+from flatout.records.track import GpuWorkKind, Spent, TrackNode
 from flatout.units import percent
 
 HAND_OVER_S = 0.5e-3  # taking a finished batch from a worker
@@ -178,7 +178,7 @@ def non_blocking(situation: Situation, change: Change) -> Scenarios | str:
     kinds = (GpuWorkKind.COPY_TO_DEVICE, GpuWorkKind.PAGEABLE_TO_DEVICE)
     nodes = {
         rank: np.flatnonzero(
-            np.isin(track.node, (Node.SYNC, Node.COPY_SYNC))
+            np.isin(track.node, (TrackNode.SYNC, TrackNode.COPY_SYNC))
             & (track.waits_for >= 0)
             & np.isin(track.work[track.waits_for], kinds)
         )

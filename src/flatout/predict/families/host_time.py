@@ -6,7 +6,7 @@ import numpy as np
 
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation
-from flatout.records.track import Node, Spent
+from flatout.records.track import Spent, TrackNode
 
 
 def host_time(
@@ -18,7 +18,7 @@ def host_time(
     best: float,
     how: str,
     assumption: str,
-    without: tuple[Node, ...] = (),
+    without: tuple[TrackNode, ...] = (),
 ) -> Scenarios | str:
     """Multiply the host time of these kinds by a ratio; below 1, remove the same share of the waits at `without`."""
     waits = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatout.predict.families.host_time import host_time
 from flatout.predict.situation import Scenarios, Situation
 from flatout.records.change import Change
-from flatout.records.track import Node, Spent
+from flatout.records.track import Spent, TrackNode
 
 
 def _less_allocation(situation: Situation, *, likely: float, worst: float, best: float, how: str) -> Scenarios | str:
@@ -17,7 +17,7 @@ def _less_allocation(situation: Situation, *, likely: float, worst: float, best:
         best=best,
         how=how,
         assumption="the traced steps free and allocate like all other steps",
-        without=(Node.FREE,),
+        without=(TrackNode.FREE,),
     )
 
 

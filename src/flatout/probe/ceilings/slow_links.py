@@ -22,7 +22,7 @@ PAIR_SHARE = 0.1
 Rule = Callable[[Mapping[str, float], float], Mapping[str, float]]
 
 
-class SlowLinks(NamedTuple):
+class LinkDifferences(NamedTuple):
     differences: list[PeerDifference]
     num_compared: dict[str, int]
 
@@ -33,7 +33,9 @@ class _Pair(NamedTuple):
     measurement: Measurement
 
 
-def slow_links(measurements: Sequence[Measurement], hosts: Sequence[str], outliers: Rule, min_peers: int) -> SlowLinks:
+def slow_links(
+    measurements: Sequence[Measurement], hosts: Sequence[str], outliers: Rule, min_peers: int
+) -> LinkDifferences:
     """Return what is slow. `outliers` returns the peers that differ by a share: name -> value / median - 1."""
     differences: list[PeerDifference] = []
     num_compared: dict[str, int] = {}
@@ -52,7 +54,7 @@ def slow_links(measurements: Sequence[Measurement], hosts: Sequence[str], outlie
             compared.pairs()
             differences += compared.differences
             num_compared |= compared.num_compared
-    return SlowLinks(differences, num_compared)
+    return LinkDifferences(differences, num_compared)
 
 
 class _Compared:

@@ -34,7 +34,7 @@ IN_SERVICE = "in service"
 ABSENT, PRESENT = "absent", "present"
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+class NodeReservation(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     nodes: tuple[str, ...]
     duration_min: int
@@ -55,7 +55,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     attained_gpu_s: float = 0.0
     submit_unix_s: float | None = None  # original submission time of a requeued job; Slurm forgets it
-    reservation: Reservation | None = None
+    reservation: NodeReservation | None = None
 
     @property
     def is_reverting(self) -> bool:

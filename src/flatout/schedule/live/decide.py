@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from flatout.schedule.live.actions import ABSENT, FREE, HELD, IN_SERVICE, PRESENT, REQUEUED, Action, Reservation
+from flatout.schedule.live.actions import ABSENT, FREE, HELD, IN_SERVICE, PRESENT, REQUEUED, Action, NodeReservation
 from flatout.schedule.live.actions import running_since as since
 from flatout.schedule.live.controller_state import ControllerState
 from flatout.schedule.live.orders import Order
@@ -255,7 +255,7 @@ def _reserved(job: JobView, nodes: Sequence[str]) -> Iterator[Action]:
         reason=f"only urgent job {job.id} can start there",
         group=job.id,
         cause=job.id,
-        reservation=Reservation(user=job.user, nodes=tuple(nodes), duration_min=minutes),
+        reservation=NodeReservation(user=job.user, nodes=tuple(nodes), duration_min=minutes),
     )
     yield Action(
         kind="job-reservation",

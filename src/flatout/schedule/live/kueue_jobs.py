@@ -18,7 +18,7 @@ from flatout.emit.pod_launch import PodGroup, PodLaunch, pod_launch
 from flatout.emit.pod_spec import container_needs, pod_resources, pod_template
 from flatout.emit.rendezvous import with_rendezvous
 from flatout.emit.yaml_text import Value, yaml_text
-from flatout.records.pods import GIB, HOST_LABEL, PodNeeds, Topology
+from flatout.records.pods import GIB, HOST_LABEL, NetworkLevel, PodNeeds
 from flatout.records.tuning import Emitted
 from flatout.schedule.live.teams import JobTable, Teams, flavors_for, namespace_of
 from flatout.submit.pod_needs import gpu_memory_mib
@@ -92,14 +92,14 @@ def _needs(job: JobTable, teams: Teams) -> PodNeeds:
     )
 
 
-def _topology(job: JobTable, teams: Teams) -> Topology | None:
+def _topology(job: JobTable, teams: Teams) -> NetworkLevel | None:
     if job.within is not None:
-        return Topology(label=job.within)
+        return NetworkLevel(label=job.within)
     if not teams.cluster.topology:
         return None
     if job.nodes == 1:
-        return Topology(label=HOST_LABEL)
-    return Topology(label=teams.cluster.topology[-1], is_required=False)
+        return NetworkLevel(label=HOST_LABEL)
+    return NetworkLevel(label=teams.cluster.topology[-1], is_required=False)
 
 
 def _labels(job: JobTable) -> dict[str, str]:

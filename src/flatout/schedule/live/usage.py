@@ -18,7 +18,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.input_files import decode_json, open_file
 from flatout.inside.protocol import File
-from flatout.schedule.live.view import JobView, Sample
+from flatout.schedule.live.view import JobView, UtilizationSample
 from flatout.service_answers import read_answer
 
 # dcgm-exporter's metric names, the better metric first, with the value for fully busy. SM activity is off by default.
@@ -40,7 +40,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     gpu: int | None = None
 
 
-def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sample]:
+def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[UtilizationSample]:
     """Return the samples of the last `window_s` seconds. Raises InputError if the source cannot be read."""
     if source.startswith(("http://", "https://")):
         return _from_prometheus(source, now_unix_s, window_s)
@@ -53,15 +53,20 @@ def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[Sam
 
 
 def idle_jobs(
-    jobs: Iterable[JobView], samples: Iterable[Sample], *, now_unix_s: float, grace_s: float, threshold: float
+    jobs: Iterable[JobView],
+    samples: Iterable[UtilizationSample],
+    *,
+    now_unix_s: float,
+    grace_s: float,
+    threshold: float,
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Return the jobs whose GPUs were all idle for the last `grace_s`, with their idle time, and jobs without samples.
 
     A job that has not run that long is in neither result. Samples must span from the first quarter of that time to the
     last.
     """
-    by_job: dict[str, list[Sample]] = {}
-    by_gpu: dict[tuple[str, int | None], list[Sample]] = {}
+    by_job: dict[str, list[UtilizationSample]] = {}
+    by_gpu: dict[tuple[str, int | None], list[UtilizationSample]] = {}
     since = now_unix_s - grace_s
     for sample in samples:
         if sample.unix_s >= since and sample.job is not None:
@@ -83,19 +88,21 @@ def idle_jobs(
     return idle, tuple(unseen)
 
 
-def _of_gpus(job: JobView, by_gpu: Mapping[tuple[str, int | None], Sequence[Sample]]) -> Iterator[Sequence[Sample]]:
+def _of_gpus(
+    job: JobView, by_gpu: Mapping[tuple[str, int | None], Sequence[UtilizationSample]]
+) -> Iterator[Sequence[UtilizationSample]]:
     for node in job.gpus_by_node:
         # If the job's GPUs on a node are unknown, only samples that cover all GPUs of the node can be used.
         for index in job.gpu_indices.get(node, (None,)):
             yield by_gpu.get((node, index)) or by_gpu.get((node, None)) or ()
 
 
-def _covers(samples: Sequence[Sample], since: float, grace_s: float) -> bool:
+def _covers(samples: Sequence[UtilizationSample], since: float, grace_s: float) -> bool:
     times = [sample.unix_s for sample in samples]
     return len(times) >= _MIN_SAMPLES and min(times) <= since + grace_s / 4 and max(times) >= since + grace_s * 3 / 4
 
 
-def _from_file(path: Path) -> Iterator[Sample]:
+def _from_file(path: Path) -> Iterator[UtilizationSample]:
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -108,7 +115,7 @@ def _from_file(path: Path) -> Iterator[Sample]:
                 f"{path}:{number}: a line must be an object with unix_s, busy from 0 to 1, and job or node,"
                 f" but is {line[:60]!r}"
             ) from None
-        yield Sample(
+        yield UtilizationSample(
             unix_s=sample.unix_s,
             busy_share=sample.busy,
             job=None if sample.job is None else str(sample.job),
@@ -117,7 +124,7 @@ def _from_file(path: Path) -> Iterator[Sample]:
         )
 
 
-def _from_recordings(folder: Path) -> Iterator[Sample]:
+def _from_recordings(folder: Path) -> Iterator[UtilizationSample]:
     """Yield the samples of recordings; truncated lines, such as the last line of a running recording, are skipped."""
     for path in sorted(folder.rglob(File.SAMPLES.glob)):
         header: dict[str, Any] | None = None
@@ -135,7 +142,9 @@ def _from_recordings(folder: Path) -> Iterator[Sample]:
                 for facts, now in zip(header["gpus"], value.get("gpus", ()), strict=False):
                     if "busy_percent" in now:
                         busy = float(now["busy_percent"]) / 100
-                        yield Sample(unix_s=float(value["unix_s"]), busy_share=busy, node=node, gpu=facts["index"])
+                        yield UtilizationSample(
+                            unix_s=float(value["unix_s"]), busy_share=busy, node=node, gpu=facts["index"]
+                        )
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -162,7 +171,7 @@ class _Answer(msgspec.Struct, frozen=True):
     data: _Data | None = None
 
 
-def _from_prometheus(address: str, now_unix_s: float, window_s: float) -> list[Sample]:
+def _from_prometheus(address: str, now_unix_s: float, window_s: float) -> list[UtilizationSample]:
     for name, whole in METRICS.items():
         try:
             series = _query(address, f"{name}[{max(int(window_s), 1)}s]", now_unix_s)
@@ -186,11 +195,11 @@ def _query(address: str, expression: str, now_unix_s: float) -> list[_Series]:
     return decode_json(bytes(answer.data.result), list[_Series])
 
 
-def _of_series(series: Sequence[_Series], whole: float) -> Iterator[Sample]:
+def _of_series(series: Sequence[_Series], whole: float) -> Iterator[UtilizationSample]:
     for each in series:
         labels = each.metric
         node = (labels.get("Hostname") or labels.get("instance", "").split(":")[0]).split(".")[0]
         for unix_s, value in each.values:
             busy = float(value) / whole
             if busy >= 0:  # Prometheus returns `NaN` if nothing was measured, which is unknown, not idle
-                yield Sample(unix_s=unix_s, busy_share=busy, node=node, gpu=int(labels["gpu"]))
+                yield UtilizationSample(unix_s=unix_s, busy_share=busy, node=node, gpu=int(labels["gpu"]))

@@ -88,7 +88,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class UtilizationSample(msgspec.Struct, frozen=True, kw_only=True):
     """Utilization (0 to 1) of one GPU (by node and index) or of all GPUs of one job at one moment."""
 
     unix_s: float

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from flatout.keep.heartbeats import HeartbeatSample
-from flatout.watch.diagnosis.rank_times import Compared, RankTimes
+from flatout.watch.diagnosis.rank_times import RankTimes, TimesBeforeAndSince
 
 FIRST_STEP = 20  # earlier exchanges belong to the warm-up
 _MOST_PARTIAL = 8
@@ -43,6 +43,6 @@ class Exchanges:
         while len(self._partial) > _MOST_PARTIAL:
             self._partial.popitem(last=False)
 
-    def compared(self, first_step: int, slower_s: float) -> Compared:
+    def compared(self, first_step: int, slower_s: float) -> TimesBeforeAndSince:
         """Return each rank's exposed seconds per step before a slowdown and since; `UNKNOWN` if it is too early."""
         return self._complete.compared(first_step + 1, slower_s)

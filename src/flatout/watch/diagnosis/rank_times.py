@@ -24,12 +24,12 @@ _MEDIAN_TO_MEAN_SD = 1.2533  # standard error of a median, relative to that of a
 OfRanks = Mapping[int, float]  # seconds per step
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class TimesBeforeAndSince(msgspec.Struct, frozen=True, kw_only=True):
     before_s: OfRanks
     since_s: OfRanks
 
 
-UNKNOWN = Compared(before_s={}, since_s={})
+UNKNOWN = TimesBeforeAndSince(before_s={}, since_s={})
 
 
 class RankTimes:
@@ -46,13 +46,13 @@ class RankTimes:
     def clear(self) -> None:
         self._of_step.clear()
 
-    def compared(self, first_step: int, slower_s: float) -> Compared:
+    def compared(self, first_step: int, slower_s: float) -> TimesBeforeAndSince:
         """Return the medians before `first_step` and since; `UNKNOWN` if there are too few values."""
         before = [each for step, each in self._of_step.items() if step < first_step][-MOST_BEFORE:]
         since = [each for step, each in self._of_step.items() if step >= first_step]
         if len(before) < LEAST_BEFORE or len(since) < num_needed(before, since, slower_s):
             return UNKNOWN
-        return Compared(before_s=_medians(before), since_s=_medians(since))
+        return TimesBeforeAndSince(before_s=_medians(before), since_s=_medians(since))
 
 
 def num_needed(before: Sequence[OfRanks], since: Sequence[OfRanks], slower_s: float) -> int:

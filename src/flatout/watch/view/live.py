@@ -48,7 +48,7 @@ def _source_of(job: RunningJob, gpus: GpuReadings, gpu_price: float | None = Non
     return RunStatus(job, gpus, gpu_price) if job.program == "flatout run" else ProfileStatus(job)
 
 
-class JobView:
+class JobScreen:
     """The screen of one job, and what the user has chosen on it."""
 
     def __init__(self, source: Source) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flatout.watch.emit.dashboards.panels import Dashboard, Variable, panel
+from flatout.watch.emit.dashboards.panels import Dashboard, DashboardVariable, panel
 
 CLUSTER = Dashboard(
     uid="flatout-cluster",
     title="Flatout: cluster",
-    variables=(Variable(name="job", query="label_values(flatout_rank_up, job)"),),
+    variables=(DashboardVariable(name="job", query="label_values(flatout_rank_up, job)"),),
     rows=(
         (
             panel("Jobs", "short", ("count(count by (job, job_id) (flatout_world_size))", "jobs"), kind="stat"),

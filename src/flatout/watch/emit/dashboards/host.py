@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.watch.emit.dashboards.panels import Dashboard, Variable, panel
+from flatout.watch.emit.dashboards.panels import Dashboard, DashboardVariable, panel
 
 _HOST = '{host=~"$host"}'
 _GPU = "GPU {{gpu}}"
@@ -16,7 +16,7 @@ def _rate(metric: str) -> str:
 HOST = Dashboard(
     uid="flatout-host",
     title="Flatout: host",
-    variables=(Variable(name="host", query="label_values(flatout_source_up, host)"),),
+    variables=(DashboardVariable(name="host", query="label_values(flatout_source_up, host)"),),
     rows=(
         (
             panel("GPU use", "percent", (f"DCGM_FI_DEV_GPU_UTIL{_HOST}", _GPU)),

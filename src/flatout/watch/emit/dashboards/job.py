@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.watch.emit.dashboards.panels import Dashboard, Variable, panel
+from flatout.watch.emit.dashboards.panels import Dashboard, DashboardVariable, panel
 
 _JOB = '{job=~"$job", job_id=~"$job_id"}'
 _RATE = "[$__rate_interval]"
@@ -11,8 +11,8 @@ JOB = Dashboard(
     uid="flatout-job",
     title="Flatout: job",
     variables=(
-        Variable(name="job", query="label_values(flatout_rank_up, job)"),
-        Variable(name="job_id", query='label_values(flatout_rank_up{job=~"$job"}, job_id)'),
+        DashboardVariable(name="job", query="label_values(flatout_rank_up, job)"),
+        DashboardVariable(name="job_id", query='label_values(flatout_rank_up{job=~"$job"}, job_id)'),
     ),
     rows=(
         (

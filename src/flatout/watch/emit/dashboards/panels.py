@@ -33,7 +33,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
 
 
-class Variable(msgspec.Struct, frozen=True, kw_only=True):
+class DashboardVariable(msgspec.Struct, frozen=True, kw_only=True):
     """A variable whose values are those of a label."""
 
     name: str
@@ -43,7 +43,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 class Dashboard(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     title: str
-    variables: tuple[Variable, ...]
+    variables: tuple[DashboardVariable, ...]
     rows: tuple[tuple[Panel, ...], ...]
 
 
@@ -82,7 +82,7 @@ def _data_source() -> dict[str, Any]:
     return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 
 
-def _variable(variable: Variable) -> dict[str, Any]:
+def _variable(variable: DashboardVariable) -> dict[str, Any]:
     return {
         "name": variable.name,
         "type": "query",
