@@ -7,7 +7,7 @@
 in an empty folder, on the traces of `examples/` and on `../shared/data` where that exists, and keeps standard output,
 standard error, the exit code and the pages that were written. `compare` prints each difference that is not of wording
 alone: another exit code, another key, type or value of JSON, other numbers in a text or page, other elements of a
-page. It exits with 1 if there is one.
+page. Items of a list that have an `id` are compared by it. It exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -138,6 +138,10 @@ def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
                 yield f"{where}.{key}: {'removed' if key in before else 'added'}"
             else:
                 yield from differences(before[key], after[key], f"{where}.{key}")
+    elif (
+        isinstance(before, list) and before and all(isinstance(item, dict) and "id" in item for item in before + after)
+    ):
+        yield from differences(*({item["id"]: item for item in items} for items in (before, after)), where=where)
     elif isinstance(before, list):
         if len(before) != len(after):
             yield f"{where}: {len(before)} items became {len(after)}"

@@ -62,6 +62,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("if len(ranks) <= 16", "16"): "how many ranks the evidence lists before it gives their maximum",
     ("MOST_RANKS_LISTED = ", "16"): "how many ranks the evidence lists before it gives one number",
     ("MAX_ADVICE = ", "6"): "how many changes a finding lists",
+    ("NUM_EXAMPLES = ", "8"): "how many first steps the evidence lists",
     ("_TRY_TIMEOUT_S = ", "20.0"): "a bound on the time of a program that hangs",
     ("if each.exposed_s > 1e-9", "1e-9"): "a nanosecond is the resolution of a trace",
     ("len(context.ranks) < 2 or not context.num_steps", "2"): "one rank is as heavy as itself",

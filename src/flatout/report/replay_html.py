@@ -13,7 +13,7 @@ from itertools import groupby
 from flatout import __version__
 from flatout.records.replay import PolicyReplay, ReplayReport
 from flatout.report.command import command_line
-from flatout.report.replay_text import MOST_TEAMS, duration, energy, load_text, money, times_shorter
+from flatout.report.replay_text import MOST_TEAMS, duration, energy, load_text, money, speedup_text
 from flatout.report.template import rendered
 from flatout.units import number, percent
 
@@ -55,7 +55,7 @@ def page_content(replay: ReplayReport, command: Sequence[str], next_command: str
         "starved_after": duration(replay.starved_after_s),
         "rows": [_row(policy, replay) for policy in replay.policies],
         "differences": [
-            {"policy": difference.policy, "text": times_shorter(difference), "verdict": difference.verdict}
+            {"policy": difference.policy, "text": speedup_text(difference), "verdict": difference.verdict}
             for difference in replay.differences
         ],
         "baseline": first.policy,

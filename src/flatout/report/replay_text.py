@@ -62,7 +62,7 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
         lines += ["", style.bold(f"Mean JCT against {style.clean(first.policy)}")]
         for one in replay.differences:
             lines += style.wrapped(
-                f"{times_shorter(one)}, {one.verdict}",
+                f"{speedup_text(one)}, {one.verdict}",
                 indent="  ",
                 label=f"{one.policy:14s}",
             )
@@ -86,12 +86,13 @@ def replay_text(replay: ReplayReport, *, style: TextStyle, next_command: str) ->
     return "\n".join(lines)
 
 
-def times_shorter(difference: PolicyDifference) -> str:
+def speedup_text(difference: PolicyDifference) -> str:
+    """Return the ratio of the mean completion times; below 1 the policy is slower than the first."""
     if difference.low is None or difference.high is None:
         interval = "no interval"
     else:
         interval = f"{difference.low:.2f} to {difference.high:.2f}"
-    return f"{difference.ratio:.2f} times shorter ({interval})"
+    return f"speedup {difference.ratio:.2f}x ({interval})"
 
 
 def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:
@@ -115,7 +116,7 @@ def _measures(replay: ReplayReport, style: TextStyle) -> list[str]:
 
 
 def _change(unit: str, value: float) -> str:
-    return _amount(unit, value) + (" times shorter" if unit == "ratio" else "")
+    return f"speedup {value:.2f}x" if unit == "ratio" else _amount(unit, value)
 
 
 def _amount(unit: str, value: float) -> str:

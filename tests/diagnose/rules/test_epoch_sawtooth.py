@@ -57,6 +57,13 @@ def test_growing_epochs_are_named_with_their_ends_and_their_cost() -> None:
     assert not [word for word in ("leak", "drift", "clocks", "tensors kept") if word in words]
 
 
+@pytest.mark.parametrize(("num_epochs", "confidence"), [(4, "high"), (3, "medium")])
+def test_three_recorded_ends_of_epochs_are_enough_to_be_sure(num_epochs: int, confidence: str) -> None:
+    times = epochs(*[line(100, 0.010, 0.030)] * num_epochs, noise_s=0.0005)
+    (finding,) = diagnosed(steps_of(times, num_loader_ends=ends(num_epochs, 100))).findings
+    assert (finding.evidence["num_epochs"], finding.confidence) == (num_epochs - 1, confidence)
+
+
 @pytest.mark.parametrize(
     "epoch",
     [

@@ -11,7 +11,12 @@ COMPUTE_US, REDUCE_US = 3000.0, 100.0
 
 
 def looping(
-    num_calls: int, *, num_elements: int = 1000, compute_after: float = 0.0, wrapper: str | None = None
+    num_calls: int,
+    *,
+    num_elements: int = 1000,
+    compute_after: float = 0.0,
+    wrapper: str | None = None,
+    compute_us: float = COMPUTE_US,
 ) -> list[TraceBuilder]:
     """Two ranks that compute, and then reduce one gradient after the other; `compute_after` follows the first one."""
     traces = [TraceBuilder(rank) for rank in (0, 1)]
@@ -20,8 +25,8 @@ def looping(
             trace.step(number, at, STEP)
             if wrapper is not None:
                 trace.annotation(wrapper, at, 2)
-            trace.launch(GEMM, at, 4, at + 5, COMPUTE_US)
-            time = at + 5 + COMPUTE_US
+            trace.launch(GEMM, at, 4, at + 5, compute_us)
+            time = at + 5 + compute_us
             for place in range(num_calls):
                 trace.collective("allreduce", at + 6 + place / 100, time, REDUCE_US, num_elements=num_elements,
                                  launch_duration=0)  # fmt: skip
@@ -74,3 +79,11 @@ def test_large_gradients_need_more_buckets() -> None:
     found = next(each for each in diagnosis.findings if each.name == "separate-reductions")
     assert found.evidence["saved_by_bucketing_s"] == pytest.approx(1200e-6)
     assert found.evidence["saved_by_overlap_s"] == pytest.approx(800e-6 * 7 / 8)
+
+
+def test_no_more_can_hide_than_the_backward_pass_takes_two_thirds_of_the_compute() -> None:
+    """40 gradients of 10 MiB fill 16 buckets: 1,500 us could hide, but of 2,000 us of compute 1,333 are backward."""
+    diagnosis = free_of_recorder_cost(*looping(40, num_elements=10 << 18, compute_us=2000.0))
+    found = next(each for each in diagnosis.findings if each.name == "separate-reductions")
+    assert found.evidence["saved_by_bucketing_s"] == pytest.approx(2400e-6)
+    assert found.evidence["saved_by_overlap_s"] == pytest.approx(1333.3e-6, rel=0.01)
