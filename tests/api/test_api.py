@@ -35,7 +35,7 @@ SIGNATURES = {
     "compare": "command=(), *, a=None, b=None, a_ref=None, b_ref=None, a_python=None, b_python=None, gate=None, "
     "budget_s=1800.0, trials=None, steps=None, warmup=None, objective=None, profiles=3, out=None, force=False, "
     "typed=(), say=say_to_stderr",
-    "plan": "model, cluster, *, global_batch=1024, seq=4096, document=0, precision='bf16', optimizer='adam', "
+    "plan": "model, cluster, *, global_batch=1024, seq=4096, document=0, images=0, precision='bf16', optimizer='adam', "
     "gradients=None, pure_bf16=False, lora_rank=0, lora_targets='attention', base_bits=16, freeze=(), fix=(), "
     "target='any', calibrate=None, risk=0.1, top=10, goal=None, gpu_price=None, prices=None, terms='on-demand', "
     "region=None, fabric=None, oversubscription=None, leaf_nodes=None, torus=None, note=no_note",

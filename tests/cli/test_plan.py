@@ -43,7 +43,7 @@ def test_a_plan_as_text_ends_with_the_next_command(
         (["plan"], "a plan needs --model and --cluster"),
         (["plan", "evaluate"], "missing argument 'RUNS.csv'"),
         (["plan", "--json", "evaluate", "runs.csv"], "`--json` precedes `evaluate`"),
-        (["plan", "prove"], "the commands are `evaluate` and `place`"),
+        (["plan", "prove"], "the commands are `evaluate`, `place` and `serve`"),
         (["plan", "evaluate", "missing.csv"], "cannot be read"),
         ([*PLAN, "--precision", "int3"], "--precision must be one of"),
         ([*PLAN[:2], "missing/config.json", *PLAN[3:]], "cannot be read"),
