@@ -54,6 +54,7 @@ def test_limits_that_no_number_of_gpus_meets_end_with_1_and_say_why(
     ("arguments", "message"),
     [
         ([*SERVE, "--rate", "0"], "`--rate` must be a number above 0"),
+        ([*SERVE, "--rate", "1e9"], "`--rate` must be a number above 0 and at most 1,000,000"),
         ([*SERVE, "--kv-cache", "int3"], "`--kv-cache` must be one of"),
         (["plan", "--seq", "8", "serve", "--model", "x"], "`--seq` precedes `serve`"),
         (["plan", "serv"], "the commands are `evaluate`, `place` and `serve`"),

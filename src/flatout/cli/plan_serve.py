@@ -30,7 +30,13 @@ def serve(
     ],
     rate: Annotated[
         float,
-        amount(metavar="N", positive=True, help="Requests that come in a second, in the mean.", show_default=False),
+        amount(
+            metavar="N",
+            positive=True,
+            most=1e6,
+            help="Requests that come in a second, in the mean.",
+            show_default=False,
+        ),
     ],
     input_tokens: Annotated[
         int, whole_number("--input", least=1, most=_MOST_TOKENS, help="Tokens of a prompt, in the mean.")

@@ -172,6 +172,9 @@ class _Scaling:
         Optimizer.__init__, Optimizer.add_param_group = init, add_param_group
 
     def _hook_parameters(self, parameters: Sequence[Any]) -> None:
+        if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
+            self._leave("the parameters are sharded")  # each rank would see its own gradients, and skip other steps
+            return
         for parameter in parameters:
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))

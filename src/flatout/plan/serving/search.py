@@ -24,7 +24,6 @@ from flatout.records.serving_plan import (
 )
 
 MOST_REQUESTS = 1024  # that an engine holds at a time: vLLM's default on GPUs of 70 GB and more
-MOST_COPIES = 100_000
 OF_90_PERCENT = 1.645  # standard deviations on either side of a 90 % interval
 LENGTHS = (1024, 4096, 16_384, 65_536, 131_072)
 
@@ -167,7 +166,7 @@ def _held(fitting: int) -> int:
 
 
 def _copies(wanted_per_s: float, rate_per_s: float) -> int:
-    return min(max(math.ceil(wanted_per_s / rate_per_s - 1e-9), 1), MOST_COPIES)
+    return max(math.ceil(wanted_per_s / rate_per_s - 1e-9), 1)
 
 
 def _cache_need(served: Served, tokens: int) -> CacheNeed:
