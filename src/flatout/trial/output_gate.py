@@ -1,9 +1,10 @@
 """Check that a candidate's first outputs are the baseline's, in a script that only infers.
 
 Such a script has no loss and no gradients: its outputs are all that shows whether a change computes the same. Of a
-script that repeats itself, an exact change must give the same entries up to float noise, a change that rounds may
-differ within a band, and must give nearly all of the same answers (the places of the largest entries). Of a script that
-draws other inputs in each run, nothing can be compared, and so no gain may be claimed.
+script that repeats itself, an exact change must give the same entries up to float noise. A change that rounds may
+differ within a band, and must give nearly all of the same answers (the places of the largest entries). A semantic
+change has the same band: nothing else would show that half of the layers are missing. Of a script that draws other
+inputs in each run, nothing can be compared, and so no gain may be claimed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from flatout.units import percent
 
 REPEATABLE = 1e-3  # relative: if outputs of baselines differ by no more, the script sets its seeds
 # Relative to the size of the entries. `exact` leaves room for another order of sums, as another number of threads has.
-BAND = {"exact": 1e-5, "rounding": 0.05}
+BAND = {"exact": 1e-5, "rounding": 0.05, "semantic": 0.05}
 SPREADS = 4.0
-MIN_SAME_ANSWERS = {"exact": 1.0, "rounding": 0.98}
+MIN_SAME_ANSWERS = {"exact": 1.0, "rounding": 0.98, "semantic": 0.98}
 _UNKNOWN = "the job's model returns no tensors of plain numbers"
 _SEEDS = "set the script's seeds, and read the same inputs in each run"
 
@@ -34,8 +35,6 @@ def check_model_outputs(candidate: TrialResult, baselines: Sequence[TrialResult]
     base = [trial.model_outputs for trial in baselines if trial.model_outputs]
     if not base:
         return GateResult(is_passed=True, reason="the outputs of the job are unknown: not checked")
-    if changes.safety == "semantic":
-        return GateResult(is_passed=True, reason="the change alters what is computed: outputs are not compared")
     mine = candidate.model_outputs
     if not mine:
         return GateResult(is_passed=False, reason="its model returned nothing, but the job's did")

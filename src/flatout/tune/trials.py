@@ -135,11 +135,8 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
         return GateResult(is_passed=False, reason=result.wrong_data)
     baselines = progress.evidence.baselines
     losses = check_losses(result, baselines, changes)
-    for gate in (
-        losses,
-        check_gradients(result, baselines, changes),
-        check_model_outputs(result, baselines, changes),
-    ):
+    outputs = check_model_outputs(result, baselines, changes)
+    for gate in (losses, check_gradients(result, baselines, changes), outputs):
         if not gate.is_passed:
             return gate
     added = progress.applied.added(changes)
@@ -153,4 +150,7 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
             if not gate.is_passed:
                 return msgspec.structs.replace(gate, reason=f"compared with the applied changes: {gate.reason}")
     memory = check_memory(result, baselines)
-    return memory if not memory.is_passed else losses
+    if not memory.is_passed:
+        return memory
+    only_infers = any(trial.model_outputs for trial in baselines)
+    return outputs if only_infers else losses
