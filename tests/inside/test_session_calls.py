@@ -37,6 +37,7 @@ class Session:
 
     def __init__(self, path: object, sess_options: Options | None = None, providers: object = None) -> None:
         self.options = sess_options or Options()
+        self.asked = providers
 
     def run(self, output_names: object, input_feed: dict[str, Any], run_options: object = None) -> list[Any]:
         return [2 * array for array in input_feed.values()]
@@ -56,6 +57,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     package: Any = ModuleType("onnxruntime")
     module.InferenceSession = kind
     package.SessionOptions = Options
+    package.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
     package.GraphOptimizationLevel = SimpleNamespace(ORT_ENABLE_ALL=SimpleNamespace(name="ORT_ENABLE_ALL"))
     monkeypatch.setitem(sys.modules, SESSIONS_MODULE, module)
     monkeypatch.setitem(sys.modules, "onnxruntime", package)
@@ -126,7 +128,20 @@ def test_the_facts_are_those_of_the_session(library: Any, seen: tuple[Seen, Sess
         "device": "cpu",
         "session_threads": 0,
         "session_is_optimized": False,
+        "session_provider": "CPUExecutionProvider",
+        "other_providers": "CUDAExecutionProvider",
     }
+
+
+def test_a_provider_is_asked_for_where_the_library_has_it(library: Any) -> None:
+    report = Report("onnx_session", {}, Reports())
+    onnx_session(report, provider="cuda")
+    assert library("model.onnx").asked == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    assert report.reason == "ONNX Runtime did not take the provider"  # this one keeps to the CPU
+    none = Report("onnx_session", {}, Reports())
+    onnx_session(none, provider="openvino")
+    library("model.onnx")
+    assert none.reason == "this ONNX Runtime has no provider OpenVINOExecutionProvider"
 
 
 def test_options_are_given_to_sessions_with_and_without_some(library: Any) -> None:

@@ -49,16 +49,21 @@ def onnx_session(
         def init(self: Any, path: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
             options = onnxruntime.SessionOptions() if sess_options is None else sess_options
             report.guarded(set_options)(options, onnxruntime.GraphOptimizationLevel)
-            if provider is not None and not args:
-                available = onnxruntime.get_available_providers()
-                asked = providers_for(provider, available)
-                if asked is None:
-                    report.note(f"this ONNX Runtime has no provider {_PROVIDERS[provider][0]}")
-                else:
-                    kwargs = {**kwargs, "providers": asked, "provider_options": None}
+            asked = None if args else report.guarded(ask_for)()
+            if asked is not None:  # options of other providers do not fit
+                kwargs = {name: value for name, value in kwargs.items() if name != "provider_options"}
+                kwargs["providers"] = asked
             original(self, path, options, *args, **kwargs)
-            if provider is not None:
+            if asked is not None:
                 report.guarded(tell_provider)(self)
+
+        def ask_for() -> list[str] | None:
+            if provider is None:
+                return None
+            asked = providers_for(provider, onnxruntime.get_available_providers())
+            if asked is None:
+                report.note(f"this ONNX Runtime has no provider {_PROVIDERS[provider][0]}")
+            return asked
 
         def tell_provider(session: Any) -> None:
             if provider is not None and session.get_providers()[0] == _PROVIDERS[provider][0]:
