@@ -19,6 +19,8 @@ for step in range(8):
     if step == 3 and dist.get_rank() == 1:
         if fault == "exit0":
             sys.exit(0)
+        if fault == "osexit0":
+            os._exit(0)
         if fault == "osexit3":
             os._exit(3)
         if fault == "nan":

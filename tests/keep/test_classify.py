@@ -30,7 +30,8 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 # `fresh_texts.csv` has whole sets of texts found in public issues, docs and logs, whose answers were written before
 # `explain` was tried on them. At first sight, class and decision were right in 79 and 87 % of 82 (r, by the table
 # alone), 87 and 90 % of 79 (s, with the first estimates by words), 79 and 90 % of 81 (t; 77 and 85 % by the table
-# alone). One answer of t was changed afterwards, because an earlier set has another one for the same words.
+# alone), 91 and 94 % of 78 (u; 86 and 90 % by the table alone; about half of u are messages that are known to all).
+# One answer each of t and u was changed afterwards, because an earlier set has another one for the same words.
 # `harmless_lines.csv` has lines of healthy jobs, which say nothing.
 CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv", "fresh_texts.csv")
 
@@ -56,7 +57,7 @@ def class_by_table(text: str, phase: Phase | None = None) -> str:
 
 @pytest.mark.parametrize(
     ("corpus", "least"),
-    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 242)],
+    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 320)],
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -453,11 +454,11 @@ def test_a_likelihood_is_that_of_the_words_weights(monkeypatch: pytest.MonkeyPat
     assert (nothing.failure_class, nothing.likelihood) == ("unknown", pytest.approx(1 / (1 + math.exp(-0.5))))
 
 
-def test_a_text_without_known_words_is_estimated() -> None:
-    answer = explain_failure("waiting for rank 4 for 300 s now", "training")
-    assert (answer.failure_class, answer.restart, answer.name) == ("timeout", "yes", None)
-    assert answer.likelihood is not None and answer.likelihood > LEAST_LIKELY
-    assert explain_failure("RuntimeError: CUDA error: an illegal memory access").likelihood is None
+def test_texts_without_known_words_are_estimated_and_others_are_not() -> None:
+    answers = [explain_failure(text_of(row)) for row in rows("fresh_texts.csv")[:80]]
+    estimates = [answer.likelihood for answer in answers if answer.likelihood is not None]
+    assert len(estimates) >= 4 and min(estimates) >= LEAST_LIKELY
+    assert all(answer.name is None for answer in answers if answer.likelihood is not None)
 
 
 def test_an_estimate_counts_only_from_the_least_likelihood_on(monkeypatch: pytest.MonkeyPatch) -> None:

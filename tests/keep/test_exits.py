@@ -101,6 +101,21 @@ def test_code_and_signal_come_from_the_kernel_or_else_from_the_launcher(tmp_path
     assert [one.rank for one in rank_exits(tmp_path, pulses, deaths, noted={("host", 1000), ("host", 1001)})] == [2, 3]
 
 
+@pytest.mark.parametrize(("is_whole", "code"), [(True, 0), (False, None)])
+def test_a_rank_that_is_not_among_all_that_failed_ended_with_0(
+    tmp_path: Path, is_whole: bool, code: int | None
+) -> None:
+    """`os._exit(0)`: torchrun has reaped it, and names the other rank only. `spawn` names one rank, whoever failed."""
+    children = [{"rank": 0, "pid": 1000, "code": 1}]
+    content = {"hostname": "host", "children": children, "unix_s": 1.0, "is_whole": is_whole}
+    (tmp_path / "children-host-7.json").write_bytes(msgspec.json.encode(content))
+    deaths = {"host-1": Death(1.0, None), "elsewhere-2": Death(2.0, None)}
+    (one,) = rank_exits(tmp_path, [pulse(1)], deaths, noted=set())
+    assert (one.code, one.is_orderly, one.is_regular) == (code, False, is_whole)
+    assert (left_first([one], first_complaint_s=1.2) == one) is is_whole
+    assert left_first([one], first_complaint_s=None) is None  # nobody misses it
+
+
 def test_a_rank_that_ended_in_order_tells_when(tmp_path: Path) -> None:
     exits = rank_exits(tmp_path, [pulse(0, has_ended=True, ended_s=7.5)], {"host-0": Death(9.0, 0, 3)}, noted=set())
     assert [(one.at_s, one.code, one.is_orderly) for one in exits] == [(7.5, 3, True)]

@@ -21,13 +21,19 @@ JOB = Path(__file__).parents[1] / "jobs" / "left_job.py"
     ("fault", "rule", "restarts", "says"),
     [
         ("exit0", "left-early", False, "rank 1 left first, after 3 steps: its script ended with exit code 0"),
+        (
+            "osexit0",
+            "left-early",
+            False,
+            "rank 1 left first, after 3 steps: it ended at once with exit code 0 (os._exit)",
+        ),
         ("osexit3", "rank-exit", True, "rank 1 left first, after 3 steps: it ended at once with exit code 3"),
         ("nan", "diverged", False, "exit code 1; its last line on standard error: Loss is nan, stopping training"),
         (
             "order",
             "mismatched-collectives",
             False,
-            "rank 1 was aborted, after 3 steps in a collective at left_job.py:28",
+            "rank 1 was aborted, after 3 steps in a collective at left_job.py:30",
         ),
     ],
 )

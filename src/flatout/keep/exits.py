@@ -46,6 +46,7 @@ class _Child(msgspec.Struct, frozen=True, kw_only=True):
 class _Children(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str
     children: tuple[_Child, ...]
+    is_whole: bool = False  # whether it has all ranks of the launcher that failed
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,11 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
         return self.signal in _CRASHES
 
     @property
+    def is_regular(self) -> bool:
+        """Whether it ended with exit code 0; by `os._exit(0)` if it was not orderly."""
+        return self.signal is None and not self.code and (self.is_orderly or self.code == 0)
+
+    @property
     def is_by_launcher(self) -> bool:
         """Whether the launcher may have ended the rank because another rank had failed."""
         return self.signal == _TAKES_DOWN
@@ -79,9 +85,9 @@ def rank_exits(
     noted: set[tuple[str, int]],
 ) -> tuple[RankExit, ...]:
     """Return the ends of the ranks that reported no error, the first one first. `noted`: processes that did."""
-    reported = _reported(folder)
+    reports = _reports(folder)
     exits = [
-        _exit(folder, pulse, deaths.get(pulse.name), reported.get((pulse.hostname, pulse.pid)))
+        _exit(folder, pulse, deaths.get(pulse.name), _reported_code(reports, pulse))
         for pulse in pulses
         if pulse.rank is not None and (pulse.hostname, pulse.pid) not in noted
     ]
@@ -99,8 +105,7 @@ def left_first(exits: Sequence[RankExit], first_complaint_s: float | None) -> Ra
         if one.is_by_launcher or (one.signal is None and one.code is None and not one.is_orderly):
             continue
         is_before = first_complaint_s is None or _may_have_left_by(first_complaint_s, one)
-        is_regular = one.is_orderly and not one.code
-        if is_regular and first_complaint_s is None:
+        if one.is_regular and first_complaint_s is None:
             continue
         if is_before or one.is_crash:
             return one
@@ -171,6 +176,14 @@ def as_monotonic_s(unix_s: float) -> float:
     return unix_s - (time.time() - time.monotonic())
 
 
+def _reported_code(reports: Sequence[_Children], pulse: HeartbeatSample) -> int | None:
+    """Return the code that a launcher on this host reports: 0 for a rank that is not among all those that failed."""
+    of_host = [report for report in reports if report.hostname == pulse.hostname]
+    codes = {child.pid: child.code for report in of_host for child in report.children}
+    ended_well = 0 if any(report.is_whole for report in of_host) else None
+    return codes.get(pulse.pid, ended_well)
+
+
 def _exit(folder: Path, pulse: HeartbeatSample, death: Death | None, reported_code: int | None) -> RankExit | None:
     if death is None and not pulse.has_ended:
         return None
@@ -202,15 +215,14 @@ def _status(death: Death | None, reported_code: int | None) -> tuple[int | None,
     return (reported_code, None) if reported_code >= 0 else (None, -reported_code)
 
 
-def _reported(folder: Path) -> dict[tuple[str, int], int]:
-    codes: dict[tuple[str, int], int] = {}
+def _reports(folder: Path) -> list[_Children]:
+    reports = []
     for path in folder.glob(File.CHILDREN.glob):
         try:
-            report = decode_json(read_bytes(path), type=_Children)
+            reports.append(decode_json(read_bytes(path), type=_Children))
         except (OSError, msgspec.DecodeError):
             continue
-        codes |= {(report.hostname, child.pid): child.code for child in report.children}
-    return codes
+    return reports
 
 
 def _crash(folder: Path, pulse: HeartbeatSample) -> Stack | None:

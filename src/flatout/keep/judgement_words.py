@@ -122,9 +122,10 @@ def says_left_early(evidence: Evidence) -> str:
     """Say that a rank's script ended while the other ranks needed it."""
     left = evidence.left
     assert left is not None
+    how = "its script ended with exit code 0" if left.is_orderly else "it ended at once with exit code 0 (os._exit)"
     return (
-        f"rank {left.rank} left first{_at_step(left)}: its script ended with exit code 0 while other ranks still waited"
-        " for it: it had fewer batches, or took an exit that they did not take"
+        f"rank {left.rank} left first{_at_step(left)}: {how} while other ranks still waited for it: it had fewer"
+        " batches, or took an exit that they did not take"
     )
 
 
@@ -154,8 +155,15 @@ def says_killed(evidence: Evidence) -> str:
     if evidence.killed:
         ranks = ", ".join(str(rank) for rank in evidence.killed)
         plural = "s" * (len(evidence.killed) > 1)
-        return f"rank{plural} {ranks} ended without an error message (killed or crashed)"
+        return f"rank{plural} {ranks} ended without an error message ({_how_killed(evidence)})"
     return f"the command was ended by {_signal_name(evidence.signal)}"
+
+
+def _how_killed(evidence: Evidence) -> str:
+    left = evidence.left
+    if left is None or left.signal != signal.SIGKILL or left.rank not in evidence.killed:
+        return "killed or crashed"
+    return f"SIGKILL ended it{_at_step(left)}: the OOM killer, a scheduler, or a person"
 
 
 def says_usage(evidence: Evidence) -> str:

@@ -339,7 +339,7 @@ ENDS: tuple[Rule, ...] = (
     ),
     Rule(
         name="left-early",
-        fits=lambda e: _left(e, lambda left: left.is_orderly and not left.code and left.signal is None),
+        fits=lambda e: _left(e, lambda left: left.is_regular),
         failure_class="job",
         restart="no",
         says=words.says_left_early,

@@ -165,6 +165,7 @@ class FailureNotes:
             "pid": os.getpid(),
             "unix_s": round(time.time(), 3),
             "children": children,
+            "is_whole": isinstance(getattr(error, "failures", None), dict),  # torchrun's: of all ranks that failed
         }
         name = File.CHILDREN.of(process_name(os.uname().nodename, os.getpid()))
         self._replace(self._recording / name, content)
