@@ -118,6 +118,7 @@ def test_a_range_is_shown_for_two_hosts_too() -> None:
     busy = host(1, {"/proc/loadavg": "32.00 1.00 1.00 1/100 1"})
     report = compare_snapshots([host(0), busy])
     assert next(fact.usual for fact in report.compared if fact.fact == "load per CPU") == "0.26 (0.02 to 0.50)"
+    assert "load per CPU: 0.26 (0.02 to 0.50)" in hosts_text(report, style=TextStyle())
     assert report.differences == ()
 
 

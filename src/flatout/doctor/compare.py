@@ -93,7 +93,7 @@ class _Comparison:
             return
         median, low, high = (fact.write(rule(numbers.values())) for rule in (statistics.median, min, max))
         usual = median if low == high else f"{median} ({low} to {high})"
-        self._add(name, len(numbers), usual, _by_spread(name, fact, numbers))
+        self._add(name, len(numbers), usual, _by_spread(name, fact, numbers), is_range=fact.is_range and low != high)
 
     def _values(self, read: Callable[[Machine], Value]) -> tuple[dict[str, Value], str]:
         """Return the value of each host and, after a colon, why the last host without a value has none."""
@@ -108,9 +108,12 @@ class _Comparison:
                 problem = f": the input cannot be parsed: {error}"
         return values, problem
 
-    def _add(self, name: str, num_hosts: int, usual: str, difference: HostDifference | None) -> None:
+    def _add(
+        self, name: str, num_hosts: int, usual: str, difference: HostDifference | None, *, is_range: bool = False
+    ) -> None:
         unlike = {} if difference is None else difference.found
-        self.facts.append(ComparedFact(fact=name, num_hosts=num_hosts, usual=usual, unlike=unlike))
+        fact = ComparedFact(fact=name, num_hosts=num_hosts, usual=usual, unlike=unlike, is_range=is_range)
+        self.facts.append(fact)
         if difference is not None:
             self.differences.append(difference)
 

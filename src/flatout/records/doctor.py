@@ -118,6 +118,7 @@ class ComparedFact(msgspec.Struct, frozen=True, kw_only=True):
     num_hosts: int  # hosts with a value
     usual: str  # value of most hosts; for a number, the median and the range
     unlike: dict[str, str] = {}  # by host
+    is_range: bool = False  # hosts differ in it at any time, such as their load: `usual` has the range
 
 
 class HostsReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -188,6 +188,8 @@ def hosts_text(report: HostsReport, *, style: TextStyle) -> str:
         lines += style.wrapped(difference.usual, indent=_INDENT, label="usual     ")
         for host, text in difference.found.items():
             lines += style.wrapped(text, indent=_INDENT, label=f"{host}: ")
+    ranges = {fact.fact: fact.usual for fact in report.compared if fact.is_range}
+    lines += _reasons("median and range over the hosts", ranges, style)
     lines += _reasons("not compared", report.not_compared, style)
     lines += _reasons("not captured", report.not_captured, style)
     lines += ["", style.bold("hosts")]
