@@ -57,8 +57,9 @@ def _estimated(
         error = RaisedError(exception="", message="\n".join(lines[-_MAX_LINES:]))
     found = estimate(error.exception, without_names(error.message), phase)
     is_otherwise = found.restart == "elsewhere" or bool(error.exception)
-    is_said_by_type = classification is not None and classification.failure_class == found.failure_class
-    if is_said_by_type or found.likelihood < (_LEAST_LIKELY_OTHERWISE if is_otherwise else LEAST_LIKELY):
+    said_by_type = "unknown" if classification is None else classification.failure_class
+    least_likely = _LEAST_LIKELY_OTHERWISE if is_otherwise else LEAST_LIKELY
+    if said_by_type == found.failure_class or found.likelihood < least_likely:
         return None
     likely = likely_failure(found.failure_class)
     return FailureExplanation(
