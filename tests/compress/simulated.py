@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flatout.compress.backend import Benched, Evaluated, Variant
+from flatout.compress.backend import Benched, EvaluationRun, Variant
 from flatout.compress.reports import ModelReport
 from flatout.records.compression import UNTOUCHED, Evaluation
 from flatout.records.trial import BASELINE, TrialResult
@@ -51,21 +51,21 @@ class SimulatedBackend:
     def spent_s(self) -> float:
         return self.clock_s
 
-    def evaluate(self, variant: Variant, *, is_final: bool) -> Evaluated:
+    def evaluate(self, variant: Variant, *, is_final: bool) -> EvaluationRun:
         self.evaluated.append((variant.name, is_final))
         self.clock_s += self.trial_s
         truth = self._truth(variant)
         applied = truth.is_applied or variant.name == UNTOUCHED
         report = ModelReport(variant=variant.name, applied=applied, reason=None if applied else "nothing fits")
         if truth.fails:
-            return Evaluated(evaluation=None, report=report, problem="ValueError: no")
+            return EvaluationRun(evaluation=None, report=report, problem="ValueError: no")
         right = self._answers(truth, self._right[is_final])
         evaluation = Evaluation(
             value=float(right.mean()),
             num_samples=len(right) if self.prints_number else None,
             samples=tuple(map(float, right)) if self.prints_samples else (),
         )
-        return Evaluated(evaluation=evaluation, report=report, disk_bytes=round(DISK_BYTES * truth.size))
+        return EvaluationRun(evaluation=evaluation, report=report, disk_bytes=round(DISK_BYTES * truth.size))
 
     def _answers(self, truth: Truth, right: np.ndarray) -> np.ndarray:
         """Some right answers are lost, and a few wrong ones are corrected, unless the model is the same."""

@@ -8,21 +8,23 @@ import pytest
 from tests.compress.simulated import SimulatedBackend, Truth
 
 from flatout.compress.backend import Benched, Variant
-from flatout.compress.loop import Found, Loop, Plan
+from flatout.compress.loop import CompressionFound, CompressionLoop, CompressionPlan
 from flatout.errors import InputError
 from flatout.records.compression import MaxLoss
 
-PLAN = Plan(metric="accuracy", is_higher_better=True, max_loss=MaxLoss(value=0.02, is_relative=True))
+PLAN = CompressionPlan(metric="accuracy", is_higher_better=True, max_loss=MaxLoss(value=0.02, is_relative=True))
 GOOD = Truth(speedup=2.0, size=0.25)
 
 
-def compressed(truths: dict[str, Truth], plan: Plan = PLAN, **more: Any) -> tuple[Found, SimulatedBackend]:
+def compressed(
+    truths: dict[str, Truth], plan: CompressionPlan = PLAN, **more: Any
+) -> tuple[CompressionFound, SimulatedBackend]:
     backend = SimulatedBackend(truths, **more)
     variants = [Variant(name=name, kind=name) for name in truths]
-    return Loop(backend, plan, variants, lambda line: None).run(), backend
+    return CompressionLoop(backend, plan, variants, lambda line: None).run(), backend
 
 
-def refusals(found: Found) -> dict[str, str | None]:
+def refusals(found: CompressionFound) -> dict[str, str | None]:
     return {variant.name: variant.refusal for variant in found.variants}
 
 
@@ -76,8 +78,10 @@ def test_a_lucky_choice_is_judged_on_data_that_chose_nothing() -> None:
         return evaluated if is_final else honest.evaluate(Variant(name="untouched"), is_final=False)
 
     backend.evaluate = lucky  # type: ignore[method-assign]
-    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, has_final=True)
-    found = Loop(backend, plan, [Variant(name="lucky", kind="lucky", applied_by="files")], lambda line: None).run()
+    plan = CompressionPlan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, has_final=True)
+    found = CompressionLoop(
+        backend, plan, [Variant(name="lucky", kind="lucky", applied_by="files")], lambda line: None
+    ).run()
     search, final = found.variants[0].search, found.variants[0].final
     assert search is not None
     assert final is not None
@@ -91,7 +95,7 @@ def test_an_unknown_number_of_samples_shows_nothing() -> None:
 
 
 def test_without_held_out_data_nothing_has_the_final_word() -> None:
-    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=MaxLoss(value=0.2, is_relative=True))
+    plan = CompressionPlan(metric="accuracy", is_higher_better=True, max_loss=MaxLoss(value=0.2, is_relative=True))
     found, _ = compressed({"good": GOOD}, plan, prints_samples=False)
     assert (found.recommended, refusals(found)) == ((), {"good": "no_held_out_data"})
 
@@ -111,7 +115,7 @@ def test_the_fastest_and_the_smallest_are_judged_at_half_the_level_each() -> Non
 
 def test_each_batch_size_counts() -> None:
     """Twice as fast at batch 1, and slower at 64: it is refused."""
-    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, batches=(1, 64))
+    plan = CompressionPlan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, batches=(1, 64))
     backend = SimulatedBackend({"one": GOOD})
     bench = backend.bench
 
@@ -120,7 +124,7 @@ def test_each_batch_size_counts() -> None:
         return bench(variant, batch, budget_s)
 
     backend.bench = by_batch  # type: ignore[method-assign]
-    found = Loop(backend, plan, [Variant(name="one", kind="one")], lambda line: None).run()
+    found = CompressionLoop(backend, plan, [Variant(name="one", kind="one")], lambda line: None).run()
     assert [speed.verdict.verdict for speed in found.variants[0].speeds] == ["better", "worse"]
     assert (found.recommended, found.variants[0].refusal) == ((), "slower")
 
@@ -131,7 +135,7 @@ def test_what_is_equally_fast_must_save_a_tenth_of_the_size() -> None:
 
 
 def test_a_budget_ends_it_with_what_is_known() -> None:
-    plan = Plan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, budget_s=18.0)
+    plan = CompressionPlan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, budget_s=18.0)
     found, backend = compressed({"first": GOOD, "second": GOOD}, plan)
     assert (found.ended_by, len(backend.benched)) == ("budget", 1)
     assert refusals(found) == {"first": "another_chosen", "second": "speed_not_shown"}
@@ -140,4 +144,4 @@ def test_a_budget_ends_it_with_what_is_known() -> None:
 def test_the_untouched_model_must_run() -> None:
     backend = SimulatedBackend({"untouched": Truth(fails=True)})
     with pytest.raises(InputError, match="the evaluation of the untouched model fails: ValueError: no"):
-        Loop(backend, PLAN, [], lambda line: None).run()
+        CompressionLoop(backend, PLAN, [], lambda line: None).run()

@@ -14,7 +14,7 @@ from tests.serving.simulated import SLO, TABLE, tuned
 from flatout.errors import OutputError
 from flatout.records.serving import ServerTrial
 from flatout.serving.command import ServeCommand
-from flatout.serving.journal import NAME, Begun, Journal, identity_of
+from flatout.serving.journal import NAME, Begun, ServingJournal, identity_of
 from flatout.serving.loop import Found, ServingOptions
 
 SCENARIO = next(scenario for scenario in SCENARIOS if scenario.cause == "under-batched")
@@ -72,7 +72,7 @@ def begun(identity: str) -> Begun:
 
 
 def test_the_journal_gives_back_what_it_was_given_but_not_to_another_tuning(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, identity_of("a", SLO))
+    journal = ServingJournal(tmp_path, identity_of("a", SLO))
     assert journal.read() is None
     journal.begin(begun(journal.identity))
     for trial in whole().trials[1:4]:
@@ -86,7 +86,7 @@ def test_the_journal_gives_back_what_it_was_given_but_not_to_another_tuning(tmp_
     truncated = journal.read()
     assert truncated is not None
     assert truncated.trials == whole().trials[1:3]
-    assert Journal(tmp_path, identity_of("b", SLO)).read() is None
+    assert ServingJournal(tmp_path, identity_of("b", SLO)).read() is None
     path.write_text("[]\n")
     assert journal.read() is None
 
@@ -101,7 +101,7 @@ def test_the_command_resumes_with_the_rates_and_the_first_start_of_then(
     folder = tmp_path / "out"
     (folder / "logs").mkdir(parents=True)
     (folder / "serving.json").write_text("{}")
-    journal = Journal(folder, "same")
+    journal = ServingJournal(folder, "same")
     journal.begin(begun("same"))
     for trial in whole().trials[1:5]:
         journal.keep(trial)

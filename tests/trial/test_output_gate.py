@@ -56,6 +56,22 @@ def test_outputs_may_differ_by_as_much_as_the_change_allows(
     assert check_model_outputs(trial(tmp_path, logits(off)), base, changes(safety)).is_passed is is_passed
 
 
+@pytest.mark.parametrize(("off", "is_passed"), [(7e-4, True), (9e-4, False)])
+def test_outputs_may_differ_by_four_times_what_those_of_the_unchanged_job_do(
+    tmp_path: Path, off: float, is_passed: bool
+) -> None:
+    base = [trial(tmp_path, logits()), trial(tmp_path, logits(2e-4))]
+    assert check_model_outputs(trial(tmp_path, logits(off)), base, changes("exact")).is_passed is is_passed
+
+
+def test_of_an_exact_change_every_answer_must_be_that_of_the_job(tmp_path: Path) -> None:
+    near = torch.tensor([[1.0, 1 - 4e-6]] * 64)
+    one = near.clone()
+    one[0] = near[0].flip(0)
+    base = [trial(tmp_path, [near])] * 2
+    assert not check_model_outputs(trial(tmp_path, [one]), base, changes("exact")).is_passed
+
+
 def test_other_answers_are_refused_even_if_the_numbers_are_near(tmp_path: Path) -> None:
     near = torch.tensor([[1.0, 0.999]] * 64)
     base = [trial(tmp_path, [near])] * 2

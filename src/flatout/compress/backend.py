@@ -25,7 +25,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}  # further keys of FLATOUT_COMPRESS
 
 
-class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluationRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the evaluation with a variant."""
 
     evaluation: Evaluation | None  # None: it failed, or printed no metric
@@ -51,8 +51,8 @@ class Benched(msgspec.Struct, frozen=True, kw_only=True):
     is_interrupted: bool = False
 
 
-class Backend(Protocol):
-    def evaluate(self, variant: Variant, *, is_final: bool) -> Evaluated: ...
+class CompressionBackend(Protocol):
+    def evaluate(self, variant: Variant, *, is_final: bool) -> EvaluationRun: ...
 
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched: ...
 

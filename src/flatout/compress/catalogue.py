@@ -15,20 +15,20 @@ from flatout.errors import UsageError
 from flatout.records.compression import AppliedBy
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class VariantRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     summary: str
     applied_by: AppliedBy = "patch"
 
 
-ROWS: tuple[Row, ...] = (
-    Row(name="bf16", summary="weights and computing in bfloat16"),
-    Row(name="int8-dynamic", summary="linear layers in int8; the scale of their inputs is found at each call"),
+ROWS: tuple[VariantRow, ...] = (
+    VariantRow(name="bf16", summary="weights and computing in bfloat16"),
+    VariantRow(name="int8-dynamic", summary="linear layers in int8; the scale of their inputs is found at each call"),
 )
 _BY_NAME = {row.name: row for row in ROWS}
 
 
-def chosen_rows(names: Sequence[str]) -> tuple[Row, ...]:
+def chosen_rows(names: Sequence[str]) -> tuple[VariantRow, ...]:
     """Return the rows of these names; all without any. Raises UsageError for an unknown name."""
     if not names:
         return ROWS
@@ -38,5 +38,5 @@ def chosen_rows(names: Sequence[str]) -> tuple[Row, ...]:
     return tuple(_BY_NAME[name] for name in dict.fromkeys(names))
 
 
-def variant_of(row: Row) -> Variant:
+def variant_of(row: VariantRow) -> Variant:
     return Variant(name=row.name, applied_by=row.applied_by, kind=row.name if row.applied_by == "patch" else None)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.compress.backend import Backend, Variant
+from flatout.compress.backend import CompressionBackend, Variant
 from flatout.compress.catalogue import chosen_rows, variant_of
 from flatout.compress.commands import BATCH, MODEL, UserCommand
-from flatout.compress.loop import Found, Loop, Plan
-from flatout.compress.processes import BENCHMARKS, EVALUATIONS, VARIANTS, ProcessBackend
+from flatout.compress.loop import CompressionFound, CompressionLoop, CompressionPlan
+from flatout.compress.processes import BENCHMARKS, EVALUATIONS, VARIANTS, CompressionProcesses
 from flatout.errors import InputError, OutputError, UsageError
 from flatout.launch.guard import guarded
 from flatout.records.compression import Compression, MaxLoss, UnofferedVariant
@@ -53,7 +53,7 @@ class CompressCommand:
         variants, unoffered = self._variants()
         self._claim()
         mark = secrets.token_hex(8)
-        backend = ProcessBackend(
+        backend = CompressionProcesses(
             self.evaluation,
             self.benchmark,
             self.folder,
@@ -68,8 +68,8 @@ class CompressCommand:
             found = self._loop(backend, variants, say).run()
         return self._result(found, unoffered, backend.spent_s())
 
-    def _loop(self, backend: Backend, variants: Sequence[Variant], say: Say) -> Loop:
-        plan = Plan(
+    def _loop(self, backend: CompressionBackend, variants: Sequence[Variant], say: Say) -> CompressionLoop:
+        plan = CompressionPlan(
             metric=self.metric,
             is_higher_better=self.is_higher_better,
             max_loss=self.max_loss,
@@ -77,7 +77,7 @@ class CompressCommand:
             has_final=self.final is not None,
             budget_s=self.budget_s,
         )
-        return Loop(backend, plan, variants, say)
+        return CompressionLoop(backend, plan, variants, say)
 
     def _check(self) -> None:
         """Raise UsageError or InputError if the options do not fit each other."""
@@ -95,7 +95,7 @@ class CompressCommand:
     def _variants(self) -> tuple[list[Variant], tuple[UnofferedVariant, ...]]:
         return [variant_of(row) for row in chosen_rows(self.variants)], ()
 
-    def _result(self, found: Found, unoffered: tuple[UnofferedVariant, ...], took_s: float) -> Compression:
+    def _result(self, found: CompressionFound, unoffered: tuple[UnofferedVariant, ...], took_s: float) -> Compression:
         return Compression(
             eval_command=_shown(self.evaluation),
             eval_final_command=None if self.final is None else _shown(self.final),

@@ -1,8 +1,8 @@
 """The compression: evaluate the untouched model and each variant, compare speeds, choose, and judge the chosen.
 
-In: a backend, variants and a plan. Out: a `Found`. The order is: accuracy first, on the data that may choose; then
-speed, of what was applied and is not shown to be worse; then the final word on held-out data, on the fastest and the
-smallest of those that are left.
+In: a backend, variants and a plan. Out: a `CompressionFound`. The order is: accuracy first, on the data that may
+choose; then speed, of what was applied and is not shown to be worse; then the final word on held-out data, on the
+fastest and the smallest of those that are left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from flatout.compress.backend import UNTOUCHED_VARIANT, Backend, Benched, Evaluated, Variant
+from flatout.compress.backend import UNTOUCHED_VARIANT, Benched, CompressionBackend, EvaluationRun, Variant
 from flatout.compress.choose import dominated_by, finalists, refusal
 from flatout.compress.held_out import held_out_part, is_repeatable, search_part
 from flatout.errors import InputError
@@ -30,7 +30,7 @@ from flatout.verdict.non_inferiority import LEVEL, judge_loss
 Say = Callable[[str], None]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class CompressionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the variants."""
 
     metric: str
@@ -41,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 3600.0
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class CompressionFound(msgspec.Struct, frozen=True, kw_only=True):
     """What a compression found."""
 
     untouched: VariantResult
@@ -59,10 +59,12 @@ class _StopError(Exception):
         self.ended_by: CompressionEndedBy = ended_by
 
 
-class Loop:
+class CompressionLoop:
     """One compression."""
 
-    def __init__(self, backend: Backend, plan: Plan, variants: Sequence[Variant], say: Say) -> None:
+    def __init__(
+        self, backend: CompressionBackend, plan: CompressionPlan, variants: Sequence[Variant], say: Say
+    ) -> None:
         self._backend, self._plan, self._say = backend, plan, say
         self._variants = {variant.name: variant for variant in variants}
         self._results: dict[str, VariantResult] = {}
@@ -73,7 +75,7 @@ class Loop:
         self._num_trials = 0
         self._ended_by: CompressionEndedBy = "all_tried"
 
-    def run(self) -> Found:
+    def run(self) -> CompressionFound:
         """Try the variants until all are judged or the budget ends. Raises InputError if the untouched model fails."""
         self._evaluate_untouched()
         try:
@@ -205,7 +207,7 @@ class Loop:
         if self._backend.spent_s() >= self._plan.budget_s:
             raise _StopError("budget")
 
-    def _found(self) -> Found:
+    def _found(self) -> CompressionFound:
         measured = [self._untouched_as_variant(), *self._results.values()]
         results = []
         for result in self._results.values():
@@ -218,7 +220,7 @@ class Loop:
                     dominated_by=dominated_by(result, measured),
                 )
             )
-        return Found(
+        return CompressionFound(
             untouched=self._untouched,
             evaluation=msgspec.structs.replace(self._evaluation, samples=()),
             is_repeatable=self._is_repeatable,
@@ -237,13 +239,13 @@ class Loop:
         return msgspec.structs.replace(self._untouched, search=msgspec.structs.replace(loss, loss=0.0))
 
 
-def _evaluation_of(evaluated: Evaluated) -> Evaluation:
+def _evaluation_of(evaluated: EvaluationRun) -> Evaluation:
     if evaluated.evaluation is None:
         raise InputError(f"the evaluation of the untouched model fails: {evaluated.problem}")
     return evaluated.evaluation
 
 
-def _result_of(variant: Variant, evaluated: Evaluated) -> VariantResult:
+def _result_of(variant: Variant, evaluated: EvaluationRun) -> VariantResult:
     """Return what an evaluation says about a variant, without its accuracy."""
     report = evaluated.report
     result = VariantResult(

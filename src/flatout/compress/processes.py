@@ -20,7 +20,7 @@ import msgspec
 from flatout.compare.arms import ArmRequest
 from flatout.compare.command import JOURNAL, CompareCommand
 from flatout.compare.options import CompareOptions
-from flatout.compress.backend import Benched, Evaluated, Variant
+from flatout.compress.backend import Benched, EvaluationRun, Variant
 from flatout.compress.commands import UserCommand
 from flatout.compress.printed import read_evaluation
 from flatout.compress.reports import ModelReport, read_report
@@ -43,7 +43,7 @@ WEIGHTS = "weights.pt"
 EVALUATIONS, VARIANTS, BENCHMARKS = "evaluations", "variants", "benchmarks"
 
 
-class ProcessBackend:
+class CompressionProcesses:
     """Runs the commands in the user's working folder, and keeps outputs, weights and trials in `folder`."""
 
     def __init__(
@@ -70,7 +70,7 @@ class ProcessBackend:
     def spent_s(self) -> float:
         return time.monotonic() - self._began_s
 
-    def evaluate(self, variant: Variant, *, is_final: bool) -> Evaluated:
+    def evaluate(self, variant: Variant, *, is_final: bool) -> EvaluationRun:
         """Run the evaluation with the variant. Its weights are written by the first run."""
         command = self._final if is_final and self._final is not None else self._evaluation
         command = command.filled(model=variant.model or self._model)
@@ -85,7 +85,7 @@ class ProcessBackend:
         ended, output = self._run(command, variables, folder)
         report = read_report(folder)
         disk = Path(variant.model) if variant.model is not None else weights
-        evaluated = Evaluated(
+        evaluated = EvaluationRun(
             evaluation=None,
             report=report,
             disk_bytes=bytes_on_disk(disk),

@@ -29,7 +29,7 @@ from flatout.serving.candidates import ServerMachine, without_unlisted
 from flatout.serving.engine import Engine, engine_of
 from flatout.serving.first_start import first_start
 from flatout.serving.journal import NAME as JOURNAL
-from flatout.serving.journal import Begun, Journal, identity_of
+from flatout.serving.journal import Begun, ServingJournal, identity_of
 from flatout.serving.judge import cost
 from flatout.serving.load import TracedLoad, read_load
 from flatout.serving.loop import Loop, Say, ServingOptions
@@ -77,7 +77,7 @@ class ServeCommand:
         )
         plan = ServerTrialSetup(engine=engine, traced=traced, limits=limits, rates_per_s=traced.load.rates or ())
         with signals_raised(), guarded(mark):
-            journal = Journal(self.folder, identity)
+            journal = ServingJournal(self.folder, identity)
             return asyncio.run(self._tune(backend, plan, command, unoffered, journal, say, num_gpus=backend.num_gpus))
 
     async def _tune(
@@ -86,7 +86,7 @@ class ServeCommand:
         plan: ServerTrialSetup,
         command: ServerCommand,
         unoffered: tuple[UnofferedKnob, ...],
-        journal: Journal,
+        journal: ServingJournal,
         say: Say,
         *,
         num_gpus: int,
@@ -168,7 +168,7 @@ class ServeCommand:
         A tuning of the same server under the same load is kept, so that it is resumed.
         """
         folder = self.folder
-        if not self.force and Journal(folder, identity).read() is not None:
+        if not self.force and ServingJournal(folder, identity).read() is not None:
             return
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -36,7 +36,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     trial: ServerTrial
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedTuning(msgspec.Struct, frozen=True, kw_only=True):
     """A tuning that began earlier."""
 
     begun: Begun
@@ -48,13 +48,13 @@ def identity_of(*parts: object) -> str:
     return hashlib.sha256(msgspec.json.encode([__version__, *parts], order="sorted")).hexdigest()
 
 
-class Journal:
+class ServingJournal:
     """The journal in a tuning's folder."""
 
     def __init__(self, folder: Path, identity: str) -> None:
         self._path, self.identity = folder / NAME, identity
 
-    def read(self) -> Recorded | None:
+    def read(self) -> RecordedTuning | None:
         """Return the tuning that the journal has; None if there is none, or it is another one."""
         try:
             lines = self._lines()
@@ -63,7 +63,7 @@ class Journal:
         if not lines or not isinstance(lines[0], Begun) or lines[0].identity != self.identity:
             return None
         trials = tuple(line.trial for line in lines[1:] if isinstance(line, _Kept))
-        return Recorded(begun=lines[0], trials=trials)
+        return RecordedTuning(begun=lines[0], trials=trials)
 
     def begin(self, begun: Begun) -> None:
         """Replace the journal by one that begins with what the first start found."""

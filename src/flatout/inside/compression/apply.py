@@ -30,7 +30,7 @@ SCHEMA, VERSION = "flatout/compression-report", 1
 UNCHANGED = "none"
 
 
-class Report:
+class CompressionReport:
     """What was done to the model of this process; written when it was done, and again at the end."""
 
     def __init__(self, folder: Path | None, variant: str) -> None:
@@ -82,7 +82,7 @@ def install_compression(
     folder = recording
     if folder is None and environment.get(Variable.REPORTS):
         folder = LOG.folder = Path(environment[Variable.REPORTS])
-    report = Report(folder, str(asked["variant"]))
+    report = CompressionReport(folder, str(asked["variant"]))
 
     def found(model: nn.Module) -> None:
         try:
@@ -95,7 +95,7 @@ def install_compression(
     return FirstModel(found).install()
 
 
-def change(model: nn.Module, asked: Mapping[str, Any], report: Report) -> None:
+def change(model: nn.Module, asked: Mapping[str, Any], report: CompressionReport) -> None:
     """Apply the variant to the model, and note in the report what was done."""
     content = report.content
     content["num_modules"] = sum(_has_weights(module) for module in model.modules())
