@@ -17,7 +17,8 @@ _HEAD = f"""\
 #
 # A value here replaces the default, and an option on the command line replaces the value here. Remove the `#` before a
 # key to set it. An option that may be repeated takes a list; a duration is a text such as "20m". These can
-# only be passed on the command line: {", ".join(f"--{name}" for name in sorted(MUST_BE_TYPED - {"help", "version"}))}.
+# only be passed on the command line:
+# {", ".join(f"--{name}" for name in sorted(MUST_BE_TYPED - {"help", "version"}))}.
 """
 
 

@@ -2,7 +2,8 @@
 
 In: the file, and the parser of all commands. Out: the parser's map of defaults, and which options of the command that
 runs are set by the file. A table for each command, such as `[tune]` or `[schedule.replay]`, has its options by their
-long names without the dashes. Options that permit something, such as `--force`, must be typed.
+long names without the dashes. Options that permit something, such as `--force`, or are run as programs must be typed:
+the file can be in a folder that somebody else wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from flatout.errors import InputError
 
 FILE = "flatout.toml"
 WITHOUT_FILE = "init"  # the command that writes the file
-MUST_BE_TYPED = {"force", "apply", "help", "version"}
+_PERMIT = {"force", "apply", "take-over", "allow-write"}
+_ARE_RUN = {"a", "b", "a-python", "b-python", "eval", "eval-final", "bench"}
+MUST_BE_TYPED = {*_PERMIT, *_ARE_RUN, "help", "version"}
 HINT = f"`flatout init --out -` lists every option that {FILE} can set"
 
 
@@ -112,6 +115,11 @@ def _value(value: object, parameter: Any, where: str, file: Path) -> Any:
         if isinstance(one, bool) or not isinstance(one, str | int | float):
             raise InputError(f"`{file}`: `{where}` must be a text or a number, but is {one!r}", hint=HINT)
     texts = [str(one) for one in values]
+    if parameter.name == "model" and any(".py:" in text for text in texts):  # a file that is executed
+        raise InputError(
+            f"`{file}`: `{where}` cannot be a Python file, which is executed",
+            hint=f"type `--model {texts[0]}` where it is meant",
+        )
     return texts if parameter.multiple else texts[0]
 
 
