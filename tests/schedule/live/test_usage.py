@@ -91,6 +91,19 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
         read_samples(str(tmp_path / "none"), now_unix_s=NOW, window_s=100)
 
 
+@pytest.mark.parametrize("header", [{"gpus": None}, {"gpus": 3}, {"gpus": [None]}, {"hostname": None}, {"gpus": [{}]}])
+@pytest.mark.parametrize("sample", [{"gpus": None}, {"gpus": [3]}, {"unix_s": "x"}, {"gpus": [{"busy_percent": "a"}]}])
+def test_lines_of_a_recording_of_other_types_are_skipped(
+    tmp_path: Path, header: dict[str, object], sample: dict[str, object]
+) -> None:
+    good = {"hostname": "a", "gpus": [{"index": 2}]}, {"unix_s": NOW, "gpus": [{"busy_percent": 50}]}
+    lines = (good[0] | header, good[0], good[1] | sample, good[1])
+    (tmp_path / "host-a.samples.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert read_samples(str(tmp_path), now_unix_s=NOW, window_s=100) == [
+        UtilizationSample(unix_s=NOW, busy_share=0.5, node="a", gpu=2)
+    ]
+
+
 def test_a_recording_that_is_being_written(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
     folder.mkdir()

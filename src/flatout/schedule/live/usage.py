@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -38,6 +38,31 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     job: str | int | None = None
     node: str | int | None = None
     gpu: int | None = None
+
+
+class _FactsOfGpu(msgspec.Struct, frozen=True):
+    index: int
+
+
+class _Host(msgspec.Struct, frozen=True):
+    """The first line of the samples of a host."""
+
+    hostname: str
+    gpus: list[_FactsOfGpu]
+
+
+class _GpuNow(msgspec.Struct, frozen=True):
+    busy_percent: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class _Now(msgspec.Struct, frozen=True):
+    """A line of the samples of a host."""
+
+    unix_s: float
+    gpus: list[_GpuNow] = []
+
+
+T = TypeVar("T")
 
 
 def read_samples(source: str, *, now_unix_s: float, window_s: float) -> list[UtilizationSample]:
@@ -127,24 +152,26 @@ def _from_file(path: Path) -> Iterator[UtilizationSample]:
 def _from_recordings(folder: Path) -> Iterator[UtilizationSample]:
     """Yield the samples of recordings; truncated lines, such as the last line of a running recording, are skipped."""
     for path in sorted(folder.rglob(File.SAMPLES.glob)):
-        header: dict[str, Any] | None = None
+        header: _Host | None = None
         for line in _lines(path):
-            try:
-                value = decode_json(line)
-            except msgspec.DecodeError:
+            if header is None:
+                header = _decoded(line, _Host)
                 continue
-            if not isinstance(value, dict):
-                continue
-            if header is None and "gpus" in value and "hostname" in value:
-                header = value
-            elif header is not None and "unix_s" in value:
-                node = str(header["hostname"]).split(".")[0]
-                for facts, now in zip(header["gpus"], value.get("gpus", ()), strict=False):
-                    if "busy_percent" in now:
-                        busy = float(now["busy_percent"]) / 100
-                        yield UtilizationSample(
-                            unix_s=float(value["unix_s"]), busy_share=busy, node=node, gpu=facts["index"]
-                        )
+            now = _decoded(line, _Now)
+            for facts, gpu in zip(header.gpus, () if now is None else now.gpus, strict=False):
+                if now is not None and gpu.busy_percent is not None:
+                    node = header.hostname.split(".")[0]
+                    yield UtilizationSample(
+                        unix_s=now.unix_s, busy_share=gpu.busy_percent / 100, node=node, gpu=facts.index
+                    )
+
+
+def _decoded(line: bytes, kind: type[T]) -> T | None:
+    """Return a line as a record; None if it is another one, or truncated."""
+    try:
+        return decode_json(line, kind)
+    except msgspec.DecodeError:
+        return None
 
 
 def _lines(path: Path) -> Iterator[bytes]:
