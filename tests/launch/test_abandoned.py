@@ -15,7 +15,7 @@ from flatout.launch.abandoned import abandoned_jobs, has_lost_its_starter, note_
 
 LEAVES_NOTE = (
     "import sys; from pathlib import Path; from flatout.launch.abandoned import note_starter;"
-    "note_starter(Path(sys.argv[1]), 'flatout profile', 'train *** x')"
+    "note_starter(Path(sys.argv[1]), 'flatout profile', 'train *** x\\ny')"
 )
 StartJob = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -56,7 +56,7 @@ def test_a_job_is_told_of_with_its_first_process(notes: Path, start_job: StartJo
     start_job()
     (abandoned,) = abandoned_jobs()
     assert abandoned.describe() == (
-        f"a job whose `flatout profile` was killed is still running, unmonitored: process {first.pid}, train *** x "
+        f"a job whose `flatout profile` was killed is still running, unmonitored: process {first.pid}, train *** x\\ny "
         f"(`kill {first.pid}` ends it)"
     )
 

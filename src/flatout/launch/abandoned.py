@@ -39,9 +39,10 @@ class AbandonedJob(msgspec.Struct, frozen=True, kw_only=True):
     pid: int  # the first of its processes
 
     def describe(self) -> str:
+        command = self.starter.command.replace("\n", "\\n")  # a script after `-c` has lines
         return (
             f"a job whose `{self.starter.program}` was killed is still running, unmonitored: process {self.pid}, "
-            f"{self.starter.command} (`kill {self.pid}` ends it)"
+            f"{command} (`kill {self.pid}` ends it)"
         )
 
 
