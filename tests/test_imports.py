@@ -108,6 +108,11 @@ MAY_ALSO_USE = {
     "inside.patches.fused_kernels": {"liger_kernel", "xformers"},
     "inside.patches.onnx_export": {"onnxruntime"},
     "inside.patches.other_optimizers": {"bitsandbytes", "torchao"},
+    # Variants of `flatout compress` that are named after what they use, and not applied without it.
+    "inside.compression.onnx_session": {"onnx", "onnxruntime"},
+    "inside.compression.onnx_int8": {"onnxruntime"},
+    "inside.compression.torchao_layers": {"torchao"},
+    "inside.compression.bitsandbytes_layers": {"bitsandbytes"},
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flatout.compress.backend import Benched, EvaluationRun, Variant
+from flatout.compress.backend import Benched, EvaluationRun, Sensitivity, Variant
 from flatout.compress.reports import ModelReport
 from flatout.records.compression import UNTOUCHED, Evaluation
 from flatout.records.trial import BASELINE, TrialResult
@@ -38,6 +38,7 @@ class SimulatedBackend:
     trial_s: float = 1.0
     final_samples: int = 2000
     clock_s: float = 0.0
+    sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
     benched: list[tuple[str, int | None]] = field(default_factory=list)
     evaluated: list[tuple[str, bool]] = field(default_factory=list)
 
@@ -75,6 +76,12 @@ class SimulatedBackend:
         lost = truth.loss + corrected * (1 - ACCURACY) / ACCURACY
         draws = self._random.random_sample(len(right))
         return np.where(right, draws >= lost, draws < corrected)
+
+    def prepared(self, variant: Variant) -> Variant:
+        return variant
+
+    def sensitivity(self, variant: Variant) -> dict[str, Sensitivity]:
+        return self.sensitivities
 
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched:
         """Judge drawn trials, eight of each arm in turn, by the rules of `verdict/`."""

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.compress.simulated import SimulatedBackend, Truth
 
-from flatout.compress.backend import Benched, Variant
+from flatout.compress.backend import Benched, NotPreparedError, Sensitivity, Variant
+from flatout.compress.left_out import skipped_layers
 from flatout.compress.loop import CompressionFound, CompressionLoop, CompressionPlan
 from flatout.errors import InputError
 from flatout.records.compression import MaxLoss
@@ -145,3 +146,43 @@ def test_the_untouched_model_must_run() -> None:
     backend = SimulatedBackend({"untouched": Truth(fails=True)})
     with pytest.raises(InputError, match="the evaluation of the untouched model fails: ValueError: no"):
         CompressionLoop(backend, PLAN, [], lambda line: None).run()
+
+
+def test_where_all_lose_too_much_layers_are_left_out_until_the_search_data_pass() -> None:
+    """Leaving two layers out is enough; the two that cost the most for their bytes are the ones left out."""
+    sensitivities = {
+        "first": Sensitivity(error=0.3, saved_bytes=100),
+        "middle": Sensitivity(error=0.2, saved_bytes=1000),
+        "last": Sensitivity(error=0.2, saved_bytes=50),
+        "other": Sensitivity(error=0.01, saved_bytes=100),
+        "fifth": Sensitivity(error=0.0, saved_bytes=100),
+    }
+    truths = {
+        "int4-weights": Truth(speedup=2.5, size=0.1, loss=0.3),
+        "int4-weights without 1": Truth(speedup=2.2, size=0.2, loss=0.2),
+        "int4-weights without 2": Truth(speedup=2.0, size=0.3),
+    }
+    backend = SimulatedBackend(truths, sensitivities=sensitivities)
+    variants = [Variant(name="int4-weights", kind="int4-weights")]
+    found = CompressionLoop(backend, PLAN, variants, lambda line: None).run()
+    assert found.recommended == ("int4-weights without 2",)
+    assert found.variants[-1].skipped == ("last", "first")
+    assert [name for name, _ in backend.benched] == ["int4-weights without 2"]
+
+
+def test_not_all_layers_are_left_out() -> None:
+    found = {str(number): Sensitivity(error=1.0 / (number + 1), saved_bytes=1) for number in range(5)}
+    assert list(skipped_layers(found)) == [("0",), ("0", "1"), ("0", "1", "2", "3")]
+    assert list(skipped_layers({"only": Sensitivity(error=1.0, saved_bytes=1)})) == []
+
+
+def test_a_variant_that_cannot_be_made_is_not_applied() -> None:
+    backend = SimulatedBackend({})
+
+    def refused(variant: Variant) -> Variant:
+        raise NotPreparedError("the folder has no files of safetensors")
+
+    backend.prepared = refused  # type: ignore[method-assign]
+    found = CompressionLoop(backend, PLAN, [Variant(name="file-bf16", applied_by="files")], lambda line: None).run()
+    variant = found.variants[0]
+    assert (variant.outcome, variant.reason) == ("not_applied", "the folder has no files of safetensors")

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, multinomial
 
 from flatout.records.compression import Evaluation, LossVerdict, MaxLoss
-from flatout.verdict.non_inferiority import LEVEL, _Counts, _standardised, exact_p_value, judge_loss
+from flatout.verdict.non_inferiority import LEVEL, AnswerChanges, exact_p_value, judge_loss, standardised
 
 ONE_PERCENT = MaxLoss(value=0.01, is_relative=True)
 
@@ -40,35 +40,38 @@ def test_the_p_value_is_the_largest_over_all_outcomes_that_are_as_good(
     worsened: int, improved: int, allowed: float
 ) -> None:
     """By enumeration, over all chances of better answers: more than the interval, so the test's value is within."""
-    counts = _Counts(could_worsen=40, worsened=worsened, could_improve=10, improved=improved)
-    observed = _standardised(worsened, improved, allowed)
-    as_good = [(x, u) for x in range(41) for u in range(11) if _standardised(x, u, allowed) >= observed - 1e-12]
-    largest = 0.0
-    for chance in np.linspace(0, 1, 401):
-        worse = (allowed + 10 * chance) / 40
-        if worse <= 1:
-            p_value = sum(binom.pmf(x, 40, worse) * binom.pmf(u, 10, chance) for x, u in as_good)
-            largest = max(largest, p_value)
+    num = 40
+    counts = AnswerChanges(num=num, worsened=worsened, improved=improved)
+    observed = standardised(worsened, improved, allowed)
+    outcomes = [(x, u) for u in range(num + 1) for x in range(num + 1 - u)]
+    as_good = [(x, u) for x, u in outcomes if standardised(x, u, allowed) >= observed - 1e-12]
+
+    counted = np.array([[u, x, num - x - u] for x, u in as_good])
+
+    def probability(improving: float) -> float:
+        worsening = improving + allowed / num
+        chances = [improving, worsening, 1 - improving - worsening]
+        return float(multinomial.pmf(counted, num, chances).sum())
+
+    largest = max(probability(improving) for improving in np.linspace(0, (1 - allowed / num) / 2, 301))
     found = exact_p_value(counts, allowed)
-    assert found <= largest + 0.0011
-    at_estimate = improved / 10
-    worse = (allowed + 10 * at_estimate) / 40
-    assert found >= sum(binom.pmf(x, 40, worse) * binom.pmf(u, 10, at_estimate) for x, u in as_good) - 1e-3
+    assert probability(improved / num) <= found <= largest + 0.0011
 
 
 def test_a_variant_that_loses_the_limit_is_called_non_inferior_in_at_most_5_percent() -> None:
-    """A slice of `benchmarks/non_inferiority.py`: 400 drawn evaluations with a true loss of exactly 3 %."""
+    """A slice of `benchmarks/non_inferiority.py`: 150 drawn evaluations with a true loss of exactly 3 %."""
     random = np.random.RandomState(7)
     accuracy, improving, num = 0.9, 0.1, 400
     worsening = (0.03 * accuracy + improving * (1 - accuracy)) / accuracy
     limit = MaxLoss(value=0.03, is_relative=True)
     num_false = 0
-    for _ in range(400):
+    for _ in range(150):
         untouched = random.random_sample(num) < accuracy
         draws = random.random_sample(num)
         variant = np.where(untouched, draws >= worsening, draws < improving)
-        num_false += judged(evaluation(untouched), evaluation(variant), limit).outcome == "non_inferior"
-    assert 2 <= num_false <= binom.ppf(0.999, 400, LEVEL)
+        asked = {"needs_most_loss": False}
+        num_false += judged(evaluation(untouched), evaluation(variant), limit, **asked).outcome == "non_inferior"
+    assert 1 <= num_false <= binom.ppf(0.999, 150, LEVEL)
 
 
 def test_a_clear_loss_is_inferior_and_a_gain_is_not() -> None:

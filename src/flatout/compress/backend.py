@@ -22,6 +22,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     kind: str | None = None  # for a patch: its name in `inside.compression.variants`; None: the model stays as it is
     skip: tuple[str, ...] = ()  # modules that stay as they are
     model: str | None = None  # what stands in the place of {model}; None: the user's own
+    needs_calibration: bool = False  # a run of the evaluation that notes the ranges of layers
     options: dict[str, Any] = {}  # further keys of FLATOUT_COMPRESS
 
 
@@ -33,6 +34,17 @@ class EvaluationRun(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int | None = None
     disk_path: str | None = None
     problem: str = ""
+
+
+class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the compression of one layer alone does to the output, and saves."""
+
+    error: float  # relative
+    saved_bytes: int
+
+
+class NotPreparedError(Exception):
+    """The variant cannot be made of this model; the message says why."""
 
 
 class Benched(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +65,10 @@ class Benched(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompressionBackend(Protocol):
     def evaluate(self, variant: Variant, *, is_final: bool) -> EvaluationRun: ...
+
+    def prepared(self, variant: Variant) -> Variant: ...
+
+    def sensitivity(self, variant: Variant) -> dict[str, Sensitivity]: ...
 
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched: ...
 

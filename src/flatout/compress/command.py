@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.compress.backend import CompressionBackend, Variant
-from flatout.compress.catalogue import chosen_rows, variant_of
+from flatout.compress.catalogue import chosen_rows, unoffered, variant_of
 from flatout.compress.commands import BATCH, MODEL, UserCommand
 from flatout.compress.loop import CompressionFound, CompressionLoop, CompressionPlan
+from flatout.compress.model_files import kind_of_model
 from flatout.compress.processes import BENCHMARKS, EVALUATIONS, VARIANTS, CompressionProcesses
+from flatout.compress.script_python import installed_packages
 from flatout.errors import InputError, OutputError, UsageError
 from flatout.launch.guard import guarded
+from flatout.probe.nvml import Gpus
 from flatout.records.compression import Compression, MaxLoss, UnofferedVariant
+from flatout.report.compression_html import compression_html
 from flatout.report.compression_json import compression_json
 from flatout.secrets import masked_command, write_private
 from flatout.tune.signals import signals_raised
 
-JSON = "compress.json"
+JSON, HTML = "compress.json", "report.html"
 _FOLDERS = (EVALUATIONS, VARIANTS, BENCHMARKS)
 Say = Callable[[str], None]
 
@@ -93,7 +97,18 @@ class CompressCommand:
             raise InputError(f"`--model` must be a file or a folder, but there is no {self.model}")
 
     def _variants(self) -> tuple[list[Variant], tuple[UnofferedVariant, ...]]:
-        return [variant_of(row) for row in chosen_rows(self.variants)], ()
+        """Return the variants to try, and why others are not offered."""
+        kind = kind_of_model(self.model)
+        rows = chosen_rows(self.variants, kind)
+        packages = sorted({name for row in rows for name in row.needs})
+        installed = installed_packages(self.evaluation, packages)
+        has_gpu = bool(Gpus().facts())
+        reasons = {row.name: unoffered(row, installed, has_gpu=has_gpu, kind=kind) for row in rows}
+        offered = [variant_of(row) for row in rows if reasons[row.name] is None]
+        refused = [UnofferedVariant(name=name, reason=reason) for name, reason in reasons.items() if reason is not None]
+        if not offered:
+            raise InputError(f"no variant can be tried: {refused[0].name}: {refused[0].reason}")
+        return offered, tuple(refused)
 
     def _result(self, found: CompressionFound, unoffered: tuple[UnofferedVariant, ...], took_s: float) -> Compression:
         return Compression(
@@ -121,9 +136,10 @@ class CompressCommand:
         """Write the results; return the lines to print."""
         try:
             write_private(self.folder / JSON, compression_json(result, typed))
+            write_private(self.folder / HTML, compression_html(result, typed, self.folder).encode())
         except OSError as error:
             raise _not_written(self.folder, error) from error
-        return [f"wrote {self.folder / JSON}"]
+        return [f"wrote {self.folder / HTML}"]
 
     def _claim(self) -> None:
         """Create the folder. Raise OutputError if it holds anything but a former result that `force` replaces."""
@@ -131,7 +147,7 @@ class CompressCommand:
         if folder.exists() and not folder.is_dir():
             raise OutputError(f"{folder} is not a folder", hint="pass another --out")
         names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-        if names - {JSON, *_FOLDERS}:
+        if names - {JSON, HTML, *_FOLDERS}:
             raise OutputError(f"{folder} already has other files", hint="pass another --out")
         if names and not self.force:
             raise OutputError(f"{folder} already has a result", hint="pass another --out, or --force to replace it")
@@ -139,7 +155,8 @@ class CompressCommand:
             for name in _FOLDERS:
                 shutil.rmtree(folder / name, ignore_errors=True)
                 (folder / name).mkdir(parents=True)
-            (folder / JSON).unlink(missing_ok=True)
+            for name in (JSON, HTML):
+                (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise _not_written(folder, error) from error
 

@@ -1,8 +1,9 @@
 """The compression: evaluate the untouched model and each variant, compare speeds, choose, and judge the chosen.
 
 In: a backend, variants and a plan. Out: a `CompressionFound`. The order is: accuracy first, on the data that may
-choose; then speed, of what was applied and is not shown to be worse; then the final word on held-out data, on the
-fastest and the smallest of those that are left.
+choose; then speed, of what was applied and is not shown to be worse. If nothing is left, variants that lose too much
+are tried again without the layers that cost the most. Then comes the final word on held-out data, on the fastest and
+the smallest of those that are left.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from flatout.compress.backend import UNTOUCHED_VARIANT, Benched, CompressionBackend, EvaluationRun, Variant
+from flatout.compress.backend import (
+    UNTOUCHED_VARIANT,
+    Benched,
+    CompressionBackend,
+    EvaluationRun,
+    NotPreparedError,
+    Variant,
+)
 from flatout.compress.choose import dominated_by, finalists, refusal
 from flatout.compress.held_out import held_out_part, is_repeatable, search_part
+from flatout.compress.left_out import SEARCHABLE, skipped_layers
 from flatout.errors import InputError
 from flatout.records.compression import (
     UNTOUCHED,
@@ -28,6 +37,7 @@ from flatout.records.compression import (
 from flatout.verdict.non_inferiority import LEVEL, judge_loss
 
 Say = Callable[[str], None]
+MOST_SEARCHED = 2  # variants of which some layers are kept unchanged
 
 
 class CompressionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +89,12 @@ class CompressionLoop:
         """Try the variants until all are judged or the budget ends. Raises InputError if the untouched model fails."""
         self._evaluate_untouched()
         try:
-            for variant in self._variants.values():
+            for variant in tuple(self._variants.values()):
                 self._evaluate(variant)
             self._bench_all()
+            if not self._eligible():
+                self._leave_layers_out()
+                self._bench_all()
             self._judge_finalists()
         except _StopError as stop:
             self._ended_by = stop.ended_by
@@ -107,12 +120,20 @@ class CompressionLoop:
 
     def _evaluate(self, variant: Variant) -> None:
         self._check_budget()
+        try:
+            variant = self._variants[variant.name] = self._backend.prepared(variant)
+        except NotPreparedError as error:
+            self._keep(_not_applied(variant, str(error)))
+            return
         evaluated = self._backend.evaluate(variant, is_final=False)
         result = _result_of(variant, evaluated)
         if result.outcome == "measured" and evaluated.evaluation is not None:
             self._evaluations[variant.name] = evaluated.evaluation
             result = msgspec.structs.replace(result, search=self._search_verdict(evaluated.evaluation))
-        self._results[variant.name] = result
+        self._keep(result)
+
+    def _keep(self, result: VariantResult) -> None:
+        self._results[result.name] = result
         self._say(_told(result, self._plan.metric))
 
     def _search_verdict(self, evaluation: Evaluation) -> LossVerdict:
@@ -132,7 +153,8 @@ class CompressionLoop:
 
     def _bench_all(self) -> None:
         """Compare the speed of what was applied and is not shown to be worse."""
-        names = [name for name, result in self._results.items() if self._is_worth_a_benchmark(result)]
+        waiting = [result for result in self._results.values() if not result.speeds]
+        names = [result.name for result in waiting if self._is_worth_a_benchmark(result)]
         left = len(names) * len(self._plan.batches)
         for name in names:
             for batch in self._plan.batches:
@@ -177,8 +199,7 @@ class CompressionLoop:
 
     def _judge_finalists(self) -> None:
         """Judge the chosen variants on data that chose nothing; several share the error rate."""
-        eligible = [result for result in self._results.values() if self._refusal(result) is None]
-        chosen = finalists(eligible)
+        chosen = finalists(self._eligible())
         if not chosen:
             return
         untouched = self._held_out(UNTOUCHED_VARIANT, self._evaluation)
@@ -199,6 +220,34 @@ class CompressionLoop:
         if evaluated.evaluation is None:
             self._say(f"{variant.name}: the final evaluation failed: {evaluated.problem}")
         return evaluated.evaluation
+
+    def _eligible(self) -> list[VariantResult]:
+        return [result for result in self._results.values() if self._refusal(result) is None]
+
+    def _leave_layers_out(self) -> None:
+        """Try the variants that lose too much again, without the layers that cost the most."""
+        failed = [result for result in self._results.values() if self._loses_too_much(result)]
+        failed.sort(key=lambda result: result.search.loss if result.search is not None else 0.0)
+        for result in failed[:MOST_SEARCHED]:
+            variant = self._variants[result.name]
+            self._check_budget()
+            found = self._backend.sensitivity(variant)
+            for skip in skipped_layers(found):
+                part = msgspec.structs.replace(variant, name=f"{variant.name} without {len(skip)}", skip=skip)
+                self._variants[part.name] = part
+                self._evaluate(part)
+                if self._passes_search(self._results[part.name]):
+                    break
+
+    def _loses_too_much(self, result: VariantResult) -> bool:
+        has_layers = self._variants[result.name].kind in SEARCHABLE
+        return has_layers and result.search is not None and result.search.loss > self._plan.max_loss.value
+
+    def _passes_search(self, result: VariantResult) -> bool:
+        search = result.search
+        if search is None or search.outcome in ("inferior", "unknown"):
+            return False
+        return search.loss <= self._plan.max_loss.value
 
     def _refusal(self, result: VariantResult) -> Refusal | None:
         return refusal(result, self._untouched, self._plan.max_loss)
@@ -262,12 +311,14 @@ def _result_of(variant: Variant, evaluated: EvaluationRun) -> VariantResult:
     )
     if variant.applied_by == "patch" and (report is None or not report.applied):
         reason = report.reason if report is not None else None
-        return msgspec.structs.replace(
-            result, outcome="not_applied", reason=reason or "no process reported a model that infers"
-        )
+        return _not_applied(variant, reason or "no process reported a model that infers")
     if evaluated.evaluation is None:
         return msgspec.structs.replace(result, outcome="failed", reason=evaluated.problem)
     return result
+
+
+def _not_applied(variant: Variant, reason: str) -> VariantResult:
+    return VariantResult(name=variant.name, applied_by=variant.applied_by, outcome="not_applied", reason=reason)
 
 
 def _final_refusal(result: VariantResult, *, has_data: bool) -> Refusal | None:

@@ -20,13 +20,15 @@ import msgspec
 from flatout.compare.arms import ArmRequest
 from flatout.compare.command import JOURNAL, CompareCommand
 from flatout.compare.options import CompareOptions
-from flatout.compress.backend import Benched, EvaluationRun, Variant
+from flatout.compress.backend import Benched, EvaluationRun, NotPreparedError, Sensitivity, Variant
 from flatout.compress.commands import UserCommand
+from flatout.compress.model_files import make_model
+from flatout.compress.onnx_files import NotMadeError
 from flatout.compress.printed import read_evaluation
 from flatout.compress.reports import ModelReport, read_report
 from flatout.compress.sizes import bytes_on_disk
 from flatout.errors import FlatoutError
-from flatout.input_files import decode_json, read_lines
+from flatout.input_files import decode_json, read_bytes, read_lines
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus
 from flatout.launch.limited import run_limited
@@ -39,7 +41,8 @@ from flatout.trial.result import error_line
 
 Say = Callable[[str], None]
 UNCHANGED = "none"  # the kind that only reports
-WEIGHTS = "weights.pt"
+WEIGHTS, EXPORT = "weights.pt", "model.onnx"
+CALIBRATION, SENSITIVITY = "ranges.json", "sensitivity.json"
 EVALUATIONS, VARIANTS, BENCHMARKS = "evaluations", "variants", "benchmarks"
 
 
@@ -77,14 +80,15 @@ class CompressionProcesses:
         folder = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{_file_name(variant.name)}"
         self._num_evaluations += 1
         folder.mkdir(parents=True, exist_ok=True)
-        weights = self._folder / VARIANTS / _file_name(variant.name) / WEIGHTS
-        saves = variant.model is None and not weights.exists()
+        weights = self._folder / VARIANTS / _file_name(variant.name) / _weights_name(variant)
+        own_file = variant.model or (self._model if variant.kind is None else None)
+        saves = own_file is None and not weights.exists()
         if saves:
             weights.parent.mkdir(parents=True, exist_ok=True)
         variables = {Variable.COMPRESS: _asked(variant, weights if saves else None), Variable.REPORTS: str(folder)}
         ended, output = self._run(command, variables, folder)
         report = read_report(folder)
-        disk = Path(variant.model) if variant.model is not None else weights
+        disk = Path(own_file) if own_file is not None else weights
         evaluated = EvaluationRun(
             evaluation=None,
             report=report,
@@ -99,6 +103,43 @@ class CompressionProcesses:
         except FlatoutError as error:
             return msgspec.structs.replace(evaluated, problem=f"{error} ({error.hint})" if error.hint else str(error))
         return msgspec.structs.replace(evaluated, evaluation=found)
+
+    def prepared(self, variant: Variant) -> Variant:
+        """Return the variant with the file that it needs: that of a calibration, or the one in the model's place.
+
+        Raises NotPreparedError if that cannot be made.
+        """
+        folder = (self._folder / VARIANTS / _file_name(variant.name)).absolute()
+        if variant.applied_by == "files":
+            try:
+                made = make_model(variant.name, Path(self._model or ""), folder)
+            except NotMadeError as error:
+                raise NotPreparedError(str(error)) from error
+            return msgspec.structs.replace(variant, model=str(made))
+        if not variant.needs_calibration or "calibration" in variant.options:
+            return variant
+        file = folder / CALIBRATION
+        self._measure("calibration", {"variant": UNCHANGED, "record": str(file)}, folder)
+        return msgspec.structs.replace(variant, options={**variant.options, "calibration": str(file)})
+
+    def sensitivity(self, variant: Variant) -> dict[str, Sensitivity]:
+        """Run the evaluation to measure what each layer's compression alone does; return {} if that fails."""
+        folder = (self._folder / VARIANTS / _file_name(variant.name)).absolute()
+        file = folder / SENSITIVITY
+        self._measure("sensitivity", {"variant": variant.kind, "sensitivity": str(file), **variant.options}, folder)
+        try:
+            return decode_json(read_bytes(file), dict[str, Sensitivity])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def _measure(self, what: str, asked: Mapping[str, Any], folder: Path) -> None:
+        """Run the evaluation for what is asked of the process, not for its metric."""
+        folder.mkdir(parents=True, exist_ok=True)
+        reports = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{what}"
+        self._num_evaluations += 1
+        reports.mkdir()
+        command = self._evaluation.filled(model=self._model)
+        self._run(command, {Variable.COMPRESS: json.dumps(asked), Variable.REPORTS: str(reports)}, reports)
 
     def _run(self, command: UserCommand, variables: Mapping[str, str], folder: Path) -> tuple[ExitStatus, Path]:
         output = folder / "output.log"
@@ -169,6 +210,10 @@ def _asked(variant: Variant, save: Path | None) -> str:
     if save is not None:
         asked["save"] = str(save.absolute())
     return json.dumps(asked)
+
+
+def _weights_name(variant: Variant) -> str:
+    return EXPORT if (variant.kind or "").startswith("onnx") else WEIGHTS
 
 
 def _problem(ended: ExitStatus, output: Path) -> str:

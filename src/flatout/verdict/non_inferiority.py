@@ -4,10 +4,9 @@ In: the results of both on the same samples, or two shares of known size, and th
 probability of calling a variant non-inferior whose true loss is the limit or more is at most `level`
 (`benchmarks/non_inferiority.py`).
 
-Right or wrong answers, paired: given the untouched model's answers, the numbers of answers that got worse and better
-are two binomial variables. The test is exact: its p-value is the largest over all chances that answers get better,
-within their 99.9 % interval, to which 0.1 % is added (Berger and Boos 1994, doi:10.1080/01621459.1994.10476836). So 50
-samples without any difference show nothing about losses below 5 %.
+Right or wrong answers, paired: how many answers got worse and better is multinomial. The test is exact: its p-value is
+the largest over all chances that answers get better, within their 99.9 % interval, to which 0.1 % is added (Berger and
+Boos 1994, doi:10.1080/01621459.1994.10476836). So 50 samples without a difference show nothing about a loss below 5 %.
 
 Other results, paired: Student's t of the differences, with one more sample that is worse by the whole range of the
 results, because the worst sample need not have been seen. Shares without single results: two independent shares, with
@@ -44,8 +43,12 @@ def judge_loss(
     is_higher_better: bool,
     is_paired: bool = True,
     level: float = LEVEL,
+    needs_most_loss: bool = True,
 ) -> LossVerdict:
-    """Return the verdict. `is_paired` is False if the single results do not come in the same order each time."""
+    """Return the verdict. `is_paired` is False if the single results do not come in the same order each time.
+
+    Without `needs_most_loss` the largest loss that the results allow is not searched, which takes most of the time.
+    """
     sign = 1.0 if is_higher_better else -1.0
     scale = abs(untouched.value) if max_loss.is_relative else 1.0
     loss = sign * (untouched.value - variant.value) / scale if scale else math.inf
@@ -55,7 +58,7 @@ def judge_loss(
     if chosen.test is not None:
         asked = _Asked(sign=sign, is_relative=max_loss.is_relative)
         outcome = _outcome(chosen.test, asked, max_loss.value, level)
-        most_loss = _most_loss(chosen.test, asked, level)
+        most_loss = _most_loss(chosen.test, asked, level) if needs_most_loss else None
     return LossVerdict(
         outcome=outcome,
         method=chosen.method,
@@ -137,57 +140,51 @@ def _paired(untouched: Floats, variant: Floats) -> _Chosen:
     return _Chosen(method="paired_mean", test=_mean_test(untouched, variant))
 
 
-class _Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many results could get worse or better, and did."""
+class AnswerChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of the results got worse, and better."""
 
-    could_worsen: int
+    num: int
     worsened: int
-    could_improve: int
     improved: int
 
     @property
-    def reversed(self) -> _Counts:
-        return _Counts(
-            could_worsen=self.could_improve,
-            worsened=self.improved,
-            could_improve=self.could_worsen,
-            improved=self.worsened,
-        )
+    def reversed(self) -> AnswerChanges:
+        return AnswerChanges(num=self.num, worsened=self.improved, improved=self.worsened)
 
 
 def _exact_test(untouched: Floats, variant: Floats) -> _Test:
-    num_ones = int(untouched.sum())
-    num_zeros = len(untouched) - num_ones
+    num_ones, num = int(untouched.sum()), len(untouched)
     ones_lost = int(((untouched == 1) & (variant == 0)).sum())
     ones_won = int(((untouched == 0) & (variant == 1)).sum())
-    of_ones = _Counts(could_worsen=num_ones, worsened=ones_lost, could_improve=num_zeros, improved=ones_won)
+    of_ones = AnswerChanges(num=num, worsened=ones_lost, improved=ones_won)
 
     def test(limit: float, asked: _Asked, *, is_above: bool = False) -> float:
         counts = of_ones if asked.sign > 0 else of_ones.reversed
-        allowed = limit * (num_ones if asked.is_relative else len(untouched))
+        allowed = limit * (num_ones if asked.is_relative else num)
         return exact_p_value(counts.reversed, -allowed) if is_above else exact_p_value(counts, allowed)
 
     return test
 
 
-def exact_p_value(counts: _Counts, allowed: float) -> float:
+def exact_p_value(counts: AnswerChanges, allowed: float) -> float:
     """Return the p-value of the claim that fewer results get worse, less those that get better, than `allowed`."""
     from scipy.special import bdtr  # type: ignore[import-untyped]
 
-    observed = _standardised(counts.worsened, counts.improved, allowed)
-    if observed <= 0 or not counts.could_worsen:
+    observed = standardised(counts.worsened, counts.improved, allowed)
+    if observed <= 0:
         return 1.0
-    chances = _nuisance(counts)
-    worsening = (allowed + counts.could_improve * chances) / counts.could_worsen
-    is_possible = (worsening >= 0) & (worsening <= 1)
-    chances, worsening = chances[is_possible, None], worsening[is_possible, None]
-    improved = _likely(counts.could_improve, chances)
-    of_improved = _binomial_pmf(improved, counts.could_improve, chances)
-    most_worsened = np.minimum(_most_worsened(improved, allowed, observed), counts.could_worsen)
-    is_any = most_worsened >= 0
-    below = np.where(is_any, bdtr(np.maximum(most_worsened, 0), counts.could_worsen, worsening), 0.0)
-    largest = float((of_improved * below).sum(axis=1).max(initial=0.0))
-    return min(largest + _NUISANCE_LEVEL, 1.0)
+    improving = _nuisance(counts)
+    worsening = improving + allowed / counts.num
+    is_possible = (worsening >= 0) & (improving + worsening <= 1) & (improving < 1)
+    improving, worsening = improving[is_possible, None], worsening[is_possible, None]
+    improved = _likely(counts.num, improving)
+    of_improved = _binomial_pmf(improved, counts.num, improving)
+    left = counts.num - improved
+    most_worsened = np.minimum(_most_worsened(improved, allowed, observed), left)
+    # Given the number that got better, each of the others got worse with this probability.
+    below = bdtr(np.maximum(most_worsened, 0), left, worsening / (1 - improving))
+    p_values = (of_improved * np.where(most_worsened >= 0, below, 0.0)).sum(axis=1)
+    return min(float(p_values.max(initial=0.0)) + _NUISANCE_LEVEL, 1.0)
 
 
 def _likely(total: int, chances: Floats) -> NDArray[np.int64]:
@@ -200,7 +197,7 @@ def _likely(total: int, chances: Floats) -> NDArray[np.int64]:
     return np.arange(first, last + 1)[None, :]
 
 
-def _standardised(worsened: float, improved: float, allowed: float) -> float:
+def standardised(worsened: float, improved: float, allowed: float) -> float:
     return float((allowed + improved - worsened) / math.sqrt(worsened + improved + 1))
 
 
@@ -215,13 +212,11 @@ def _most_worsened(improved: NDArray[np.int64], allowed: float, observed: float)
     return np.asarray(np.floor(allowed + improved - difference + 1e-9))
 
 
-def _nuisance(counts: _Counts) -> Floats:
+def _nuisance(counts: AnswerChanges) -> Floats:
     """Return chances that a result gets better, over their interval of Clopper and Pearson."""
     from scipy.special import betaincinv
 
-    total, improved = counts.could_improve, counts.improved
-    if not total:
-        return np.zeros(1)
+    total, improved = counts.num, counts.improved
     tail = _NUISANCE_LEVEL / 2
     low = float(betaincinv(improved, total - improved + 1, tail)) if improved else 0.0
     high = float(betaincinv(improved + 1, total - improved, 1 - tail)) if improved < total else 1.0

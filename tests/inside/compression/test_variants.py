@@ -179,7 +179,7 @@ def test_an_error_of_a_variant_is_not_applied(report: Any, monkeypatch: pytest.M
 
 def test_nothing_is_left_after_the_first_call() -> None:
     original, found = nn.Module.__call__, []
-    looker = FirstModel(found.append)
+    looker = FirstModel(lambda model, call: found.append(model))
     looker.install()
     held = nn.Module.__call__
     model = classifier()

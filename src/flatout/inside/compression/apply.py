@@ -2,7 +2,9 @@
 
 FLATOUT_COMPRESS: {"variant": "int8-dynamic", "skip": ["head"], "save": "/folder/weights.pt"}. The variant `none`
 changes nothing, so that the unchanged model is reported in the same way. `save`: write the model's weights there.
-An error of a variant is the outcome "not applied", and the script continues with its own model.
+`record`: write the ranges of its layers there, see `int8_static`. `sensitivity`: write there what each layer alone
+changes, see `sensitivity`, and change nothing. An error of a variant is the outcome "not applied",
+and the script continues with its own model.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,11 @@ import torch
 from torch import nn
 
 from flatout.inside.compression.changed import Changed, NotAppliedError
-from flatout.inside.compression.first_model import FirstModel
+from flatout.inside.compression.first_model import FirstCall, FirstModel
+from flatout.inside.compression.int8_static import record_ranges
 from flatout.inside.compression.layers import num_bytes
-from flatout.inside.compression.variants import compress
+from flatout.inside.compression.sensitivity import measure_sensitivity
+from flatout.inside.compression.variants import NEED_CALL, OPTIONS, compress
 from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.log import LOG
 from flatout.inside.protocol import File, Variable, partial_name, process_name
@@ -84,9 +89,9 @@ def install_compression(
         folder = LOG.folder = Path(environment[Variable.REPORTS])
     report = CompressionReport(folder, str(asked["variant"]))
 
-    def found(model: nn.Module) -> None:
+    def found(model: nn.Module, call: FirstCall) -> None:
         try:
-            change(model, asked, report)
+            change(model, call, asked, report)
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("compression")
         report.write()
@@ -95,7 +100,7 @@ def install_compression(
     return FirstModel(found).install()
 
 
-def change(model: nn.Module, asked: Mapping[str, Any], report: CompressionReport) -> None:
+def change(model: nn.Module, call: FirstCall, asked: Mapping[str, Any], report: CompressionReport) -> None:
     """Apply the variant to the model, and note in the report what was done."""
     content = report.content
     content["num_modules"] = sum(_has_weights(module) for module in model.modules())
@@ -104,7 +109,7 @@ def change(model: nn.Module, asked: Mapping[str, Any], report: CompressionReport
     began_s = time.perf_counter()
     try:
         with torch.no_grad():
-            changed = _changed(model, asked)
+            changed = _changed(model, call, asked)
     except NotAppliedError as error:
         content["reason"] = str(error)
         return
@@ -115,15 +120,29 @@ def change(model: nn.Module, asked: Mapping[str, Any], report: CompressionReport
     content["convert_s"] = time.perf_counter() - began_s
     content["applied"], content["reason"] = True, None
     content["names"], content["notes"] = list(changed.names), list(changed.notes)
-    content["bytes_after"] = num_bytes(model)
-    if asked.get("save"):
+    content["bytes_after"] = changed.stored_bytes if changed.stored_bytes is not None else num_bytes(model)
+    if asked.get("save") and asked["variant"] not in NEED_CALL:
         torch.save(model.state_dict(), asked["save"])
 
 
-def _changed(model: nn.Module, asked: Mapping[str, Any]) -> Changed:
+def _changed(model: nn.Module, call: FirstCall, asked: Mapping[str, Any]) -> Changed:
+    """Apply the variant. A calibration changes nothing, and writes its ranges when the process ends."""
     if asked["variant"] == UNCHANGED:
+        if asked.get("record"):
+            EXIT_HANDLERS.at_exit(record_ranges(model, asked["record"]))
         return Changed(())
-    return compress(model, asked["variant"], asked.get("skip", ()))
+    if asked.get("sensitivity"):
+        return measure_sensitivity(
+            model, call, partial(compress, variant=asked["variant"], **_options(asked, call)), asked["sensitivity"]
+        )
+    return compress(model, asked["variant"], asked.get("skip", ()), **_options(asked, call))
+
+
+def _options(asked: Mapping[str, Any], call: FirstCall) -> dict[str, Any]:
+    options = {name: asked[name] for name in OPTIONS.get(asked["variant"], ()) if name in asked}
+    if asked["variant"] in NEED_CALL:
+        options["call"] = call
+    return options
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class NotAppliedError(Exception):
@@ -12,4 +12,5 @@ class NotAppliedError(Exception):
 @dataclass(frozen=True, slots=True)
 class Changed:
     names: tuple[str, ...]  # of modules, as in `named_modules`; "" is the model itself
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    stored_bytes: int | None = None  # of the weights, if they are in a file; None: those of the model's tensors

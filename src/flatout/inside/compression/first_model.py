@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,10 +17,18 @@ from flatout.inside.live_objects import live_objects, root_modules
 from flatout.inside.patches.models import unwrapped
 
 
+class FirstCall(NamedTuple):
+    """The call that found the model: of the model, or of a part of it."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 class FirstModel:
     """`install` replaces `Module.__call__` until the first call of a model; nothing is left afterwards."""
 
-    def __init__(self, found: Callable[[nn.Module], None]) -> None:
+    def __init__(self, found: Callable[[nn.Module, FirstCall], None]) -> None:
         self._found = found
         self._is_done = False
         self._lock = threading.Lock()
@@ -36,7 +44,8 @@ class FirstModel:
             with looker._lock:
                 if not looker._is_done:
                     looker.remove()
-                    looker._found(_whole_model(unwrapped(module)))
+                    called = unwrapped(module)
+                    looker._found(_whole_model(called), FirstCall(called, args, kwargs))
             return module(*args, **kwargs)
 
         nn.Module.__call__ = call

@@ -83,7 +83,7 @@ def replace_linear_layers(model: nn.Module, skip: Collection[str], make: Make) -
         replaced.append(linear.name)
     if not replaced:
         raise NotAppliedError("the model has no linear layer that it fits")
-    _use_replaced_layers(model)
+    use_replaced_layers(model)
     return tuple(replaced)
 
 
@@ -93,7 +93,7 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), attribute, module)
 
 
-def _use_replaced_layers(model: nn.Module) -> None:
+def use_replaced_layers(model: nn.Module) -> None:
     """Let torch's encoder layers call their linear layers, instead of a fused kernel that reads plain weights."""
     if any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()):
         torch.backends.mha.set_fastpath_enabled(False)

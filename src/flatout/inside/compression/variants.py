@@ -15,16 +15,35 @@ from flatout.inside.compression.changed import Changed
 
 # The module of each variant in this folder; it has a function `compress(model, skip)`.
 MODULES: Mapping[str, str] = {
-    "int8-dynamic": "int8_dynamic",
     "bf16": "bf16",
+    "int8-dynamic": "int8_dynamic",
+    "int8-static": "int8_static",
+    "int8-weights": "int8_weights",
+    "int4-weights": "int4_weights",
+    "fp8": "fp8",
+    "onnx": "onnx_session",
+    "onnx-int8": "onnx_int8",
+    "torchao-int8-dynamic": "torchao_int8_dynamic",
+    "torchao-int8-weights": "torchao_int8_weights",
+    "torchao-int4-weights": "torchao_int4_weights",
+    "bitsandbytes-int8": "bitsandbytes_int8",
+    "bitsandbytes-nf4": "bitsandbytes_nf4",
+    "prune-channels": "prune_channels",
+    "prune-heads": "prune_heads",
+    "2:4": "two_four",
 }
 
+OPTIONS: Mapping[str, tuple[str, ...]] = {"int8-static": ("calibration",), "onnx": ("save",), "onnx-int8": ("save",)}
+NEED_CALL = frozenset({"onnx", "onnx-int8"})  # variants that export the model, for which they call it
 
-def compress(model: Any, variant: str, skip: Collection[str] = ()) -> Changed:
+
+def compress(model: Any, variant: str, skip: Collection[str] = (), **options: Any) -> Changed:
     """Change the model in place, except the modules named in `skip`.
 
-    Raises NotAppliedError if the variant fits nothing in it, and KeyError if there is no such variant.
+    `options` are those of the variant: `calibration` of `int8-static`, the file with its ranges; `call` of `onnx` and
+    `onnx-int8`, a call of the model that is exported. Raises NotAppliedError if the variant fits nothing in the model,
+    and KeyError if there is no such variant.
     """
     module = import_module(f"{__package__}.{MODULES[variant]}")
-    changed: Changed = module.compress(model, skip)
+    changed: Changed = module.compress(model, skip, **options)
     return changed
