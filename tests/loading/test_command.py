@@ -33,7 +33,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory, warm: None) -> tuple[Path,
     """A job whose samples sleep 8 ms, in the training process."""
     folder = tmp_path_factory.mktemp("waiting")
     out = folder / "out"
-    done = run(*DATA, "profile", "--out", str(out), "--", *job(folder, "--sleep-ms", "8", "--samples", "80"))
+    done = run(*DATA, "profile", "--out", str(out), "--", *job(folder, "--sleep-ms", "8"))
     assert done.returncode == 0, done.stderr
     return out, done
 
@@ -66,7 +66,7 @@ def test_a_job_whose_samples_wait_is_told_to_use_more_workers_than_cores(
 
 def test_the_losses_are_those_of_the_unchanged_job(waiting: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = waiting
-    plain = run(*job(out.parent, "--sleep-ms", "0", "--step-ms", "0", "--samples", "80"))
+    plain = run(*job(out.parent, "--sleep-ms", "0", "--step-ms", "0"))
     assert plain.stdout and done.stdout == plain.stdout
 
 
