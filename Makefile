@@ -65,7 +65,7 @@ integrations:
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[data,ray,dask]' \
 		'torch==2.13.0' datasets pytest pytest-xdist hypothesis
-	RAY_raylet_start_wait_time_s=300 $(INTEGRATIONS)/bin/python -m pytest -n 0 -W default integrations --ignore integrations/stack
+	$(INTEGRATIONS)/bin/python -m pytest -n 0 -W default integrations --ignore integrations/stack
 
 	@$(MAKE) --no-print-directory stack
 
@@ -75,7 +75,7 @@ stack:
 	test -x $(STACK)/bin/python || $(PYTHON) -m venv $(STACK)
 	$(STACK)/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'torch==2.13.0' pytest \
 		$$(grep -v '^#' integrations/stack.txt)
-	RAY_raylet_start_wait_time_s=300 $(STACK)/bin/python -m pytest -W default integrations/stack
+	$(STACK)/bin/python -m pytest -W default integrations/stack
 
 release:
 	$(PYTHON) packaging/check_release.py --out dist

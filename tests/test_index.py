@@ -76,6 +76,22 @@ def test_every_link_of_the_page_leads_to_a_file(folder: Path, out: str, capsys: 
     assert 'href="index.html"' not in page.read_text()
 
 
+def test_charges_are_a_page_of_their_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = "JobID|State|AllocTRES|ElapsedRaw|Account|User|Submit|Start|End|WCKey"
+    row = "1|FAILED|gres/gpu=8|7200|<vision>|ann|2026-11-01T00:00:00|2026-11-01T00:00:00|2026-11-01T02:00:00|x"
+    (tmp_path / "jobs.txt").write_text(f"{columns}\n{row}\n")
+    page = tmp_path / "costs.html"
+    before, sys.argv = sys.argv, ["flatout", "cost", "jobs", str(tmp_path / "jobs.txt"), "--html", str(page)]
+    try:
+        assert flatout.cli.main() == 0
+    finally:
+        sys.argv = before
+    text = page.read_text()
+    assert "16.0 GPU-hours in 1 attempt" in text
+    assert '<th scope="row">&lt;vision&gt; / x</th><td>used</td><td class="number">0</td>' in text
+    assert text.count("<tr>") == 4  # the header, and what was used, idle and lost
+
+
 def test_a_path_that_is_no_folder_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a folder"):
         index_folder(tmp_path / "missing")

@@ -18,6 +18,7 @@ from flatout.inside.protocol import Variable
 from flatout.records.xla_tuning import XlaChange, XlaTrial
 from flatout.report.terminal import TextStyle
 from flatout.report.xla_tuning_text import xla_tuning_text
+from flatout.xla_tuner import trial as xla_trial
 from flatout.xla_tuner import tune as loop
 from flatout.xla_tuner.changes import CHANGES, environment_of, offered
 from flatout.xla_tuner.judge import judged, loss_gate, speedup_of
@@ -107,6 +108,24 @@ def test_steps_count_from_the_last_compilation_and_then_the_process_ends(
     assert (found.facts["platform"], found.facts["devices"]) == ("gpu", 4)
     assert len(found.step_s[0]) == 4  # marks 4 to 8: step 2 compiled, and step 3 is not counted either
     assert found.losses == tuple(1.0 / (step + 1) for step in range(8))
+
+
+@pytest.mark.parametrize(("num_marks", "is_usable"), [(3, False), (4, True)])
+def test_a_trial_needs_three_steps(
+    num_marks: int, is_usable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: object, environment: dict[str, str], **_: object) -> SimpleNamespace:
+        steps = Path(json.loads(environment[Variable.XLA_TRIAL])["folder"])
+        steps.mkdir()
+        marks = [{"mark": mark, "s": 2.0 + mark, "counted_from": 0} for mark in range(num_marks)]
+        (steps / "0.jsonl").write_text("\n".join(map(json.dumps, [{"facts": {"jax": "1"}}, *marks])))
+        return SimpleNamespace(code=0)
+
+    monkeypatch.setattr(xla_trial, "run_limited", run)
+    options = {"change": "", "num_steps": 9, "warmup": 0, "limit_s": 9.0}
+    made, processes = xla_trial.run_trial(["train"], {}, tmp_path / "t", **options)  # type: ignore[arg-type]
+    assert (made.step_s, made.start_s) == ((1.0, 2.0) if is_usable else (None, None))
+    assert (processes is not None) == (made.problem is None) == is_usable
 
 
 def test_a_folder_without_a_step_has_no_processes(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.diagnose.jobs import GEMM, STEP, found, free_of_recorder_cost, names, times
 
+from flatout.diagnose.rules.exposed_communication import follows_an_end
 from flatout.testing import TraceBuilder
 
 MIB = 2**20
@@ -134,3 +136,12 @@ def test_exposed_times_by_operation_sum_to_the_exposed_time_on_the_cpu_too() -> 
     finding = found(free_of_recorder_cost(trace), "exposed-communication")
     assert finding.cost_s_per_step == pytest.approx(5000e-6)
     assert sum(finding.evidence["exposed_by_operation_s"].values()) == pytest.approx(5000e-6)
+
+
+@pytest.mark.parametrize(
+    ("after_us", "exposed_us", "follows"), [(49, 100, True), (51, 100, False), (499, 2000, True), (501, 2000, False)]
+)
+def test_a_launch_soon_after_a_transfer_may_have_waited_for_it(after_us: int, exposed_us: int, follows: bool) -> None:
+    end_ns = np.array([1_000_000, 9_000_000])
+    launch_ns = end_ns[:1] + after_us * 1000
+    assert follows_an_end(launch_ns, end_ns, np.array([exposed_us * 1000])).tolist() == [follows]

@@ -120,13 +120,13 @@ def _not_blocking_s(context: DiagnosisContext) -> float:
         exposed = context.job.exposed_transfer_ns[timeline.rank] + context.job.exposed_unsplit_ns[timeline.rank]
         exposed = np.where(communication.start_ns >= timeline.first_step_ns, exposed, 0)
         next_launch_ns, began_ns = communication.next_launch_ns, communication.end_ns - exposed
-        is_late = (next_launch_ns > began_ns) & ~_follows_an_end(next_launch_ns, communication.end_ns, exposed)
+        is_late = (next_launch_ns > began_ns) & ~follows_an_end(next_launch_ns, communication.end_ns, exposed)
         until_launch = np.where(is_late, next_launch_ns - began_ns, 0)
         not_blocking_ns += int(np.minimum(until_launch, exposed).sum())
     return context.per_step(not_blocking_ns / 1e9 / max(len(context.ranks), 1))
 
 
-def _follows_an_end(
+def follows_an_end(
     launch_ns: NDArray[np.int64], end_ns: NDArray[np.int64], exposed_ns: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Whether each launch comes soon after the end of some communication, for which the host may have waited."""
