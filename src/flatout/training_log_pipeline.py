@@ -77,6 +77,9 @@ def log_change(a: Path, b: Path) -> LogChange | None:
 
     Raises InputError if only one of them is.
     """
+    for path in (a, b):
+        if not path.exists():
+            raise InputError(f"`{path}` does not exist", hint="check its path")
     series = series_of(a), series_of(b)
     if series[0] is None and series[1] is None:
         return None

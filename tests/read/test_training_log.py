@@ -148,6 +148,8 @@ def test_two_logs_are_compared_by_their_rates_with_an_interval(tmp_path: Path) -
 def test_a_log_is_not_compared_with_anything_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is one and .* is not"):
         flatout.api.diff(megatron(tmp_path / "a.log", 1000), tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        flatout.api.diff(tmp_path / "a.log", tmp_path / "missing")
 
 
 def test_steps_made_again_after_a_resumption_are_recomputed(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _of_log(paths: list[Path], gpus: int | None) -> Totals | None:
     from flatout.training_log_pipeline import log_totals
 
     totals = log_totals(paths[0], gpus or 1) if len(paths) == 1 else None
-    if totals is None and gpus is not None:
+    if totals is None and gpus is not None and paths[0].exists():
         raise UsageError("`--gpus` is for the log of a training: a ledger has the number", hint="omit --gpus")
     if totals is not None:
         where = "in `unknown`" if totals.ns["unknown"] or totals.ns["restart"] else "unknown without time stamps"

@@ -82,6 +82,12 @@ def _cost(record: _Record) -> str:
     return f"{record['total']['total']['gpu_hours']:,.1f} GPU-hours of {counted(record['total']['num_jobs'], 'job')}"
 
 
+def _xla_tuning(record: _Record) -> str:
+    better = [tried for tried in record["tried"] if tried["verdict"] == "better"]
+    words = [f"{tried['change']['name']} {tried['speedup']:.2f} times as fast" for tried in better]
+    return ", ".join(words) or "no change is shown to be better"
+
+
 def _serving(record: _Record) -> str:
     return str(record["verdict"]) if isinstance(record.get("verdict"), str) else ""
 
@@ -99,4 +105,5 @@ _HEADLINES: Mapping[str, Callable[[_Record], str]] = {
     "doctor": _doctor,
     "cost": _cost,
     "serving": _serving,
+    "xla-tuning": _xla_tuning,
 }
