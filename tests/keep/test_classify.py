@@ -105,6 +105,9 @@ def test_no_trap_and_no_mistake_of_the_user_excludes_a_host_or_is_restarted(corp
         ("RuntimeError: the buffer is full", "training", ("job", "yes")),
         ("AssertionError: KeyboardInterrupt token in the vocabulary", "start", ("mistake", "no")),
         ("ValueError: sample was preempted by user", "start", ("mistake", "no")),
+        # A compiler fails in the same way at each start, and in training only for the shapes that came then.
+        ("torch._inductor.exc.InductorError: AssertionError", "start", ("mistake", "no")),
+        ("torch._inductor.exc.InductorError: AssertionError", "training", ("job", "yes")),
     ],
 )
 def test_words_of_failures_that_mean_something_else_here(text: str, phase: Phase, expected: tuple[str, str]) -> None:

@@ -47,6 +47,14 @@ def test_wrong_gradients_are_refused_in_the_warm_up_of_the_learning_rate(
     assert not gate.is_passed, gate.reason
 
 
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "wrong sign"])
+def test_a_run_with_other_samples_makes_the_gate_no_more_lenient_for_other_families(fault: Fault) -> None:
+    other = msgspec.structs.replace(made(rate=WARM_UP, resample_seed=7), has_other_samples=True)
+    candidate = made(fault, rate=WARM_UP)
+    assert check_gradients(candidate, [*SEEDED, other], changes()) == check_gradients(candidate, SEEDED, changes())
+    assert gradient_note([*SEEDED, other]) == gradient_note(SEEDED)
+
+
 @pytest.mark.parametrize("baselines", [CLIPPED, NOISY_CLIPPED], ids=["deterministic", "noisy"])
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "wrong sign"])
 def test_wrong_gradients_are_refused_though_the_script_clips_them(baselines: list[TrialResult], fault: Fault) -> None:

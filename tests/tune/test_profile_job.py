@@ -8,11 +8,15 @@ import msgspec
 import pytest
 from tests.tune.simulated import WORKERS, SimulatedRunner, tuned
 
+import flatout.tune.profile_job as profile_job_module
 from flatout.errors import FlatoutError, NotTracedError
 from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule
+from flatout.records.trial import StepSpell
 from flatout.records.tuning import TuningEnd
+from flatout.tune.options import TuneOptions
 from flatout.tune.profiled import Profiled
+from flatout.tune.progress import NOTHING, Progress, Setup
 
 
 class Counting(SimulatedRunner):
@@ -114,6 +118,17 @@ def test_a_job_that_is_too_short_for_a_trial_before_the_trace_is_profiled_withou
     result = tuned(runner, max_rounds=1)
     assert [rule is None for rule in runner.rules[:2]] == [False, True]
     assert result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
+
+
+def test_the_profile_says_which_first_spells_are_like_the_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    spells = [StepSpell(step=step, kind="evaluation", seconds=seconds) for step, seconds in ((15, 5.4), (30, 5.6))]
+    monkeypatch.setattr(profile_job_module, "step_spells", lambda ranks: spells)
+    runner = SimulatedRunner({})
+    setup = Setup(runner=runner, options=TuneOptions(), say=lambda line: None)  # type: ignore[arg-type]
+    progress = Progress(objective="step_s").with_trial(NOTHING, runner.trial(NOTHING, 20))
+    progress, _ = profile_job_module.profile_job(setup, progress)
+    (baseline,) = progress.evidence.baselines
+    assert baseline.typical_firsts == ("evaluation",)
 
 
 def test_a_profile_that_fails_within_the_budget_is_an_error() -> None:

@@ -24,6 +24,7 @@ from flatout.records.change import Change, ChangeSet, Knob, Patch
 from flatout.records.recording import HostRecording, Recording
 from flatout.records.start_costs import StartCosts
 from flatout.records.stop_rule import fixed_steps
+from flatout.records.trial import StartState, TrialResult
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.runner import Runner, trial_key
 
@@ -160,7 +161,27 @@ def test_a_trial_with_other_samples_has_another_seed_and_no_trial_stands_in_for_
     assert len(job.options) == 2
 
 
-def test_a_trial_is_told_to_stop_so_early_that_it_has_ended_with_the_budget(job: Job, tmp_path: Path) -> None:
+def test_weights_that_follow_the_samples_do_not_hide_that_a_change_begins_with_others(tmp_path: Path) -> None:
+    """A script that looks at a batch before it makes its model."""
+    made = runner(tmp_path)
+
+    def begun(index: int, weights: str, *, has_other_samples: bool = False) -> TrialResult:
+        start = (StartState(num_steps=0, has_state=False, weights=weights),)
+        return TrialResult(
+            index=index,
+            arm="baseline",
+            outcome="completed",
+            step_s=(1.0,),
+            start=start,
+            has_other_samples=has_other_samples,
+        )
+
+    for trial in (begun(0, "a"), begun(1, "b", has_other_samples=True), begun(2, "a")):
+        assert made._with_comparable_start(trial, NOTHING).outcome == "completed"
+    assert made._with_comparable_start(begun(3, "b"), change("faster")).cause == "other_start"
+
+
+def test_a_trial_is_asked_to_stop_so_early_that_it_has_ended_with_the_budget(job: Job, tmp_path: Path) -> None:
     made = runner(tmp_path, budget_s=45.0)
     made.trial(NOTHING, 20)
     before_s = float(job.options[-1].variables[Variable.STOP_AFTER_S])
