@@ -202,24 +202,26 @@ def test_steps_of_a_tpu_are_runs_of_its_program_with_the_numbers_of_the_script(
     assert [(step.end_ns - step.start_ns) // MS for step in timeline.steps] == [160 // len(steps)] * len(steps)
 
 
-def published(path: Path) -> tuple[list[int | None], EventTable]:
+def published(name: str, folder: Path) -> tuple[list[int | None], EventTable]:
     """Return the devices of a published profile that are ranks, and the events of the first one."""
+    path = folder / name
+    path.write_bytes(profile_bytes(f"published_profiles.tar.xz/{name}"))
     source = TraceSource(path=str(path), name=path.name, size_bytes=path.stat().st_size)
     with pytest.raises(SeveralRanksError) as error:
         read_trace(source)
     return [part.device for part in error.value.parts], read_trace(source.split(error.value.parts)[0])
 
 
-def test_the_wait_for_copies_of_a_real_tpu_is_that_of_its_operators(shared_data: Path) -> None:
-    devices, table = published(shared_data / "frameworks" / "xprof_tpu_v6e.xplane.pb")
+def test_the_wait_for_copies_of_a_real_tpu_is_that_of_its_operators(tmp_path: Path) -> None:
+    devices, table = published("xprof_tpu_v6e.xplane.pb", tmp_path)
     assert devices == [0, 1, 2, 3]
     assert len(attribute_rank(table).steps) == 100
     # By jax.profiler.ProfileData: `copy-done` takes 76.048 of the 78.415 s of the 100 runs of the program.
     assert parts_in_ms(table)["MEMORY_COPY"] == pytest.approx(76_048, rel=2e-3)
 
 
-def test_gpus_to_which_tensorflow_only_copies_are_no_ranks(shared_data: Path) -> None:
-    devices, table = published(shared_data / "frameworks" / "tf_gpu_multi_worker.xplane.pb")
+def test_gpus_to_which_tensorflow_only_copies_are_no_ranks(tmp_path: Path) -> None:
+    devices, table = published("tf_gpu_multi_worker.xplane.pb", tmp_path)
     assert devices == [4, 6]
     (step,) = attribute_rank(table).steps
     compute = table.kind == Kind.KERNEL
