@@ -37,7 +37,7 @@ class EvaluationRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the compression of one layer alone does to the output, and saves."""
+    """What compressing one layer alone does to the output, and how much it saves."""
 
     error: float  # relative
     saved_bytes: int

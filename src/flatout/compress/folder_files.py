@@ -37,7 +37,7 @@ def bf16_folder(model: Path, folder: Path) -> Path:
 
 
 def _convert(before: Path, after: Path) -> int:
-    """Write a file of safetensors with its tensors of float32 in bfloat16; return their number."""
+    """Convert the float32 tensors of a safetensors file to bfloat16, write the result, and return their number."""
     with before.open("rb") as source, after.open("wb") as target:
         header = _header(source)
         start = source.tell()

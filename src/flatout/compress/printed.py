@@ -1,7 +1,7 @@
 """Read the metric from what an evaluation printed.
 
-In: its output. Out: an `Evaluation`. The last line counts that has the metric: `accuracy=0.913`, with `n=360` on the
-same line if it is known, or a JSON object: {"accuracy": 0.913, "n": 360}, or, with the result of each sample, whose
+In: its output. Out: an `Evaluation`. The last line with the metric counts. It is `accuracy=0.913`, with `n=360` on
+the same line if it is known, or a JSON object: {"accuracy": 0.913, "n": 360}, or, with the result of each sample, whose
 mean is the metric, {"accuracy": 0.913, "samples": [1, 0, 1]}.
 """
 

@@ -79,7 +79,7 @@ def amount(loss: float, limit: MaxLoss) -> str:
 
 
 def loss_words(verdict: LossVerdict, result: Compression) -> str:
-    """Return the loss, with what is shown about it and how."""
+    """Say how large the loss is, what is shown about it, and by which test."""
     if verdict.outcome == "unknown":
         return f"loss {amount(verdict.loss, result.max_loss)}, of which nothing can be shown: {verdict.reason}"
     most = "" if verdict.most_loss is None else f", below {amount(verdict.most_loss, result.max_loss)}"

@@ -1,7 +1,8 @@
 """Send requests to a server that speaks OpenAI's protocol or Triton's, streamed, and read its metrics and health.
 
-In: a URL, the model's name, the endpoint. Out: a transport (`client.py`). httpx is imported here alone, and when it is
-used: it is the extra `flatout[serve]`. Answers are greedy (`temperature` 0), so that they can be compared.
+In: a URL, the model's name, the endpoint. Out: a transport (`client.py`). Only this module imports httpx, and only
+when it is used, because it belongs to the extra `flatout[serve]`. Answers are greedy (`temperature` 0), so that they
+can be compared.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def claim_of(
 ) -> Claim:
     """Return the claim of the last analysis, for one of its tunings.
 
-    `arrangement` has all trials up to then, among them those of `num_run` fresh trials of the candidate that count.
+    `arrangement` has all trials up to then. They include those of the `num_run` fresh trials that count.
     """
     last = analyses[-1]
     estimate, error = float(last.effect.estimate[tuning]), float(last.effect.error[tuning])

@@ -40,7 +40,7 @@ def fp8(report: Report, *, library: str = "torchao") -> None:
         if number:
             report.did("layers", number)
         else:
-            report.note("the model has no linear layer whose widths 16 divides")
+            report.note("the model has no linear layer whose widths are multiples of 16")
 
     MODELS.on_model(report, found)
 

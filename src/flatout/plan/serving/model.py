@@ -47,7 +47,7 @@ class ServedModel:
 
     @property
     def active_weights(self) -> float:
-        """Return the weights of layers that one token is multiplied with."""
+        """Return the number of weights by which one token is multiplied."""
         return self.dense_weights + self.expert_weights * self.expert_share
 
     def cached_elements(self, tokens: float, group: int) -> float:

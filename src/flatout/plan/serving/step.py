@@ -58,7 +58,10 @@ class Served:
         return (narrow + model.wide_parameters * wide_bytes(self.weights)) / self.group
 
     def cache_bytes(self, tokens: float) -> float:
-        """Return the bytes that a request of `tokens` keeps on one GPU; with own attention, the mean over the GPUs."""
+        """Return the bytes that a request of `tokens` keeps on one GPU.
+
+        If each GPU has its own attention, it is the mean over the GPUs.
+        """
         split = 1 if self.has_own_attention else self.group
         on_one = self.model.cached_elements(tokens, split) * cache_bytes(self.cache)
         return on_one / self.group if self.has_own_attention else on_one
