@@ -101,7 +101,7 @@ def linear(calls: int) -> None:
 
 def onnx(calls: int) -> None:
     import onnxruntime
-    from onnx_model import write_model
+    from small_onnx_model import write_model
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 8

@@ -453,11 +453,34 @@ def _checkpoint_log(path: Path) -> None:
     _committed(path)
 
 
+def _weights() -> list[Sample]:
+    """Return a folder of Hugging Face with two tensors, as the format of safetensors has them."""
+    tensors = {"a": ("F32", [2, 2], 16), "b": ("BF16", [3], 6)}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (kind, shape, size) in tensors.items():
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    weights = len(text).to_bytes(8, "little") + text + bytes(range(end))
+    return [
+        Sample(files={"model.safetensors": weights, "config.json": b'{"torch_dtype": "float32", "hidden_size": 2}'})
+    ]
+
+
+def _bf16_weights(path: Path) -> None:
+    from flatout.compress.folder_files import bf16_folder
+    from flatout.compress.onnx_files import NotMadeError
+
+    with tempfile.TemporaryDirectory() as folder, suppress(NotMadeError):
+        bf16_folder(path, Path(folder) / "made")
+
+
 def _run_state(path: Path) -> None:
     from tests.keep.test_hang import pulse
 
     from flatout.keep.evidence import read_failures
-    from flatout.keep.exits import _crash, _last_lines, _reported
+    from flatout.keep.exits import _crash, _last_lines, _reports
     from flatout.keep.job_identity import JobIdentity
     from flatout.keep.other_runs import read_about as _read
     from flatout.keep.peer_board import PeerBoard
@@ -466,7 +489,7 @@ def _run_state(path: Path) -> None:
 
     for failure in read_failures(path):
         assert failure.errors
-    _reported(path)
+    _reports(path)
     rank = pulse(0)
     _crash(path, rank)
     _last_lines(path, rank)
@@ -735,6 +758,7 @@ READERS: tuple[Reader, ...] = (
         _ledger_continued,
         ("flatout run --ledger", "flatout submit --ledger"),
     ),
+    Reader("compress, weights", _weights, _bf16_weights),
     Reader("run, its state", lambda: [_folder(OWN / "state")], _run_state),
     Reader(
         "run, its checkpoints",

@@ -76,7 +76,7 @@ def baseline(unchanged: Any) -> Any:
     [
         ("alone", "half", "the norm of its first gradients is 0.5 times the job's"),
         ("alone", "dropped", "1 of 8 parameters get no gradient (the first of them is number 8 of the optimizer)"),
-        ("alone", "none at all", "there are no gradients in its step 1"),
+        ("alone", "none at all", "its step 1 has no gradients"),
         ("ranks", "half", "the norm of its first gradients is 0.5 times the job's"),
         ("ranks", "unreduced", "between ranks, and they agree in the job: not all gradients are reduced"),
         ("ranks", "one rank", "between ranks, and they agree in the job: not all gradients are reduced"),

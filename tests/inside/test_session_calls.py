@@ -157,7 +157,7 @@ def test_options_are_given_to_sessions_with_and_without_some(library: Any) -> No
 
 def test_the_library_itself(tmp_path: Path) -> None:
     library = pytest.importorskip("onnxruntime")
-    from benchmarks.onnx_model import write_model
+    from benchmarks.small_onnx_model import write_model
 
     write_model(tmp_path / "model.onnx", width=8, layers=2)
     made, calls = Seen(), ForwardCalls()

@@ -84,4 +84,4 @@ def test_the_wait_in_a_queue_takes_nothing_from_the_next_trials_limit(
     made = runner(tmp_path, launcher, budget_s=300.0)
     for _ in range(2):
         made.trial(ChangeSet(), 5)
-    assert launcher.limits_s == [300.0 + 60.0] * 2
+    assert launcher.limits_s == [300.0 + 10.0] * 2

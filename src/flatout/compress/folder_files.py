@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 from flatout.compress.onnx_files import NotMadeError
+from flatout.input_files import open_file, read_text, walk_with_links
 
+_WEIGHTS = {".safetensors", ".bin", ".pt"}
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 _ROUND = 0x7FFF  # half of the bits that are dropped, less one: a tie goes to the even number
@@ -25,20 +27,31 @@ def bf16_folder(model: Path, folder: Path) -> Path:
     files = sorted(model.glob("*.safetensors"))
     if not files:
         raise NotMadeError("the folder has no files of safetensors")
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "*.pt"), dirs_exist_ok=True)
     try:
+        _copy_others(model, folder)
         num_changed = sum(_convert(file, folder / file.name) for file in files)
         _set_type(folder / "config.json")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotMadeError(f"its files cannot be read: {error}") from error
     if not num_changed:
         raise NotMadeError("the folder has no weights in float32")
     return folder
 
 
+def _copy_others(model: Path, folder: Path) -> None:
+    """Copy all files but weights, with those in folders."""
+    for place, names in walk_with_links(model):
+        target = folder / place.relative_to(model)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if Path(name).suffix not in _WEIGHTS:
+                with open_file(place / name) as source, (target / name).open("wb") as copy:
+                    shutil.copyfileobj(source, copy)
+
+
 def _convert(before: Path, after: Path) -> int:
     """Convert the float32 tensors of a safetensors file to bfloat16, write the result, and return their number."""
-    with before.open("rb") as source, after.open("wb") as target:
+    with open_file(before) as source, after.open("wb") as target:
         header = _header(source)
         start = source.tell()
         names = [name for name in header if name != "__metadata__"]
@@ -63,7 +76,7 @@ def _convert(before: Path, after: Path) -> int:
     return len(changed)
 
 
-def _header(source: BinaryIO) -> dict[str, Any]:
+def _header(source: IO[bytes]) -> dict[str, Any]:
     length = int.from_bytes(source.read(_LENGTH_BYTES), "little")
     if not 0 < length <= _MOST_HEADER_BYTES:
         raise ValueError(f"{source.name} is not a file of safetensors")
@@ -84,7 +97,7 @@ def _in_bf16(data: bytes) -> bytes:
 def _set_type(config: Path) -> None:
     if not config.is_file():
         return
-    content = json.loads(config.read_text(encoding="utf-8"))
+    content = json.loads(read_text(config))
     for name in ("dtype", "torch_dtype"):
         if name in content:
             content[name] = "bfloat16"
