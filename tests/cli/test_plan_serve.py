@@ -11,7 +11,7 @@ import pytest
 from flatout.cli import main
 
 SERVE = ["plan", "serve", "--model", "llama3.1-70b", "--gpu", "h100", "--rate", "5", "--weights", "fp8"]
-LIMITS = ["--ttft", "500ms", "--itl", "50"]
+LIMITS = ["--ttft", "500ms", "--itl", "0.05s"]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -55,6 +55,10 @@ def test_limits_that_no_number_of_gpus_meets_end_with_1_and_say_why(
     [
         ([*SERVE, "--rate", "0"], "`--rate` must be a number above 0"),
         ([*SERVE, "--rate", "1e9"], "`--rate` must be a number above 0 and at most 1,000,000"),
+        (
+            [*SERVE, "--ttft", "500"],
+            "`--ttft` must have a unit, but is `500`: write 500ms",
+        ),
         ([*SERVE, "--kv-cache", "int3"], "`--kv-cache` must be one of"),
         (["plan", "--seq", "8", "serve", "--model", "x"], "`--seq` precedes `serve`"),
         (["plan", "serv"], "the commands are `evaluate`, `place` and `serve`"),

@@ -18,6 +18,8 @@ NEED_A_UNIT = {
     "flatout schedule slurm --idle-after": "m",
     "flatout schedule replay --repair": "h",
     "flatout schedule replay --starved-after": "d",
+    "flatout plan serve --itl": "ms",
+    "flatout plan serve --ttft": "ms",
 }
 OPTIONS = {
     f"{name} {parameter.opts[0]}": parameter
@@ -59,6 +61,8 @@ def test_every_option_that_takes_a_time_is_known() -> None:
             "flatout cost spot --deadline",
             "flatout cost spot --restart",
             "flatout diagnose --untraced-step",
+            "flatout plan serve --itl",
+            "flatout plan serve --ttft",
             "flatout run --hang-after",
             "flatout schedule replay --checkpoint",
             "flatout schedule replay --repair",

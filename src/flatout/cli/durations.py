@@ -16,12 +16,12 @@ import typer
 from flatout.cli.values import InvalidValue
 
 METAVAR = "DURATION"
-HELP = "A DURATION is a number and a unit (s, m, h or d), e.g. 90s, 10m or 36h; a number alone is seconds."
+HELP = "A DURATION is a number and a unit (ms, s, m, h or d), e.g. 90s, 10m or 36h; a number alone is seconds."
 LONGEST_S = 10_000 * 86_400.0
 
 _TEXT = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([a-z]*)")
-_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_NAMES = {"m": "minutes", "h": "hours", "d": "days"}
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_NAMES = {"ms": "milliseconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @dataclass(frozen=True, slots=True)

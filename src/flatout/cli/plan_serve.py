@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli.durations import Duration, duration
 from flatout.cli.help import Command
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.values import amount, whole_number
@@ -45,12 +46,12 @@ def serve(
         int, whole_number("--output", least=1, most=_MOST_TOKENS, help="Tokens of an answer, in the mean.")
     ] = 256,
     ttft: Annotated[
-        float | None,
-        amount(metavar="MS", positive=True, unit="ms", help="Limit of the mean time to the first token."),
+        Duration | None,
+        duration("--ttft", instead_of="ms", help="Limit of the mean time to the first token, e.g. 500ms."),
     ] = None,
     itl: Annotated[
-        float | None,
-        amount(metavar="MS", positive=True, unit="ms", help="Limit of the mean time between tokens."),
+        Duration | None,
+        duration("--itl", instead_of="ms", help="Limit of the mean time between tokens, e.g. 50ms."),
     ] = None,
     weights: Annotated[
         str, typer.Option(metavar="TYPE", help="Type of the weights: bf16, fp16, fp32, fp8, int8, int4 or fp4.")
@@ -83,8 +84,8 @@ def serve(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         rate_per_s=rate,
-        most_ttft_s=_in_seconds(ttft),
-        most_itl_s=_in_seconds(itl),
+        most_ttft_s=None if ttft is None else ttft.seconds,
+        most_itl_s=None if itl is None else itl.seconds,
     )
     request = ServingRequest(model=model, gpu=gpu, weights=weights, cache=kv_cache, load=load)
     plan = planned_serving(request, _note)
@@ -98,10 +99,6 @@ def serve(
 
         print(serving_plan_text(plan, style=text_style(), next_command=next_command))
     raise typer.Exit(0 if plan.options else 1)
-
-
-def _in_seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
 
 
 def _write_page(plan: ServingPlan, html: Path, next_command: str, *, force: bool) -> None:
