@@ -8,6 +8,7 @@ compilation, and each loss that `flatout.callbacks.report_loss` reports. Steps c
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -63,7 +64,7 @@ class XlaSteps:
     @guarded
     def loss(self, value: float) -> None:
         if self._file is not None:
-            self._write({"loss": float(value), "mark": self._num_marks - 1})
+            self._write({"loss": _as_json(float(value)), "mark": self._num_marks - 1})
 
     @guarded
     def _compiled(self, event: str, duration: float, **_: Any) -> None:
@@ -118,3 +119,8 @@ def install(jax: Any) -> None:
     trial = json.loads(wanted)
     _STEPS = XlaSteps(jax, Path(trial["folder"]), trial["steps"], trial["warmup"], trial["most_s"])
     _STEPS.hook()
+
+
+def _as_json(value: float) -> float | str:
+    """Return a number that JSON has, or its name: a loss that is not finite must reach the gate."""
+    return value if math.isfinite(value) else str(value)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -83,24 +84,35 @@ def read_processes(folder: Path) -> Processes | None:
     )
 
 
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that a process wrote: its facts, the time of a mark, or a loss."""
+
+    facts: dict[str, Any] | None = None
+    counted_from: Annotated[int, msgspec.Meta(ge=0)] | None = None  # number of the first mark that counts
+    s: float | None = None
+    loss: float | Literal["nan", "inf", "-inf"] | None = None  # JSON has only finite numbers
+
+
 def _read_process(path: Path) -> tuple[dict[str, Any], tuple[float, ...], float, tuple[float, ...]] | None:
     facts: dict[str, Any] = {}
     marks: list[float] = []
     losses: list[float] = []
     first = 0
-    for line in read_lines(path):
-        try:
-            entry = decode_json(line)
-        except msgspec.DecodeError:
-            continue  # truncated when the process was ended
-        if not isinstance(entry, dict):
-            continue
-        facts = entry.get("facts", facts)
-        first = entry.get("counted_from", first)
-        if "loss" in entry:
-            losses.append(float(entry["loss"]))
-        elif "s" in entry:
-            marks.append(float(entry["s"]))
+    for line in _lines(path):
+        facts = facts if line.facts is None else line.facts
+        first = first if line.counted_from is None else line.counted_from
+        if line.loss is not None:
+            losses.append(float(line.loss))
+        elif line.s is not None:
+            marks.append(line.s)
     if len(marks) <= first:
         return None
     return facts, tuple(np.diff(marks[first:]).tolist()), marks[first], tuple(losses)
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """Yield the lines that can be read: the last one is truncated if the process was ended."""
+    with suppress(OSError):
+        for line in read_lines(path):
+            with suppress(msgspec.DecodeError):
+                yield decode_json(line, _Line)
