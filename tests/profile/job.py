@@ -188,7 +188,10 @@ def checkpointing(model: nn.Module, arguments: argparse.Namespace, rank: int) ->
 
 
 def evaluating(model: nn.Module, arguments: argparse.Namespace, rank: int) -> None:
-    """After every twelfth step rank 0 evaluates, and the other ranks wait for it in their next backward pass."""
+    """After every twelfth step rank 0 evaluates, and the other ranks wait for it in their next backward pass.
+
+    However fast the machine, an evaluation takes long enough to make its step a stall.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     plain = model.module if hasattr(model, "module") else model
     for number, tokens in enumerate(batches(arguments, rank), 1):
@@ -200,8 +203,9 @@ def evaluating(model: nn.Module, arguments: argparse.Namespace, rank: int) -> No
         time.sleep(arguments.pause)
         if number % 12 == 0 and rank == 0:
             plain.eval()
+            until_s = time.monotonic() + 0.15
             with torch.no_grad():
-                for _ in range(150):
+                while time.monotonic() < until_s:
                     plain(tokens)
             plain.train()
 
