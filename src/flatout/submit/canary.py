@@ -9,6 +9,7 @@ the removal of that file, begins with a new one.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +119,8 @@ def _read_marker(config: Path) -> _Marker | None:
 
 def _answers(ledger: Path) -> Iterator[_Answer]:
     """Yield the comparisons in a ledger, or in all ledgers of a folder; damaged lines and missing files have none."""
-    paths = sorted(ledger.glob("*.jsonl")) if ledger.is_dir() else [ledger]
+    # `Path.is_dir` raises for a name that is too long.
+    paths = sorted(ledger.glob("*.jsonl")) if os.path.isdir(ledger) else [ledger]
     for path in paths:
         try:
             for line in read_lines(path):
