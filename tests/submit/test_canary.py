@@ -12,7 +12,7 @@ import pytest
 from flatout.errors import FlatoutError, InputError, UsageError
 from flatout.records.submission import SCHEDULERS
 from flatout.submit import KeepOptions, SubmitOptions, job_request, submit, submitted
-from flatout.submit.canary import canary_of, note_canary
+from flatout.submit.canary import _answers, canary_of, note_canary
 from flatout.submit.job import JobRequest, Prepared
 
 TUNED = Path(__file__).parents[1] / "data" / "readers" / "tuned.toml"
@@ -130,3 +130,7 @@ def test_a_canary_needs_a_tuning_and_a_ledger(folder: Path) -> None:
     for config, ledger in ((None, folder / "ledger.jsonl"), (folder / "tuned.toml", None)):
         with pytest.raises(UsageError, match="needs a tuning and a ledger"):
             canary_of(config, ledger)
+
+
+def test_a_ledger_whose_name_is_too_long_has_no_comparisons() -> None:
+    assert list(_answers(Path("9" * 400))) == []
