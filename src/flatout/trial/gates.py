@@ -71,13 +71,9 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     known = [(losses, trial.has_other_samples) for trial in baselines if (losses := _known(trial, start)).size]
     base, others = [losses for losses, _ in known], [has_other for _, has_other in known]
     mine = _known(candidate, start)
-    if not base:
-        return GateResult(is_passed=True, reason="the job's loss is unknown or not a number: not checked")
-    if not mine.size:
-        return GateResult(is_passed=False, reason="the candidate reports no loss, but the baseline does")
-    if mine.size < min(len(candidate.losses) - start, ALL_KEPT - start, *(losses.size for losses in base)):
-        reason = f"the loss of its step {start + mine.size + 1} is not a number, but the baseline's is"
-        return GateResult(is_passed=False, reason=reason)
+    incomparable = _without_losses(mine, base, start=start, num_candidate=len(candidate.losses))
+    if incomparable is not None:
+        return incomparable
     length = min(mine.size, *(losses.size for losses in base))
     mine, together = mine[:length], np.array([losses[:length] for losses in base])
     if not np.isfinite(together).all():
@@ -96,6 +92,20 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         if refusal is not None:
             return refusal
     return _mean_losses(mine, together, changes, is_resampled=is_resampled)
+
+
+def _without_losses(
+    mine: NDArray[np.float64], base: Sequence[NDArray[np.float64]], *, start: int, num_candidate: int
+) -> GateResult | None:
+    """Judge a candidate if losses are missing that a comparison needs; None if they are not."""
+    if not base:
+        return GateResult(is_passed=True, reason="the job's loss is unknown or not a number: not checked")
+    if not mine.size:
+        return GateResult(is_passed=False, reason="the candidate reports no loss, but the baseline does")
+    if mine.size < min(num_candidate - start, ALL_KEPT - start, *(losses.size for losses in base)):
+        reason = f"the loss of its step {start + mine.size + 1} is not a number, but the baseline's is"
+        return GateResult(is_passed=False, reason=reason)
+    return None
 
 
 def _first_losses(mine: NDArray[np.float64], together: NDArray[np.float64]) -> GateResult | None:
