@@ -107,3 +107,9 @@ def test_a_result_that_says_nothing_has_no_headline(record: dict[str, object]) -
 def test_a_long_headline_is_cut() -> None:
     finding = {"title": "x" * 1000}
     assert len(headline({"schema": "flatout/diagnosis", "findings": [finding], "ranks": []})) == 300
+
+
+def test_a_result_that_was_cut_is_named_on_the_terminal_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "cut.json").write_text('{"schema": "flatout/diagnosis", "version": 1, ')
+    assert run(str(folder)) == 0
+    assert "could not be read: cut.json: " in capsys.readouterr().err

@@ -11,8 +11,10 @@ import typer
 
 from flatout.cli.output import print_json, typed_command
 from flatout.cli.paths import given_path
+from flatout.errors import printable
 
 PAGE = "index.html"
+_MOST_NOTES = 10  # files that could not be read, each a line; the page has more
 
 
 def index(
@@ -49,3 +51,5 @@ def index(
     base = os.path.relpath(folder, page.parent)
     write_new(page, index_html(found, typed_command(), base="" if base == os.curdir else base), force=force)
     print(f"wrote {relative_path(page)}: {counted(len(found.results), 'result')}", file=sys.stderr)
+    for each in found.unreadable[:_MOST_NOTES]:
+        print(f"could not be read: {printable(each)}", file=sys.stderr)
