@@ -1,13 +1,15 @@
 """Check a tuning against longer starts of its job: untouched, then with the accepted changes.
 
-    python benchmarks/longer_starts.py --tuning OUT/JOB --seconds 120 --keep FILE [--copy] [--flatout CMD] -- COMMAND...
+    python benchmarks/longer_starts.py --tuning OUT/JOB --seconds 120 --keep FILE [--copy] [--flatout CMD]
+        [--by-hand 'NAME=VALUE NAME=VALUE' ...] [--only-by-hand] -- COMMAND...
 
 COMMAND starts in the current folder, or in a copy of it for each start (--copy), so that the second start cannot resume
 what the first one saved. Its output is time-stamped here, and nothing of Flatout measures it: the times are those
 between lines that the script itself prints. A line with an epoch and a batch gives one sample when the same batch of
 the next epoch is printed, so each sample is one whole epoch with its boundary; a line with only a step gives the time
 per step since the last such line, with the evaluations in between. The first sample of each start is left out: it
-contains the warm-up.
+contains the warm-up. Each --by-hand starts the command once more with environment variables that somebody chose without
+Flatout, so that what it found can be held against what can be reached by hand.
 """
 
 from __future__ import annotations
@@ -149,14 +151,18 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, required=True, help="file for the result, as JSON")
     parser.add_argument("--copy", action="store_true", help="start in a copy of the current folder")
     parser.add_argument("--flatout", default="flatout", help="command that starts Flatout")
+    parser.add_argument("--by-hand", action="append", default=[], help="environment variables of one more start")
+    parser.add_argument("--only-by-hand", action="store_true", help="leave out the untouched and the tuned start")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     tuning = json.loads((arguments.tuning / "tuning.json").read_text())
     config = arguments.tuning / "tuned.toml"
-    arms = {"untouched": arguments.command}
-    if config.exists() and tuning["changes"]:
+    arms = {} if arguments.only_by_hand else {"untouched": arguments.command}
+    if config.exists() and tuning["changes"] and not arguments.only_by_hand:
         prefix = [*shlex.split(arguments.flatout), "run", "--on-regression", "off", "--config", str(config.resolve())]
         arms["tuned"] = [*prefix, "--", *arguments.command]
+    for variables in arguments.by_hand:
+        arms[variables] = ["env", *variables.split(), *arguments.command]
     result: dict[str, object] = {
         "changes": tuning["changes"],
         "verdict": tuning["verdict"],
@@ -164,14 +170,14 @@ def main() -> None:
         "claimed_interval": tuning["interval"],
     }
     medians = {}
-    for arm, command in arms.items():
-        log = arguments.keep.with_suffix(f".{arm}.log")
+    for number, (arm, command) in enumerate(arms.items()):
+        log = arguments.keep.with_suffix(f".{number}.log")
         samples = one_start(command, arguments.seconds, log, copies=arguments.copy)
         result[arm] = {"of": samples.of, "seconds": [round(sample, 4) for sample in samples.seconds]}
         if samples.seconds:
             medians[arm] = statistics.median(samples.seconds)
-    if len(medians) == 2:
-        result["measured"] = medians["untouched"] / medians["tuned"]
+    if "untouched" in medians:
+        result["measured"] = {arm: medians["untouched"] / median for arm, median in medians.items()}
     arguments.keep.write_text(json.dumps(result, indent=1, default=str) + "\n")
     print(json.dumps({name: value for name, value in result.items() if name not in arms}, default=str))
 

@@ -64,6 +64,15 @@ def test_the_cause_is_the_largest_shown_part_in_the_direction_of_the_change() ->
     assert cause_of([part("data_loading", -0.03), part(REST, 0.01)]) == "data_loading"  # B is faster
 
 
+@pytest.mark.parametrize(("rest_s", "loading_s", "cause"), [(0.0081, 0.0019, REST), (0.0079, 0.0021, None)])
+def test_a_part_that_explains_nearly_all_of_a_shown_difference_is_named(
+    rest_s: float, loading_s: float, cause: str | None
+) -> None:
+    parts = [part(REST, rest_s, is_shown=False), part("data_loading", loading_s, is_shown=False)]
+    assert cause_of(parts, is_total_shown=True) == cause
+    assert cause_of(parts) is None
+
+
 def test_the_rest_of_the_step_is_divided_by_the_profiles() -> None:
     parts = [
         part(REST, 0.02),

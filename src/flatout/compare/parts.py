@@ -22,6 +22,7 @@ LEVEL = 0.05  # two-sided, of each interval
 REST = "rest_of_step"  # of a recorded step: computing, communicating, launching; the profiles divide it
 REGULAR = "regular_step"
 MIN_RUNS = 2
+MOST_OF_TOTAL = 0.8  # share of a difference that is shown, from which a part need not be shown by itself
 # Parts of a recorded step that the training thread spends outside of the model, with the columns of the step log.
 _COLUMNS: Mapping[str, str] = {
     "data_loading": "loader_s",
@@ -109,8 +110,13 @@ def _error(a_s: Sequence[float], b_s: Sequence[float]) -> tuple[float, int]:
     return math.sqrt(squares / freedom * (1 / len(a_s) + 1 / len(b_s))), freedom
 
 
-def cause_of(parts: Sequence[PartDifference], calls: Sequence[CallDifference] = ()) -> str | None:
+def cause_of(
+    parts: Sequence[PartDifference], calls: Sequence[CallDifference] = (), *, is_total_shown: bool = False
+) -> str | None:
     """Return the part that explains most of the difference between the arms; None if no part is shown to differ.
+
+    Where the verdict shows that the arms differ (`is_total_shown`), a part that explains nearly all of the difference
+    is named, even if its own interval includes 0: noise from run to run that all parts share hides it there.
 
     If it is the rest of the recorded step, the profiles say which part of that. Where these are too few to show it, a
     number of collectives that differs does: it is exact, and many small messages also slow the computing next to them.
@@ -118,6 +124,8 @@ def cause_of(parts: Sequence[PartDifference], calls: Sequence[CallDifference] = 
     recorded = [part for part in parts if part.source == "steps"]
     total_s = sum(part.change_s for part in recorded)
     explaining = [part for part in recorded if part.is_shown and part.change_s * total_s > 0]
+    if not explaining and is_total_shown:
+        explaining = [part for part in recorded if part.change_s * total_s > MOST_OF_TOTAL * total_s**2]
     if not explaining:
         return None
     largest = max(explaining, key=lambda part: abs(part.change_s))

@@ -50,7 +50,7 @@ def comparison(
         gate=compared.judged.gate,
         power=compared.power,
         parts=parts,
-        cause=cause_of(parts, calls),
+        cause=cause_of(parts, calls, is_total_shown=compared.judged.verdict.verdict in ("better", "worse")),
         calls=calls,
         environment=_environment(runners, of_arm),
         training=training_check(of_arm["A"], of_arm["B"]),
