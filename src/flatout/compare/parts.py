@@ -22,7 +22,7 @@ LEVEL = 0.05  # two-sided, of each interval
 REST = "rest_of_step"  # of a recorded step: computing, communicating, launching; the profiles divide it
 REGULAR = "regular_step"
 MIN_RUNS = 2
-MOST_OF_TOTAL = 0.8  # share of a difference that is shown, from which a part need not be shown by itself
+MOST_OF_TOTAL = 0.8  # share of a difference that is shown, from which a part counts that is not shown alone
 # Parts of a recorded step that the training thread spends outside of the model, with the columns of the step log.
 _COLUMNS: Mapping[str, str] = {
     "data_loading": "loader_s",

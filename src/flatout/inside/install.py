@@ -51,7 +51,9 @@ from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
 from flatout.inside.recording.start_times import START_TIMES, hook_process_groups
 from flatout.inside.recording.thread_counts import THREAD_COUNTS
-from flatout.inside.settings import read_settings
+from flatout.inside.settings import RecorderSettings, read_settings
+
+Undo = Callable[[], None]  # removes a hook
 
 # Returns True while Dynamo compiles; otherwise it costs one call. `is_compiling` would also check TorchScript.
 _is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -138,19 +140,28 @@ def _after_fork() -> None:
     PROCESS = _Process()
 
 
-def install() -> list[Callable[[], None]]:
+def install() -> list[Undo]:
     """Install everything requested by environment variables; return functions that remove the hooks."""
     settings = read_settings()
     if settings is not None:
         LOG.folder = settings.recording
+    undos = [*_prepare_process(), *_change_training(settings), *_watch_life(settings)]
+    if settings is not None:
+        undos += _record(settings)
+    return [undo for undo in undos if undo is not None]
+
+
+def _prepare_process() -> list[Undo | None]:
+    """Install what decides which numbers are drawn, and what is read and written where."""
     guarded(seed_random_numbers)()
     guarded(redirect)(LOG.folder)
     guarded(save_safely)()
-    undos: list[Callable[[], None] | None] = [
-        guarded(draw_other_samples)(),
-        guarded(hook_reads)(),
-        guarded(hook_packed_reads)(),
-    ]
+    return [guarded(draw_other_samples)(), guarded(hook_reads)(), guarded(hook_packed_reads)()]
+
+
+def _change_training(settings: RecorderSettings | None) -> list[Undo | None]:
+    """Apply the changes to the training itself."""
+    undos: list[Undo | None] = []
     if os.environ.get(Variable.NCCL_TABLE):
         undos.append(guarded(hook_equal_tables)())
     if settings is not None and settings.has_gradients:
@@ -161,28 +172,39 @@ def install() -> list[Callable[[], None]]:
         undos.append(guarded(_hook_first_model)())
     if settings is not None and settings.has_blocks:
         guarded(_prepare_blocks)()
-    if heartbeat := os.environ.get(Variable.HEARTBEAT):
+    return undos
+
+
+def _watch_life(settings: RecorderSettings | None) -> list[Undo | None]:
+    """Say that this process lives, and note why it fails."""
+    undos: list[Undo | None] = []
+    heartbeat = os.environ.get(Variable.HEARTBEAT)
+    if heartbeat:
         LOG.folder = LOG.folder or Path(heartbeat)
         undos += guarded(start_heartbeat)() or []
     failures = settings.recording if settings is not None else heartbeat
     if failures:
         guarded(note_failures)(Path(failures))
-    if settings is not None:
-        os.register_at_fork(after_in_child=_after_fork)
-        undos += [guarded(THREAD_COUNTS.install)(), guarded(SESSION_CALLS.install)()]
-        hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints, _hook_forward_calls]
-        if settings.watches_loaders:
-            undos += [guarded(hook_fetchers)(settings.state), guarded(hook_pickled_workers)()]
-        if settings.times_loader_stages:
-            undos.append(guarded(hook_stages)(settings.recording))
-        if settings.has_gradients:
-            hooks.append(_hook_gradients)
-        undos += [guarded(hook)() for hook in (*hooks, hook_process_groups)]
-        undos += [guarded(hook)(_active) for hook in (hook_collections, hook_evaluations, hook_loader_starts)]
-    return [undo for undo in undos if undo is not None]
+    return undos
 
 
-def _hook_first_model() -> Callable[[], None] | None:
+def _record(settings: RecorderSettings) -> list[Undo | None]:
+    """Install the hooks of the recorder."""
+    os.register_at_fork(after_in_child=_after_fork)
+    undos = [guarded(THREAD_COUNTS.install)(), guarded(SESSION_CALLS.install)()]
+    if settings.watches_loaders:
+        undos += [guarded(hook_fetchers)(settings.state), guarded(hook_pickled_workers)()]
+    if settings.times_loader_stages:
+        undos.append(guarded(hook_stages)(settings.recording))
+    hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints, _hook_forward_calls]
+    if settings.has_gradients:
+        hooks.append(_hook_gradients)
+    undos += [guarded(hook)() for hook in (*hooks, hook_process_groups)]
+    undos += [guarded(hook)(_active) for hook in (hook_collections, hook_evaluations, hook_loader_starts)]
+    return undos
+
+
+def _hook_first_model() -> Undo | None:
     from flatout.inside.compression.apply import install_compression
 
     return install_compression(LOG.folder)
@@ -192,7 +214,7 @@ def _prepare_blocks() -> None:
     BLOCKS.prepare(read_schedule(os.environ[Variable.BLOCKS]))
 
 
-def _hook_optimizers() -> Callable[[], None]:
+def _hook_optimizers() -> Undo:
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if _is_compiling():
             return
@@ -207,7 +229,7 @@ def _hook_optimizers() -> Callable[[], None]:
     return lambda: handle.remove()
 
 
-def _hook_gradients() -> Callable[[], None]:
+def _hook_gradients() -> Undo:
     """Measure gradients before a step. Installed after the patches, so that their changes to gradients run first."""
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -225,7 +247,7 @@ def _hook_gradients() -> Callable[[], None]:
     return lambda: handle.remove()
 
 
-def _hook_clipping() -> Callable[[], None]:
+def _hook_clipping() -> Undo:
     """Hook the function that scales gradients down; all clipping functions call it, even if imported by name before."""
     name, public = "_clip_grads_with_norm_", "clip_grads_with_norm_"
     if not hasattr(clip_grad, name):  # before torch 2.6 it was part of `clip_grad_norm_`
@@ -272,7 +294,7 @@ def _hook_clipping() -> Callable[[], None]:
     return undo
 
 
-def _hook_backward() -> Callable[[], None]:
+def _hook_backward() -> Undo:
     original = torch.autograd.backward
 
     @wraps(original)
@@ -289,7 +311,7 @@ def _hook_backward() -> Callable[[], None]:
     return lambda: setattr(torch.autograd, "backward", original)
 
 
-def _hook_loaders() -> Callable[[], None]:
+def _hook_loaders() -> Undo:
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     original = iterator.__next__
 
@@ -302,7 +324,7 @@ def _hook_loaders() -> Callable[[], None]:
     return lambda: setattr(iterator, "__next__", original)
 
 
-def _hook_scalers() -> Callable[[], None]:
+def _hook_scalers() -> Undo:
     scaler_class = torch.amp.grad_scaler.GradScaler
     original_scale, original_step = scaler_class.scale, scaler_class.step
 
@@ -341,7 +363,7 @@ def _hook_scalers() -> Callable[[], None]:
     return undo
 
 
-def _hook_forward_calls() -> Callable[[], None]:
+def _hook_forward_calls() -> Undo:
     def begins(model: int, count: Count) -> bool:
         active = PROCESS.active or PROCESS.begin()
         return active is not None and active.forward_begins(model, count)
@@ -357,6 +379,6 @@ def _hook_forward_calls() -> Callable[[], None]:
     return FORWARD_CALLS.add(Listener(begins, ended))
 
 
-def _hook_checkpoints() -> Callable[[], None]:
+def _hook_checkpoints() -> Undo:
     _CHECKPOINTS.install()
     return _CHECKPOINTS.remove
