@@ -43,8 +43,10 @@ def recorded(*ranks: RankRecording, exit_code: int = 0, num_runs: int = 1) -> Re
     return msgspec.structs.replace(made, runs=(run,) * num_runs)
 
 
-def taken(*ranks: RankRecording, facts: JobFacts = NO_LOADER, **values: int) -> TrialResult | None:
-    return profile_as_trial(recorded(*(ranks or (profiled(),)), **values), facts, index=4)
+def taken(
+    *ranks: RankRecording, facts: JobFacts = NO_LOADER, is_coarse: bool = False, **values: int
+) -> TrialResult | None:
+    return profile_as_trial(recorded(*(ranks or (profiled(),)), **values), facts, index=4, is_coarse=is_coarse)
 
 
 def test_the_steps_between_the_warm_up_and_the_trace_are_the_trial() -> None:
@@ -109,6 +111,25 @@ def test_a_loader_that_starts_again_in_these_steps_is_no_trial(step: int, is_sou
     ends = np.zeros(12)
     ends[step] = 1
     assert (taken(profiled(num_loader_ends=ends)) is not None) == is_sound
+
+
+def test_a_coarse_trial_may_contain_the_end_of_an_epoch_and_steps_that_differ() -> None:
+    ends = np.zeros(12)
+    ends[4] = 1
+    times = (0.1, 16.0, *TIMES[2:])
+    coarse = taken(profiled(times, num_loader_ends=ends), is_coarse=True)
+    assert coarse is not None and coarse.is_complete
+    assert coarse.step_s == pytest.approx(times) and coarse.epoch_ends == (1,)
+    assert not coarse.has_other_samples
+    assert taken(profiled(times, num_loader_ends=ends)) is None
+    assert taken(profiled(times[:4], num_loader_ends=ends[:10]), is_coarse=True) is None
+
+
+@pytest.mark.parametrize(("watch_s", "is_sound"), [(0.0049, True), (0.0051, False)])
+def test_a_loader_may_be_watched_for_a_twentieth_of_a_step_of_a_coarse_trial(watch_s: float, is_sound: bool) -> None:
+    job = facts(loader_workers=2, loader_watch_s=watch_s)
+    assert (taken(facts=job, is_coarse=True) is not None) == is_sound
+    assert taken(facts=facts(loader_workers=2, loader_watch_s=None), is_coarse=True) is None
 
 
 def test_a_job_that_failed_or_lacks_a_rank_is_no_trial() -> None:

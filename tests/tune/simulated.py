@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tests.change.jobs import diagnosis, facts
@@ -13,13 +14,15 @@ from tests.trial.training import Fault, train
 from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError
 from flatout.records.change import ChangeSet, JobFacts
-from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TuneResult
 from flatout.trial.outputs import Outputs
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
 from flatout.tune.profiled import Profiled
+
+if TYPE_CHECKING:  # `benchmarks/tune_simulated_jobs.py` runs earlier versions, too
+    from flatout.tune.profiled import CountedProfile
 
 STEP_S = 0.25
 # Sockets, where the communication is 40 % of a step and loading 30 %: both have changes in the catalogue.
@@ -96,7 +99,7 @@ class SimulatedRunner:
         self.made.append((changes.name, found))
         return found
 
-    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
         self.num_profiles += 1
         if self._profile_fails_with is not None and self.num_profiles > 1:
             raise FlatoutError(self._profile_fails_with)

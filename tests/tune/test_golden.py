@@ -29,7 +29,7 @@ from flatout.trial.journal import Heading, Journal
 from flatout.trial.outputs import EarlierRead
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
-from flatout.tune.profiled import Profiled, read_profile
+from flatout.tune.profiled import CountedProfile, Profiled, read_profile
 from flatout.tune.result import is_better
 from flatout.tune.runner import Runner
 from flatout.verdict.arms import judge_arms
@@ -87,7 +87,7 @@ class RecordedRunner(Runner):
         failed = TrialResult(index=index, arm=changes.name, outcome="failed", problem="it was not tried", step_s=())
         return failed, ()
 
-    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
         folder = self.out / f"profile-{min(len(changes.changes), 1)}"
         if not folder.exists():
             raise FlatoutError("it was not recorded")

@@ -27,7 +27,6 @@ from flatout.emit import kubernetes, ray_job
 from flatout.errors import InputError
 from flatout.records.change import Change, ChangeSet
 from flatout.records.prediction import Prediction
-from flatout.records.stop_rule import StopRule
 from flatout.records.trial import BASELINE, GradientNorms, OutputDigest, TrialResult
 from flatout.records.tuning import TuneResult, TuningEnd
 from flatout.trial.gates import check_losses
@@ -36,7 +35,7 @@ from flatout.tune.epoch_check import LOADER_IS_UNCHECKED
 from flatout.tune.files import outcomes_of
 from flatout.tune.loop import tune
 from flatout.tune.options import TuneOptions
-from flatout.tune.profiled import Profiled
+from flatout.tune.profiled import CountedProfile, Profiled
 from flatout.tune.progress import Applied, Progress, Trial, TuningEvidence
 from flatout.tune.result import is_better
 from flatout.tune.trials import check_gates
@@ -385,7 +384,7 @@ def test_what_cannot_be_on_beside_another_one_is_tried_where_it_may_bring_more()
 class ComputingRunner(SimulatedRunner):
     """Nearly all of its step is compute, which no finding is about."""
 
-    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
         found = super().profile(changes)
         computing = diagnosis({}, step_s=STEP_S, parts={"compute": 0.2})
         return msgspec.structs.replace(found, done=msgspec.structs.replace(found.done, diagnosis=computing))

@@ -21,11 +21,10 @@ from flatout.nccl_tuner.tuning import TuningRequest
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.collective_table import CollectiveTable, TableRow
 from flatout.records.nccl_tuning import NcclTuning
-from flatout.records.stop_rule import StopRule
 from flatout.records.tuning import TuningEnd
 from flatout.report.tuning_next import next_reason, next_words
 from flatout.tune.options import TuneOptions, tune_request
-from flatout.tune.profiled import Profiled
+from flatout.tune.profiled import CountedProfile, Profiled
 from flatout.tune.result import is_better
 
 PLUGIN = str(plugin_folder() / "libnccl-tuner-flatout-0123456789abcdef.so")
@@ -165,8 +164,8 @@ class TracedRunner(SimulatedRunner):
         self.out = folder
         self.traces = write_gloo_traces(folder, 2, (2 * MIB, 64 * KIB))
 
-    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
-        profiled = super().profile(changes, rule)
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
+        profiled = super().profile(changes, counted)
         job = diagnose_paths(self.traces).job
         done = msgspec.structs.replace(profiled.done, job=job)
         return msgspec.structs.replace(profiled, done=done)

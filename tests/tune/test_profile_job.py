@@ -15,7 +15,7 @@ from flatout.records.stop_rule import StopRule
 from flatout.records.trial import StepSpell
 from flatout.records.tuning import TuningEnd
 from flatout.tune.options import TuneOptions
-from flatout.tune.profiled import Profiled
+from flatout.tune.profiled import CountedProfile, Profiled
 from flatout.tune.progress import NOTHING, Progress, Setup
 
 
@@ -25,15 +25,21 @@ class Counting(SimulatedRunner):
     def __init__(self, speedups: dict[str, float], *, is_as_good: bool = True) -> None:
         super().__init__(speedups)
         self._is_as_good = is_as_good
-        self.rules: list[StopRule | None] = []
+        self.counted: list[CountedProfile | None] = []
+        self.profiled_after: list[int] = []  # trials that ran before each profile that counts as one
 
-    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
-        self.rules.append(rule)
+    @property
+    def rules(self) -> list[StopRule | None]:
+        return [None if one is None else one.rule for one in self.counted]
+
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
+        self.counted.append(counted)
         profiled = super().profile(changes)
-        if rule is None or not self._is_as_good:
+        if counted is None or not self._is_as_good:
             return profiled
-        self.trial(changes, rule.min_steps)
+        self.trial(changes, counted.rule.min_steps, other_samples=counted.has_other_samples)
         _, trial = self.made.pop()
+        self.profiled_after.append(len(self.made))
         trial = msgspec.structs.replace(trial, peak_memory_bytes=None, gradients=())
         return msgspec.structs.replace(profiled, trial=trial)
 
@@ -89,10 +95,29 @@ def test_of_few_trials_none_is_spent_on_the_profile(max_trials: int, is_counted:
     assert (runner.rules[0] is not None) == is_counted
 
 
+@pytest.mark.parametrize(("budget_s", "is_short"), [(140.0, True), (800.0, False)])
+def test_a_budget_of_few_trials_has_its_profile_as_the_second(budget_s: float, is_short: bool) -> None:
+    """A trial takes some 22 s: after one, 140 s leave five and a profile, which may not show that something is 2x."""
+    runner = Counting({WORKERS: 1.9})
+    result = tuned(runner, budget_s=budget_s, max_rounds=1)
+    first = runner.counted[0]
+    assert first is not None and first.is_coarse == is_short
+    assert (runner.profiled_after[0] == 1) == is_short
+    assert result.tuning.verdict is not None and result.tuning.verdict.verdict == "better"
+
+
+def test_a_profile_that_is_the_second_trial_draws_other_samples() -> None:
+    """Its losses show how far those of a changed loader may be off, as the second trial's do."""
+    runner = Counting({WORKERS: 1.9})
+    runner._ends = lambda index, changes: {"loader_workers": 2}
+    tuned(runner, budget_s=140.0, max_rounds=1)
+    assert [one.has_other_samples for one in runner.counted if one is not None] == [True]
+
+
 class EndedByTheBudget(SimulatedRunner):
     """A job that is still being traced when the budget ends."""
 
-    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
         self.now_s = 1e6
         raise FlatoutError("the job could not be traced: the command was ended by signal 15")
 
@@ -106,9 +131,9 @@ def test_a_budget_that_ends_during_the_profile_ends_the_tuning_and_is_no_error()
 class Short(Counting):
     """A job that ends before the trace if a profile first counts as many steps as a trial."""
 
-    def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
-        if rule is not None:
-            self.rules.append(rule)
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
+        if counted is not None:
+            self.counted.append(counted)
             raise NotTracedError("the job could not be traced: the job ended before the traced steps")
         return super().profile(changes)
 
@@ -133,7 +158,7 @@ def test_the_profile_says_which_first_spells_are_like_the_later_ones(monkeypatch
 
 def test_a_profile_that_fails_within_the_budget_is_an_error() -> None:
     class Failing(SimulatedRunner):
-        def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+        def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
             raise FlatoutError("the job could not be traced")
 
     with pytest.raises(FlatoutError, match="could not be traced"):

@@ -402,7 +402,7 @@ def undisturbed(traced: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_a_profile_with_a_rule_counts_as_the_next_trial(undisturbed: Job, tmp_path: Path) -> None:
     with_rule = runner(tmp_path)
-    taken = with_rule.profile(NOTHING, rule=RULE).trial
+    taken = with_rule.profile(NOTHING, counted=profiled.CountedProfile(rule=RULE)).trial
     assert taken is not None and (taken.index, taken.arm, taken.session) == (0, "baseline", 0)
     assert with_rule.num_trials == 1
     assert json.loads(undisturbed.options[0].variables[Variable.STOP_RULE])["min_steps"] == 5
@@ -411,19 +411,19 @@ def test_a_profile_with_a_rule_counts_as_the_next_trial(undisturbed: Job, tmp_pa
 
 
 def test_a_profile_that_is_read_again_counts_as_the_trial_that_it_was(undisturbed: Job, tmp_path: Path) -> None:
-    first = runner(tmp_path).profile(NOTHING, rule=RULE).trial
+    first = runner(tmp_path).profile(NOTHING, counted=profiled.CountedProfile(rule=RULE)).trial
     again = runner(tmp_path)
-    assert again.profile(NOTHING, rule=RULE).trial == first
+    assert again.profile(NOTHING, counted=profiled.CountedProfile(rule=RULE)).trial == first
     assert (again.num_trials, len(undisturbed.commands)) == (1, 1)
 
 
 def test_a_profile_of_an_older_journal_is_no_trial(undisturbed: Job, tmp_path: Path) -> None:
     """Nothing says in which session it ran, and trials of two sessions are not compared."""
-    runner(tmp_path).profile(NOTHING, rule=RULE)
+    runner(tmp_path).profile(NOTHING, counted=profiled.CountedProfile(rule=RULE))
     journal = tmp_path / "journal.jsonl"
     journal.write_text(journal.read_text().replace(',"session":0', ""))
     again = runner(tmp_path)
-    assert again.profile(NOTHING, rule=RULE).trial is None
+    assert again.profile(NOTHING, counted=profiled.CountedProfile(rule=RULE)).trial is None
     assert again.num_trials == 0
 
 

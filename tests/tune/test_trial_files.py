@@ -141,7 +141,7 @@ def test_a_profile_that_read_what_an_earlier_trial_wrote_stops_the_tuning_too(jo
 def test_an_invalid_profile_of_the_applied_changes_is_no_profile_that_fails(error: FlatoutError) -> None:
     runner = SimulatedRunner({})
 
-    def profile(changes: object, rule: object = None) -> TrialResult:
+    def profile(changes: object, counted: object = None) -> TrialResult:
         raise error
 
     runner.profile = profile  # type: ignore[method-assign, assignment]

@@ -11,7 +11,7 @@ import msgspec
 from flatout.records.change import ChangeSet
 from flatout.records.verdict import Prospect, Verdict
 from flatout.trial.gates import GateResult
-from flatout.tune.budget import num_left
+from flatout.tune.budget import num_left, used_up
 from flatout.tune.progress import Progress, Setup
 from flatout.tune.trials import check_gates, run_trial
 from flatout.verdict.arms import Asked, judge_arms
@@ -67,12 +67,24 @@ def run_until_judged(
         verdict = judged(setup, progress, arms, is_last=num_failed > MAX_FAILED)
         if not gate.is_passed or not _is_open(setup, progress, arms, verdict):
             return progress, GatedVerdict(verdict=verdict, gate=gate)
-        is_candidates_turn = not progress.evidence.ends_with(arms.candidate)
+        is_candidates_turn = _is_candidates_turn(setup, progress, arms, num_reserved)
         changes = arms.candidate if is_candidates_turn else arms.against
         progress, result = run_trial(setup, progress, changes, place=place, num_reserved=num_reserved)
         num_failed += not result.is_complete
         if is_candidates_turn:
             gate = check_gates(progress, result, changes)
+
+
+def _is_candidates_turn(setup: Setup, progress: Progress, arms: ComparedArms, num_reserved: int) -> bool:
+    """Whether the next trial is the candidate's: the arms alternate, as long as the budget has time for either.
+
+    A candidate whose start is much shorter may have a last trial where the other arm has none.
+    """
+    if not progress.evidence.ends_with(arms.candidate):
+        return True
+    has_other = used_up(setup, progress, arms.against, num_reserved=num_reserved) is None
+    has_candidate = used_up(setup, progress, arms.candidate, num_reserved=num_reserved) is None
+    return has_candidate and not has_other
 
 
 def _is_open(setup: Setup, progress: Progress, arms: ComparedArms, verdict: Verdict) -> bool:

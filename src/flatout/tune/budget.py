@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from flatout.records.change import ChangeSet
 from flatout.records.tuning import TuningEnd, TuningStage
 from flatout.tune.progress import Progress, Setup
 
@@ -16,16 +17,30 @@ FEW_TRIALS = 12  # in a budget of fewer trials, the baseline has two before the 
 NUM_FLOOR_TRIALS, FEWEST_FLOOR_TRIALS = 3, 2
 
 
-def used_up(setup: Setup, progress: Progress, *, num_reserved: int = 0) -> TuningEnd | None:
-    """Return the budget in which not even one trial is left, besides those that are reserved; None if one is."""
+def used_up(
+    setup: Setup, progress: Progress, changes: ChangeSet | None = None, *, num_reserved: int = 0
+) -> TuningEnd | None:
+    """Return the budget in which not even one trial is left, besides those that are reserved; None if one is.
+
+    A trial of `changes` takes as long as their last one did, or as a usual trial if they had none.
+    """
     max_trials = setup.options.max_trials
     if max_trials is not None and setup.runner.num_trials + num_reserved >= max_trials:
         return TuningEnd(ended_by="trial_budget", limit=max_trials, num_reserved=num_reserved)
-    needed_s = (1 + num_reserved) * (setup.runner.usual_s or 0.0)
+    needed_s = _trial_s(setup, progress, changes) + num_reserved * (setup.runner.usual_s or 0.0)
     left_s = setup.options.budget_s - setup.runner.spent_s()
     if needed_s <= left_s:
         return None
     return msgspec.structs.replace(time_is_up(setup), left_s=max(left_s, 0.0), needed_s=needed_s)
+
+
+def _trial_s(setup: Setup, progress: Progress, changes: ChangeSet | None) -> float:
+    """Return how long a trial of these changes is expected to take; 0 if no trial has run."""
+    usual_s = setup.runner.usual_s or 0.0
+    if changes is None:
+        return usual_s
+    took_s = [trial.took_s for trial in progress.evidence.of(changes) if trial.took_s is not None]
+    return min(took_s[-1], usual_s) if took_s else usual_s
 
 
 def num_reserved(progress: Progress) -> int:

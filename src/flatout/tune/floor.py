@@ -1,6 +1,7 @@
 """Run the first trials of the unchanged job: they show its objective, and how much its runs differ.
 
-The profile counts as the last of them where it is as good as a trial.
+The profile counts as the last of them where it is as good as a trial. Where the budget allows too few trials even for a
+large gain, it comes right after the first one, and counts where it is nearly as good.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import msgspec
 
 from flatout.errors import InputError
 from flatout.records.trial import TrialResult
+from flatout.records.tuning import Outlook
 from flatout.records.verdict import Objective
 from flatout.report.outlook_phrases import first_outlook_sentence, outlook_sentence, trial_sentence
 from flatout.report.start_costs import start_hint, start_line
@@ -34,8 +36,11 @@ def measure_baseline(setup: Setup) -> Progress:
     setup.say(f"measuring the unchanged job; {first_outlook_sentence(first_outlook(setup))}")
     progress = _with_baseline(setup, progress)
     setup.say(trial_sentence(outlook(setup, progress)))
+    other_samples = _draws_samples(progress.evidence.baselines[0])
+    if setup.options.max_trials is None and _is_short(outlook(setup, progress)):
+        progress, _ = profile_job(setup, progress, is_coarse=True, other_samples=other_samples)
     while len(progress.evidence.baselines) < FEWEST_FLOOR_TRIALS:
-        progress = _with_baseline(setup, progress, other_samples=_draws_samples(progress.evidence.baselines[0]))
+        progress = _with_baseline(setup, progress, other_samples=other_samples)
     if len(progress.evidence.baselines) < num_floor_trials(setup):
         progress, _ = profile_job(setup, progress)  # it saves the last trial if it is as good as one
     while len(progress.evidence.baselines) < num_floor_trials(setup):
@@ -49,6 +54,14 @@ def measure_baseline(setup: Setup) -> Progress:
         progress = progress.with_note(note)
         setup.say(note)
     return progress
+
+
+def _is_short(expected: Outlook) -> bool:
+    """Whether the time allows too few trials to show even the largest of the usual gains."""
+    largest = expected.gains[0]
+    if largest.num_trials is None or expected.num_affordable is None:
+        return False
+    return expected.num_affordable < largest.num_trials
 
 
 def _draws_samples(first: TrialResult) -> bool:

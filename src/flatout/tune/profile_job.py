@@ -14,17 +14,20 @@ from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.tuning import TuningEnd
 from flatout.trial.step_kinds import step_spells
 from flatout.tune.budget import num_floor_trials, time_is_up, used_up
-from flatout.tune.profiled import Profiled
+from flatout.tune.profiled import CountedProfile, Profiled
 from flatout.tune.progress import Progress, Setup, StoppedError
 from flatout.tune.trials import next_length
 from flatout.verdict.cost import TIMES
 from flatout.verdict.typical_firsts import typical_kinds
 
 
-def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
+def profile_job(
+    setup: Setup, progress: Progress, *, is_coarse: bool = False, other_samples: bool = False
+) -> tuple[Progress, Profiled]:
     """Profile the job with the applied changes, unless that is done.
 
-    Raises StoppedError if the budget ends first, or if it fails after a change was adopted: the change stands.
+    It may count as a coarse trial (`is_coarse`), and its loader may draw other samples than in the other trials. Raises
+    StoppedError if the budget ends first, or if it fails after a change was adopted: the change stands.
     """
     applied = progress.applied.changes
     known = progress.profiles.get(applied.name)
@@ -32,7 +35,11 @@ def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
         return progress, known
     try:
         with setup.interrupts.raised():
-            profiled = _profile(setup, applied, _rule(setup, progress))
+            rule = _rule(setup, progress)
+            counted = None
+            if rule is not None:
+                counted = CountedProfile(rule=rule, is_coarse=is_coarse, has_other_samples=other_samples)
+            profiled = _profile(setup, applied, counted)
     except KeyboardInterrupt as interrupt:
         raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
     except InvalidTrialError:
@@ -53,15 +60,15 @@ def profile_job(setup: Setup, progress: Progress) -> tuple[Progress, Profiled]:
     return msgspec.structs.replace(progress, profiles=profiles), profiled
 
 
-def _profile(setup: Setup, applied: ChangeSet, rule: StopRule | None) -> Profiled:
+def _profile(setup: Setup, applied: ChangeSet, counted: CountedProfile | None) -> Profiled:
     """Profile the job. A job that ends before the trace is profiled again, without as many steps as a trial before it.
 
     Raises FlatoutError if it cannot be profiled so either.
     """
     try:
-        return setup.runner.profile(applied, rule=rule)
+        return setup.runner.profile(applied, counted=counted)
     except NotTracedError as error:
-        if rule is None:
+        if counted is None:
             raise
         setup.say(f"{error}: profiling it again with fewer steps before the trace")
     return setup.runner.profile(applied)

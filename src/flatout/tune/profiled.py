@@ -19,11 +19,20 @@ from flatout.profile.read_facts import read_facts
 from flatout.records.change import JobFacts
 from flatout.records.loading import LoadingProfile
 from flatout.records.recording import Recording
+from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
 from flatout.storage_pipeline import loading_of
 from flatout.trial.result import error_line
 from flatout.tune.loader_model import with_loader_model
 from flatout.tune.long_run import in_the_long_run
+
+
+class CountedProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """How a profile is made that is to count as a trial."""
+
+    rule: StopRule  # when it has measured enough steps before its trace
+    is_coarse: bool = False  # it counts too if it is only as good as a coarse trial
+    has_other_samples: bool = False  # its loader draws other samples than in the other trials
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -36,7 +36,7 @@ from flatout.trial.outputs import EarlierRead, Outputs
 from flatout.trial.profile_as_trial import profile_as_trial
 from flatout.trial.result import TrialRun, error_line, trial_result
 from flatout.trial.start import Start, other_start
-from flatout.tune.profiled import Profiled, read_profile, recording_in
+from flatout.tune.profiled import CountedProfile, Profiled, read_profile, recording_in
 from flatout.tune.trial_files import TrialFiles, invalid_trial
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
@@ -49,6 +49,7 @@ _MIN_TRIAL_S = 30.0
 _SEED = (
     "86753090"  # of all trials, so that losses of a script without a seed can be compared; unlikely to be a script's
 )
+_OTHER_SAMPLES = " other samples"  # in the key of a trial that draws them
 _OTHER_SEED = "30986753"  # of the samples in the one trial that draws others
 EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
 MAX_ENDED_BY_CLUSTER = 3  # runs in a row
@@ -157,7 +158,7 @@ class Runner:
         rule = fixed_steps(length) if isinstance(length, int) else length
         index = self.num_trials
         self.num_trials += 1
-        key = trial_key(changes, rule) + (" other samples" if other_samples else "")
+        key = trial_key(changes, rule) + (_OTHER_SAMPLES if other_samples else "")
         recalled = self.journal.recall(key, place)
         if recalled is not None:
             self.num_resumed += 1
@@ -193,25 +194,29 @@ class Runner:
             self._starts.append(result.start)
         return result
 
-    def profile(self, changes: ChangeSet, repeat: int = 0, rule: StopRule | None = None) -> Profiled:
+    def profile(self, changes: ChangeSet, repeat: int = 0, counted: CountedProfile | None = None) -> Profiled:
         """Trace and diagnose the job with these changes. Raises FlatoutError if that fails.
 
         A profile from before an interruption is read again if its folder still exists. `repeat` numbers several
-        profiles of the same job. With a rule, as many steps as a trial counts at least are measured before the trace,
-        so that the profile can count as a trial (see `profile_as_trial`).
+        profiles of the same job. A `counted` one measures as many steps as a trial counts at least before its trace, so
+        that it can count as a trial (see `profile_as_trial`).
         """
         key = trial_key(changes, 0) + (f" repeat {repeat}" if repeat else "")
+        if counted is not None and counted.has_other_samples:
+            key += _OTHER_SAMPLES
         former = self.journal.recall_profile(key)
         if former is not None and (self.out / "runs" / former.folder / "recording").is_dir():
             with suppress(FlatoutError):
                 profiled = read_profile(self.out / "runs" / former.folder)
                 self._resumed_s += former.took_s
-                return self._as_trial(profiled, changes, former.session) if rule is not None else profiled
+                return profiled if counted is None else self._as_trial(profiled, changes, former.session, counted)
         name, began = f"profile-{self.num_trials + repeat:03d}", self.spent_s()
         folder = self._folder(name)
         variables = {Variable.STOP_AFTER: "1", Variable.LOADER_STAGES: "1"}
-        if rule is not None:
-            variables[Variable.STOP_RULE] = msgspec.json.encode(rule).decode()
+        if counted is not None:
+            variables[Variable.STOP_RULE] = msgspec.json.encode(counted.rule).decode()
+            if counted.has_other_samples:
+                variables[Variable.OTHER_SAMPLES] = _OTHER_SEED
         _, ended, _ = self._record(changes, folder, RecordOptions(warmup=self._warmup), variables)
         profiled = read_profile(folder, has_failed=ended.code not in (0, None))
         reads = self.files.settle(folder)
@@ -219,21 +224,31 @@ class Runner:
             raise invalid_trial("the profile", reads)
         session = self.journal.session
         self.journal.add_profile(Profile(key=key, folder=name, took_s=self.spent_s() - began, session=session))
-        return self._as_trial(profiled, changes, session) if rule is not None else profiled
+        return profiled if counted is None else self._as_trial(profiled, changes, session, counted)
 
-    def _as_trial(self, profiled: Profiled, changes: ChangeSet, session: int | None) -> Profiled:
+    def _as_trial(
+        self, profiled: Profiled, changes: ChangeSet, session: int | None, counted: CountedProfile
+    ) -> Profiled:
         """Return the profile with its steps before the trace as the next trial, if they are as good as one.
 
         Trials of different sessions are not compared, so the session must be known.
         """
-        if session is None or profiled.is_slowed_by_stages:
+        if session is None or (profiled.is_slowed_by_stages and not counted.is_coarse):
             return profiled
         result = profile_as_trial(
-            profiled.recording, profiled.facts, index=self.num_trials, arm=changes.name, session=session
+            profiled.recording,
+            profiled.facts,
+            index=self.num_trials,
+            arm=changes.name,
+            session=session,
+            is_coarse=counted.is_coarse,
+            has_other_samples=counted.has_other_samples,
         )
         if result is None:
             return profiled
         self.num_trials += 1
+        if changes.name == BASELINE and self.usual_s is not None and result.took_s is not None:
+            self.usual_s = min(self.usual_s, result.took_s)  # the first start of a job is often its slowest
         self.num_resumed += session < self.journal.session
         self._complete.append(result)
         if self._reports_trials:

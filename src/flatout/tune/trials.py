@@ -39,7 +39,7 @@ def run_trial(
     other_samples: bool = False,
 ) -> tuple[Progress, TrialResult]:
     """Run one trial, and return what is known with it. Raises StoppedError if the budget does not allow it."""
-    end = used_up(setup, progress, num_reserved=num_reserved)
+    end = used_up(setup, progress, changes, num_reserved=num_reserved)
     if end is not None:
         raise StoppedError(progress, end)
     length = next_length(setup, progress, changes)
