@@ -119,7 +119,7 @@ def real_summary(rows: dict[str, Row]) -> Row:
 
 
 def cause_runs() -> Iterator[Run]:
-    options = ["--profiles", "2", "--budget", "150s", "--trials", "7"]
+    options = ["--profiles", "2", "--budget", "240s"]
     for cause, (of_both, of_b, _, _) in CAUSES.items():
         yield cause, partial(compare_jobs, of_both, [*of_both, *of_b], options)
 
