@@ -11,7 +11,7 @@ part prints "right" or "wrong" with its numbers, and the exit code is the number
     untouched   the plugin with a table without rows is within 3 % of NCCL without a plugin, by the medians of four
                 starts of each in turn
     options     16 to 16 CTAs by the options of a communicator are in the log as 16 channels, and one alone is refused
-    corrupting  a setting that is known to corrupt data is caught by the known answers (NVIDIA/nccl#2408)
+    corrupting  a transport that flips bits of long messages (`corrupting_sockets.c`) is caught by the known answers
     unequal     ranks with different tables end with one line and do not hang
 
 SECONDS is the time for the search over sockets (default: 400).
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from flatout.inside.protocol import Variable
 from flatout.launch import with_inside
-from flatout.nccl_tuner.build import built_plugin
+from flatout.nccl_tuner.build import built_plugin, find_compiler
 from flatout.nccl_tuner.choose import times_by_round
 from flatout.nccl_tuner.measure import Ranks, measure
 from flatout.nccl_tuner.nccl_log import options_problems, parse_log, table_problems
@@ -105,10 +105,14 @@ def run_ranks(
 
 
 def measured(
-    start: Start, of_work: CollectiveWork, environment: dict[str, str], plugin: Path | None = None
+    start: Start,
+    of_work: CollectiveWork,
+    environment: dict[str, str],
+    plugin: Path | None = None,
+    backend: str = "nccl",
 ) -> Measurements:
     return measure(
-        Ranks(backend="nccl", num_ranks=2, plugin=plugin),
+        Ranks(backend=backend, num_ranks=2, plugin=plugin),
         [start],
         of_work,
         num_turns=1,
@@ -176,11 +180,19 @@ def options(folder: Path) -> tuple[bool, str]:
     return is_right, f"{codes} {problems}, one alone: {alone} {errors[-300:]}"
 
 
-def corrupting(folder: Path) -> tuple[bool, str]:
-    """Only sends and receives are known to be corrupted by it, so a right result here is no failure of the check."""
-    bad = Start(name="bad", environment={"NCCL_CHUNK_SIZE": "2097152"}, candidates=(DEFAULT,))
-    found = measured(bad, work((28 * MIB, 256 * MIB)), SOCKETS)
-    return True, f"wrong: {found.wrong}, not measured: {found.not_measured}"
+def corrupting(folder: Path, backend: str = "nccl") -> tuple[bool, str]:
+    """With `gloo` it runs on CPUs."""
+    library = corrupting_library(folder)
+    bad = Start(name="bad", environment={"LD_PRELOAD": str(library)}, candidates=(DEFAULT,))
+    found = measured(bad, work((28 * MIB,)), SOCKETS, backend=backend)
+    return len(found.wrong) > 0, f"wrong: {found.wrong}, not measured: {found.not_measured}"
+
+
+def corrupting_library(folder: Path) -> Path:
+    library = folder / "corrupting.so"
+    source = Path(__file__).with_name("corrupting_sockets.c")
+    subprocess.run([*find_compiler(), "-O2", "-fPIC", "-shared", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
 
 
 def unequal(folder: Path) -> tuple[bool, str]:
