@@ -1,11 +1,13 @@
-"""How many units FSDP2 gathers ahead, by the time of a gather and of a unit's compute."""
+"""FSDP2: how many units are gathered ahead, by the time of a gather and of a unit's compute; copies on each host."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.predict.jobs import FACTS, situation
+from tests.change.jobs import diagnosis, facts
+from tests.predict.jobs import FACTS, predicted, situation
 
+from flatout.change.candidates import candidates
 from flatout.change.fsdp2 import changes
 from flatout.predict.prefetch_depth import best_prefetch_depth
 from flatout.testing import TraceBuilder
@@ -46,3 +48,23 @@ def test_the_predicted_depth_alone_is_offered() -> None:
     known = msgspec.structs.replace(FACTS, best_prefetch_depth=3)
     assert [change.value for change in changes(known) if change.knob.name == "fsdp2-prefetch"] == ["3"]
     assert len([change for change in changes(FACTS) if change.knob.name == "fsdp2-prefetch"]) == 3
+
+
+@pytest.mark.parametrize(("num_hosts", "copies"), [(1, []), (2, ["8"])])
+def test_several_hosts_may_each_hold_a_copy(num_hosts: int, copies: list[str]) -> None:
+    known = facts(wrapper="fsdp2", num_hosts=num_hosts, ranks_per_host=8, num_ranks=8 * num_hosts)
+    offered = candidates(diagnosis({"exposed-all-gather": 0.05}), known)
+    assert [change.value for change in offered if change.knob.name == "fsdp2-hybrid"] == copies
+
+
+def test_copies_leave_the_bytes_of_two_shards_between_hosts() -> None:
+    """Two hosts of two ranks: 2 x 1/2 of a half of all weights for 3 x 3/4 of all, so 2/9 of the bytes are left.
+
+    At best, 2/9 of the time, too: the links within a host may be no faster than those between them.
+    """
+    two_hosts = facts(wrapper="fsdp2", num_hosts=2, ranks_per_host=2, num_ranks=4)
+    found = predicted(situation(*gathering(400.0), facts=two_hosts), "fsdp2-hybrid=2")
+    step_us, gathers_us = 6 * 500 + 100, 6 * 400
+    assert found.high > step_us / (step_us - gathers_us * 7 / 9)
+    assert found.speedup == pytest.approx(step_us / (step_us - gathers_us * 7 / 18), rel=0.05)
+    assert found.low < 1.0

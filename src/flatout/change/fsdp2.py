@@ -54,7 +54,24 @@ NO_SYNC = Knob(
     doc="The same sum from one reduction, at the price of unsharded gradients in memory between the passes.",
     source=f"{_DOCS} (set_requires_gradient_sync)",
 )
-KNOBS = (KEEP_GATHERED, PREFETCH, NO_SYNC)
+HYBRID = Knob(
+    name="fsdp2-hybrid",
+    family=FAMILY,
+    summary="shard the weights among the ranks of a host only, and keep a copy on each host",
+    safety="exact",
+    answers={"exposed-all-gather": 0.9, "exposed-communication": 0.9},
+    needs=(_IS_FSDP, Need(fact="num_hosts", relation="at least", value=2)),
+    valid=ValidRange(least=2, most=4096),
+    gates=("loss", "data", "memory"),
+    doc=(
+        "Weights are gathered within a host, and only shards of gradients are reduced between hosts, so a step sends"
+        " two shards between hosts in place of three times all weights. The price: each host holds all weights,"
+        " gradients and optimizer states, so a rank needs as many times the memory for them as there are hosts. Only"
+        " where the script shards over all ranks."
+    ),
+    source=f"{_DOCS} (a 2D mesh: hybrid sharding)",
+)
+KNOBS = (KEEP_GATHERED, PREFETCH, NO_SYNC, HYBRID)
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
@@ -63,6 +80,9 @@ def changes(facts: JobFacts) -> Iterator[Change]:
     depths = DEPTHS if facts.best_prefetch_depth is None else (facts.best_prefetch_depth,)
     for depth in depths:
         yield setting(PREFETCH, depth, patch="fsdp2", forward_prefetch=depth, backward_prefetch=depth)
+    ranks = facts.ranks_per_host
+    if ranks is not None and ranks >= 2 and facts.num_ranks is not None and facts.num_ranks % ranks == 0:
+        yield setting(HYBRID, ranks, patch="fsdp2", ranks_per_copy=ranks)
     passes = facts.passes_per_step
     if passes is not None and passes >= 2:
         yield setting(NO_SYNC, passes, patch="fsdp2_no_sync", passes=passes)

@@ -42,7 +42,13 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     # DistributedDataParallel: no exchange of gradients; weights are averaged at every N-th step (`outer`: DiLoCo).
     "local_sgd": {"every": range(2, 10_001), "outer": (True,)},
     # fully_shard, and set_modules_to_{forward,backward}_prefetch on the units in the order of their first forward.
-    "fsdp2": {"reshard_after_forward": (False,), "forward_prefetch": range(1, 9), "backward_prefetch": range(1, 9)},
+    # `ranks_per_copy`: the mesh of a fully_shard over all ranks has two dimensions, and this many ranks share one copy.
+    "fsdp2": {
+        "reshard_after_forward": (False,),
+        "forward_prefetch": range(1, 9),
+        "backward_prefetch": range(1, 9),
+        "ranks_per_copy": range(1, 4097),
+    },
     # set_requires_gradient_sync(False) for all passes but the last before an optimizer step.
     "fsdp2_no_sync": {"passes": range(2, 4097)},
     # Optimizer.__init__ of optimizers that have the keyword.

@@ -136,11 +136,20 @@ def _local_sgd(patch: Patch) -> Lines:
 def _fsdp2(patch: Patch) -> Lines:
     parameters = dict(patch.parameters)
     forward, backward = parameters.pop("forward_prefetch", 0), parameters.pop("backward_prefetch", 0)
+    ranks = parameters.pop("ranks_per_copy", None)
+    hybrid = []
+    if ranks is not None:
+        hybrid = [
+            "from torch.distributed.device_mesh import init_device_mesh",
+            f"shape = (torch.distributed.get_world_size() // {ranks}, {ranks})",
+            "tuned['mesh'] = init_device_mesh('cuda', shape, mesh_dim_names=('replicate', 'shard'))",
+        ]
     return _function(
         "shard(model, layers, **yours)",
         "from torch.distributed.fsdp import fully_shard",
         "",
         f"tuned = dict({keywords(parameters)})",
+        *hybrid,
         "for layer in (*layers, model):",
         "    fully_shard(layer, **(yours | tuned))",
         "for place, layer in enumerate(layers):",

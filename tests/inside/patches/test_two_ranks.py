@@ -98,6 +98,24 @@ def test_fsdp2_gathers_less_where_weights_are_kept(plain: dict[Any, Done], tmp_p
     assert done.losses == before.losses
 
 
+def test_fsdp2_sends_only_gradients_between_copies(plain: dict[Any, Done], tmp_path: Path) -> None:
+    """Each rank is a copy here, so the norm of all gradients takes no all-reduce, but each of five units does."""
+    done = _run(tmp_path, [("fsdp2", {"ranks_per_copy": 1})], "fsdp2")
+    assert int(done.said("c10d::allreduce_")) == 5 * STEPS
+    assert int(plain["fsdp2",].said("c10d::allreduce_")) == STEPS
+    assert done.losses == pytest.approx(plain["fsdp2",].losses, rel=1e-6)
+    assert done.reports["fsdp2", 0]["details"] == {"sharded_within_a_copy": 5}
+
+
+@pytest.mark.parametrize("ranks_per_copy", [2, 3])
+def test_fsdp2_is_not_divided_into_copies_that_do_not_fit(
+    plain: dict[Any, Done], tmp_path: Path, ranks_per_copy: int
+) -> None:
+    done = _run(tmp_path, [("fsdp2", {"ranks_per_copy": ranks_per_copy})], "fsdp2")
+    assert done.losses == plain["fsdp2",].losses
+    assert done.reports["fsdp2", 0]["reason"] == f"2 ranks cannot be divided into copies of {ranks_per_copy}"
+
+
 def test_fsdp2_gathers_ahead(plain: dict[Any, Done], tmp_path: Path) -> None:
     done = _run(tmp_path, [("fsdp2", {"forward_prefetch": 2, "backward_prefetch": 2})], "fsdp2")
     assert done.losses == plain["fsdp2",].losses

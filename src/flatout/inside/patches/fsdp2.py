@@ -1,5 +1,5 @@
-"""Change FSDP2: keep weights gathered, gather them further ahead, and reduce gradients only in the last pass before an
-optimizer step."""
+"""Change FSDP2: keep weights gathered, gather them further ahead, shard them within a host only, and reduce gradients
+only in the last pass before an optimizer step."""
 
 from __future__ import annotations
 
@@ -27,19 +27,27 @@ _MARK = "_flatout_fsdp_passes"
 
 
 def fsdp2(
-    report: Report, *, reshard_after_forward: bool = True, forward_prefetch: int = 0, backward_prefetch: int = 0
+    report: Report,
+    *,
+    reshard_after_forward: bool = True,
+    forward_prefetch: int = 0,
+    backward_prefetch: int = 0,
+    ranks_per_copy: int = 0,
 ) -> None:
     original = _fully_shard(report)
     if original is None:
         return
     report.waits("nothing was sharded by fully_shard")
     order = _Order(report, forward_prefetch, backward_prefetch)
+    meshes = _Meshes(report, ranks_per_copy)
 
     @wraps(original)
     def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
         own = kwargs
         if not reshard_after_forward:
             kwargs = {**kwargs, "reshard_after_forward": False}
+        if ranks_per_copy:
+            kwargs = {**kwargs, "mesh": meshes.in_place_of(kwargs.get("mesh"))}
         try:
             sharded = original(module, *args, **kwargs)
         except TypeError:
@@ -65,6 +73,34 @@ def _fully_shard(report: Report) -> Any:
     if function is None:
         report.note("this torch has no fully_shard")
     return function
+
+
+class _Meshes:
+    """Meshes of two dimensions, in place of those of one over all ranks."""
+
+    def __init__(self, report: Report, ranks_per_copy: int) -> None:
+        self._report, self._ranks = report, ranks_per_copy
+        self._made: dict[str, Any] = {}
+
+    def in_place_of(self, given: Any) -> Any:
+        """Return the mesh to shard over: the given one if it has some ranks only, or two dimensions."""
+        num_ranks = torch.distributed.get_world_size()
+        if given is not None and (given.ndim != 1 or given.size() != num_ranks):
+            self._report.note("the script shards over a part of the ranks, or in two dimensions")
+            return given
+        if num_ranks % self._ranks or num_ranks == self._ranks:
+            self._report.note(f"{num_ranks} ranks cannot be divided into copies of {self._ranks}")
+            return given
+        if given is not None:
+            device = given.device_type
+        else:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device not in self._made:
+            shape = (num_ranks // self._ranks, self._ranks)
+            make = import_module("torch.distributed.device_mesh").init_device_mesh
+            self._made[device] = make(device, shape, mesh_dim_names=("replicate", "shard"))
+        self._report.did("sharded_within_a_copy")
+        return self._made[device]
 
 
 class _Order:

@@ -64,4 +64,43 @@ def no_sync(situation: Situation, change: Change) -> Scenarios | str:
     return without_early_reductions(situation, change, "reduce_scatter")
 
 
-MODELS = {"fsdp2-keep-gathered": keep_gathered, "fsdp2-prefetch": prefetch, "fsdp2-no-sync": no_sync}
+def hybrid(situation: Situation, change: Change) -> Scenarios | str:
+    """Scale gathers and reductions of gradients by the share of their bytes that still passes between hosts.
+
+    Rings over n ranks send (n - 1) / n of all weights for each of two gathers and a reduction; rings over h hosts send
+    2 (h - 1) / h of a shard of gradients, which is 1 / r of the weights among r ranks of a host.
+    """
+    del change
+    num_ranks, ranks, num_hosts = situation.facts.num_ranks, situation.facts.ranks_per_host, situation.facts.num_hosts
+    if not num_ranks or not ranks or not num_hosts:
+        return "the number of hosts and of their ranks is unknown"
+    rows = {
+        rank: np.array(
+            [row for name in ("all_gather", "reduce_scatter") for row, _ in situation.calls(rank, name)], dtype=np.int64
+        )
+        for rank in situation.tracks
+    }
+    if not sum(len(of_rank) for of_rank in rows.values()):
+        return "the trace has no all-gather"
+    left_share = 2 * (num_hosts - 1) / num_hosts / ranks / (3 * (num_ranks - 1) / num_ranks)
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, of_rank in rows.items():
+            scale(edits, rank, of_rank, factor)
+
+    return Scenarios(
+        apply=apply,
+        likely=(left_share + 1.0) / 2,
+        worst=1.0,
+        best=left_share,
+        how="weights are gathered and gradients scattered within a host; shards of gradients are reduced between hosts",
+        assumptions=("the links within a host take between no time, and as much as those between hosts",),
+    )
+
+
+MODELS = {
+    "fsdp2-keep-gathered": keep_gathered,
+    "fsdp2-prefetch": prefetch,
+    "fsdp2-no-sync": no_sync,
+    "fsdp2-hybrid": hybrid,
+}
