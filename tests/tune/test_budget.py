@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import msgspec
 import pytest
 from tests.tune.simulated import COMMUNICATION, LOADING, SOCKETS, WORKERS, SimulatedRunner, tuned
 
@@ -144,3 +145,25 @@ def test_nothing_to_gain_ends_early() -> None:
 def test_a_probability_is_never_certain(value: float, text: str) -> None:
     assert probability(value) == text
     assert not re.search(r"100 %", probability(math.nextafter(1.0, 0.0)))
+
+
+class StartsFast(SimulatedRunner):
+    """A job whose candidate starts in 10 s, where its other starts take 50 s: its workers are forked, not spawned."""
+
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
+        began_s = self.now_s
+        found = super().trial(changes, num_steps, place, other_samples=other_samples)
+        took_s = 10.0 if changes.changes else 50.0
+        self.now_s, self.usual_s = began_s + took_s, 50.0
+        found = msgspec.structs.replace(found, took_s=took_s)
+        self.made[-1] = (changes.name, found)
+        return found
+
+
+@pytest.mark.parametrize(("budget_s", "arms"), [(171.0, "AABAB"), (159.0, "AABB"), (149.0, "AA")])
+def test_the_last_trials_are_of_the_arm_that_still_fits(budget_s: float, arms: str) -> None:
+    """Two baselines and a candidate end at 110 s: 61 s hold a baseline and a candidate, and 49 s only candidates."""
+    runner = StartsFast({WORKERS: 4.0}, costs=LOADING)
+    result = tuned(runner, budget_s=budget_s, max_rounds=1)
+    assert "".join("B" if name == WORKERS else "A" for name in runner.names()) == arms
+    assert is_better(result) == (arms != "AA")
