@@ -26,7 +26,12 @@ def test_workers_are_kept_where_there_are_some_that_end(
     workers: int | None, is_persistent: bool | None, advice: tuple[str, ...]
 ) -> None:
     """torch refuses persistent workers where there are none."""
-    loader = JobFacts(loader_workers=workers, loader_has_persistent_workers=is_persistent)
+    loader = JobFacts(
+        loader_workers=workers,
+        loader_has_persistent_workers=is_persistent,
+        loader_draws=False,
+        loader_keeps_state=False,
+    )
     assert keep_workers(loader) == advice
 
 
@@ -43,7 +48,10 @@ def test_spawned_workers_are_to_start_from_a_fork_server(
 
 def test_new_workers_are_kept_unless_they_are_already() -> None:
     assert keep_new_workers(JobFacts(loader_workers=0)) == (f"{PERSISTENT} ({PERHAPS_STATEFUL})",)
-    assert keep_new_workers(JobFacts(loader_draws=True)) == (f"{PERSISTENT} ({STATEFUL})",)
+    for advise in (keep_new_workers, keep_workers):
+        assert advise(JobFacts()) == (f"{PERSISTENT} ({PERHAPS_STATEFUL})",)
+        assert advise(JobFacts(loader_draws=True)) == (f"{PERSISTENT} ({STATEFUL})",)
+        assert advise(JobFacts(loader_keeps_state=True)) == (f"{PERSISTENT} ({STATEFUL})",)
     assert keep_new_workers(JobFacts(loader_draws=False, loader_keeps_state=False)) == (PERSISTENT,)
     assert keep_new_workers(JobFacts(loader_has_persistent_workers=True)) == ()
 

@@ -11,7 +11,7 @@ from tests.loading.test_speed import a_loader, a_stage
 from flatout.loading.causes import find_causes
 from flatout.loading.speed import loader_speeds
 from flatout.records.loading import CodePlace, LoaderFinding, LoadingProfile, RankLoading
-from flatout.report.loading_phrases import _MEANING, _WAY_OUT
+from flatout.report.loading_phrases import _MEANING, _WAY_OUT, way_out
 from flatout.report.loading_text import loading_text
 from flatout.report.terminal import TextStyle
 
@@ -34,6 +34,15 @@ def test_the_cause_its_way_out_and_the_best_workers_come_first() -> None:
     assert lines[2].startswith("  Way out: ")
     assert "  4 workers instead of no workers: predicted 4.20x." in lines
     assert "0 (now)" in text(a_loader()) and "800 samples/s" in text(a_loader())
+
+
+def test_more_workers_of_an_iterable_data_set_repeat_its_samples() -> None:
+    iterable = msgspec.structs.replace(a_loader(), is_iterable=True)
+    assert "so they repeat" not in " ".join(text(a_loader()).split())
+    assert "so they repeat" in " ".join(text(iterable).split("4 workers instead of")[1].split())
+    storage = msgspec.structs.replace(find_causes(a_loader())[0], name=LoaderFinding.STORAGE)
+    assert "so they repeat" in way_out(storage, msgspec.structs.replace(a_loader(), is_iterable=True))
+    assert "so they repeat" not in way_out(storage, a_loader())
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:

@@ -44,6 +44,9 @@ def state(num_steps: int = 0, *, has_state: bool = False, weights: str | None = 
         (state(weights=None), [FRESH, FRESH], None),
         (state(weights="b"), [state(weights=None), state(weights=None)], None),
         (FRESH, [], None),
+        ((), [FRESH], None),
+        # The file of the first trial's rank is missing: the next one stands for it.
+        (state(40, has_state=True), [(), FRESH], "began at optimizer step 40"),
     ],
 )
 def test_a_trial_that_begins_in_another_state_is_void(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.change.jobs import facts
-from tests.tune.simulated import STEP_S, SimulatedRunner, tuned
+from tests.tune.simulated import BUCKET, COMMUNICATION, COSTS, STEP_S, SimulatedRunner, tuned
 
 from flatout.emit.heading import heading
 from flatout.records.change import ChangeSet, JobFacts
@@ -24,9 +24,18 @@ WORKERS = "dataloader-workers=15"
 class EpochRunner(SimulatedRunner):
     """`later`: how much faster the workers make a step after the first epoch. Ten steps are the warm-up."""
 
-    def __init__(self, later: float, *, job: JobFacts, fails: bool = False) -> None:
-        super().__init__({WORKERS: 1.3}, job=job, between_sd=0.002, step_sd=0.005)
-        self.later, self.fails = later, fails
+    def __init__(
+        self, later: float, *, job: JobFacts, fails: bool = False, change: str = WORKERS, workers: int = 2
+    ) -> None:
+        super().__init__(
+            {change: 1.3},
+            job=job,
+            between_sd=0.002,
+            step_sd=0.005,
+            costs=COSTS if change == WORKERS else COMMUNICATION,
+            ends=lambda _, changes: {"loader_workers": workers if changes.changes else 2},
+        )
+        self.later, self.fails, self.change = later, fails, change
         self.long: list[str] = []  # arms of trials with an epoch boundary
 
     def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
@@ -37,7 +46,7 @@ class EpochRunner(SimulatedRunner):
         self.long.append(changes.name)
         if self.fails and changes.changes:
             return msgspec.structs.replace(result, outcome="failed", cause="error", problem="a worker died")
-        has_workers = any(change.name == WORKERS for change in changes.changes)
+        has_workers = any(change.name == self.change for change in changes.changes)
         step_s = STEP_S / (self.later if has_workers else 1.0)
         steps = (*result.step_s[:end], *[step_s] * (num_steps - end))
         return msgspec.structs.replace(result, step_s=steps, epoch_ends=(end,))
@@ -63,6 +72,17 @@ def test_a_win_of_the_first_epoch_that_is_lost_after_it_is_not_adopted() -> None
     assert "after an epoch boundary it is slower, 0.56x" in tried.reason
     assert runner.long[:2] == ["baseline", WORKERS], "both arms had the boundary"
     assert tried.verdict is None, "no pairs were spent on it"
+
+
+@pytest.mark.parametrize(("workers", "is_adopted"), [(2, True), (8, False)])
+def test_a_change_that_brings_other_workers_is_one_of_the_loader_whatever_it_is_called(
+    workers: int, is_adopted: bool
+) -> None:
+    """As by an argument of the script's own, of which nobody knows what it does."""
+    runner = EpochRunner(1 / 1.8, job=KNOWN, change=BUCKET, workers=workers)
+    result = tune(runner)
+    assert (BUCKET in adopted(result)) == is_adopted
+    assert any("after an epoch boundary it is slower" in tried.reason for tried in result.tried) != is_adopted
 
 
 def test_a_win_that_lasts_is_adopted_and_says_so() -> None:

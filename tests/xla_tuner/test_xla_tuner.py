@@ -15,6 +15,7 @@ import pytest
 from flatout.errors import InputError
 from flatout.inside import xla_steps
 from flatout.inside.protocol import Variable
+from flatout.launch import StandardInput
 from flatout.records.xla_tuning import XlaChange, XlaTrial
 from flatout.report.terminal import TextStyle
 from flatout.report.xla_tuning_text import xla_tuning_text
@@ -114,7 +115,12 @@ def test_steps_count_from_the_last_compilation_and_then_the_process_ends(
 def test_a_trial_needs_three_steps(
     num_marks: int, is_usable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: object, environment: dict[str, str], **_: object) -> SimpleNamespace:
+    reading, writing = os.pipe()
+    os.write(writing, b"9 layers")
+    os.close(writing)
+
+    def run(command: object, environment: dict[str, str], *, stdin: int, **_: object) -> SimpleNamespace:
+        assert os.read(stdin, 99) == b"9 layers"  # the user's
         steps = Path(json.loads(environment[Variable.XLA_TRIAL])["folder"])
         steps.mkdir()
         marks = [{"mark": mark, "s": 2.0 + mark, "counted_from": 0} for mark in range(num_marks)]
@@ -122,7 +128,8 @@ def test_a_trial_needs_three_steps(
         return SimpleNamespace(code=0)
 
     monkeypatch.setattr(xla_trial, "run_limited", run)
-    options = {"change": "", "num_steps": 9, "warmup": 0, "limit_s": 9.0}
+    standard_input = StandardInput(reading)
+    options = {"change": "", "num_steps": 9, "warmup": 0, "limit_s": 9.0, "standard_input": standard_input}
     made, processes = xla_trial.run_trial(["train"], {}, tmp_path / "t", **options)  # type: ignore[arg-type]
     assert (made.step_s, made.start_s) == ((1.0, 2.0) if is_usable else (None, None))
     assert (processes is not None) == (made.problem is None) == is_usable

@@ -13,13 +13,15 @@ _MIN_PICKLED_S = 0.1  # for one worker; each unpickles as long again, and they a
 _DEFAULT_PREFETCH = 2  # batches per worker, torch.utils.data.DataLoader
 STATEFUL = "semantic: the data set keeps state or draws random numbers, which lives on in such workers"
 PERHAPS_STATEFUL = "exact only if the data set keeps no state and draws no random numbers in the workers"
+REPEATS = (
+    "each worker of an IterableDataset yields all samples, so they repeat, unless the data set divides them"
+    " (torch.utils.data.get_worker_info)"
+)
 
 
 def keep_workers(loader: JobFacts) -> tuple[str, ...]:
     """Return the advice to keep workers over epochs; empty if the loader keeps them already or has none to keep."""
-    if loader.loader_has_persistent_workers or loader.loader_workers == 0:
-        return ()
-    return ("DataLoader(persistent_workers=True)",)
+    return () if loader.loader_workers == 0 else keep_new_workers(loader)
 
 
 def start_workers_fast(loader: JobFacts) -> tuple[str, ...]:
@@ -32,7 +34,7 @@ def start_workers_fast(loader: JobFacts) -> tuple[str, ...]:
 def of_validation(loader: JobFacts, share: float) -> tuple[str, ...]:
     """Return the advice to start the validation loader's workers once, or fast, as it takes a share of evaluations."""
     takes = f"its start takes {percent(share)} of the evaluations"
-    of_workers = (f"persistent_workers=True for the validation loader: {takes}",)
+    of_workers = (f"persistent_workers=True for the validation loader: {takes} ({PERHAPS_STATEFUL})",)
     return (*start_workers_fast(loader), *of_workers) if loader.loader_start_method == "spawn" else of_workers
 
 
@@ -52,8 +54,19 @@ def keep_new_workers(loader: JobFacts) -> tuple[str, ...]:
     advice = "DataLoader(persistent_workers=True)"
     if loader.loader_is_stateless:
         return (advice,)
-    knows_state = loader.loader_draws or loader.loader_keeps_state
-    return (f"{advice} ({STATEFUL if knows_state else PERHAPS_STATEFUL})",)
+    return (f"{advice} ({STATEFUL if is_stateful(loader) else PERHAPS_STATEFUL})",)
+
+
+def is_stateful(loader: JobFacts) -> bool:
+    """Whether workers that are kept are known to make other batches than new ones."""
+    return bool(loader.loader_draws or loader.loader_keeps_state)
+
+
+def more_workers(loader: JobFacts, advice: str) -> str:
+    """Return advice to have more workers, with a warning about IterableDatasets unless the data set is not one."""
+    if loader.loader_is_iterable:
+        return f"{advice}; {REPEATS}"
+    return advice if loader.loader_is_iterable is False else f"{advice} ({REPEATS})"
 
 
 def prefetch_more(loader: JobFacts) -> str:

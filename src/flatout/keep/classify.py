@@ -15,12 +15,15 @@ from flatout.catalog.failures import FailureClass, Fit, KnownFailure, Phase, Res
 from flatout.catalog.xids import has_no_effect, is_job_fault
 from flatout.keep.error_text import RaisedError, without_names
 
-_XID = re.compile(r"\bXid \([^)]*\): (\d+)\b")
+_XID = re.compile(r"\bXid \([^)]*\): (\d+)\b(?:.*\bcaused by previous Xid (\d+))?")
+# A line of a log that ends with the text of an exception: `Error running job: CUDA out of memory`.
+_INTRODUCED = re.compile(r"\b(?:error|exception|failed|failure)\b[^:\n]{0,40}: (?=\S)", re.IGNORECASE)
 _INFORMATION = re.compile(r"\bNCCL INFO\b|^\S*UserWarning: Plan failed")  # lines that a healthy job writes, too
 # Pseudo-types under which the table has the Xids of the kernel's log.
 _XID_OF_JOB, _XID_OF_GPU, _XID_RECORDED = "Xid of the job", "Xid of the GPU", "Xid without effect"
 _PHYSICAL = {"gpu", "host", "host-oom", "shm-full", "disk-full"}  # classes that a line of a log can prove
 _SAYS_LITTLE = {"exception", "launcher", "files", "communication", "own-exit-text"}
+_SAID_ALIKE = {"tensor-mistake"}  # entries for exceptions whose words mean the same in a line that introduces them
 # Places in the order of explanations: a line that belongs to a family explains more than an exception that says little
 # only if it shows a fault of the machine.
 _FAMILY, _LOOSE_FAMILY = 5, 7
@@ -69,8 +72,19 @@ def _fit(error: RaisedError) -> Fit | None:
         return None
     xid = _XID.search(error.message) if not error.exception else None
     if xid is not None:
-        return fit(_type_of_xid(int(xid[1])), error.message)
-    return fit(error.exception, without_names(error.message))
+        return fit(_type_of_xid(int(xid[2] or xid[1])), error.message)
+    message = without_names(error.message)
+    found = fit(error.exception, message)
+    return _introduced(message) if found is None and not error.exception else found
+
+
+def _introduced(message: str) -> Fit | None:
+    """Return the entry that fits the text of an exception of torch or the script at the end of a line."""
+    introduced = _INTRODUCED.search(message)
+    if introduced is None:
+        return None
+    found = fit("RuntimeError", message[introduced.end() :])
+    return found if found is not None and found.failure.name in _SAID_ALIKE else None
 
 
 def _type_of_xid(number: int) -> str:

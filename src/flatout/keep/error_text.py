@@ -25,6 +25,9 @@ _RANK_PREFIX = re.compile(
 )
 # The runtime of C++ announces an exception; its text, on the next line, says what happened.
 _ABORTED_WITH_TEXT = re.compile(r"[^\n]*terminate called after throwing an instance of[^\n]*\n(?=[^\n]*\bwhat\(\):)")
+# A bar of tqdm stays before what is written next: `50%|##### | 908/2500 [11:18<19:50, 1.34it/s]Error: ...`.
+_BAR = re.compile(r"^[^\n]*?\d+/(?:\d+|\?) \[\d[\d:]*<[^\]\n]*\]:?[ \t]*(?=\S)", re.MULTILINE)
+_COMMAND = re.compile(r"\bCommand '\[?'?(?:[\w.-]*/)*(ssh|pdsh|srun|nvcc|ninja|nvidia-smi)\b[^\n']*(?:'[^\n]*\]')?'?")
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TRACEBACK = re.compile(r"^\s*(?:Original )?Traceback \(most recent call last\):")
 _CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above exception was the direct cause)")
@@ -105,6 +108,7 @@ def phase_in(text: str) -> Phase | None:
 def without_names(message: str) -> str:
     """Return the message without quoted strings, URLs and paths, which can contain any word."""
     text = _CUDA_QUOTE.sub(r"\1 \2", message)
+    text = _COMMAND.sub(r"Command \1 <name>", text)
     text = _JAX_TASK.sub(r"task \1", text)
     text = _URL.sub("<url>", text)
     text = _QUOTED.sub("<name>", text)
@@ -120,7 +124,7 @@ def _plain(text: str) -> list[str]:
         for written_out, character in _WRITTEN_OUT:
             text = text.replace(written_out, character)
     text = bounded_log(_TERMINAL.sub("", text).replace("\r", "\n"))
-    text = _ABORTED_WITH_TEXT.sub("", text)
+    text = _BAR.sub("", _ABORTED_WITH_TEXT.sub("", text))
     lines = text.splitlines()
     return lines[-_MAX_LINES:]
 

@@ -36,7 +36,7 @@ def loading_html(profile: LoadingProfile, command: Sequence[str]) -> str:
         "command": command_line(command),
         "headline": nothing if loading is None else headline(profile, loading),
         "facts": [profile.recording] if loading is None else [profile.recording, f"rank {loading.rank}"],
-        "causes": [] if loading is None else [_cause(cause) for cause in profile.causes],
+        "causes": [] if loading is None else [_cause(cause, loading) for cause in profile.causes],
         "workers": "" if loading is None or not profile.causes else workers_sentence(profile.causes[0], loading),
         "loader": None if loading is None else _loader(loading),
         "problems": profile.problems,
@@ -44,12 +44,12 @@ def loading_html(profile: LoadingProfile, command: Sequence[str]) -> str:
     return rendered("loading.html.j2", content)
 
 
-def _cause(cause: FoundCause) -> dict[str, str]:
+def _cause(cause: FoundCause, loading: RankLoading) -> dict[str, str]:
     return {
         "name": cause.name.value,
         "sentence": cause_sentence(cause),
         "storage": "" if cause.storage is None else storage_sentence(cause.storage),
-        "way_out": way_out(cause),
+        "way_out": way_out(cause, loading),
     }
 
 

@@ -63,6 +63,10 @@ _WAY_OUT = {
 }
 
 
+_BY_MORE_WORKERS = (LoaderFinding.CODE_WAITS, LoaderFinding.STORAGE)
+_REPEATS = "each worker of an IterableDataset yields all samples, so they repeat, unless the data set divides them"
+
+
 def cause_sentence(cause: FoundCause) -> str:
     """Say why the training waits: the cause, and the stage with its share."""
     sentence = _MEANING[cause.name]
@@ -71,7 +75,10 @@ def cause_sentence(cause: FoundCause) -> str:
     return sentence
 
 
-def way_out(cause: FoundCause) -> str:
+def way_out(cause: FoundCause, loading: RankLoading) -> str:
+    """Say what to do about a cause; more workers are never advised without saying what an iterable data set does."""
+    if loading.is_iterable and cause.name in _BY_MORE_WORKERS:
+        return f"{_WAY_OUT[cause.name]}; {_REPEATS}"
     return _WAY_OUT[cause.name]
 
 
@@ -80,7 +87,9 @@ def workers_sentence(cause: FoundCause, loading: RankLoading) -> str:
     present = _workers(loading.num_workers)
     if cause.workers is None or cause.gain is None:
         return f"no other number of workers is predicted to be faster than {present}"
-    return f"{_workers(cause.workers)} instead of {present}: predicted {cause.gain:.2f}x"
+    sentence = f"{_workers(cause.workers)} instead of {present}: predicted {cause.gain:.2f}x"
+    is_repeating = loading.is_iterable and cause.workers > max(loading.num_workers, 1)
+    return f"{sentence}; {_REPEATS}" if is_repeating else sentence
 
 
 def _workers(count: int) -> str:

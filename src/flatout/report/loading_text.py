@@ -31,7 +31,7 @@ def loading_text(profile: LoadingProfile, style: TextStyle) -> str:
         lines += style.wrapped(f"{cause.name.value}: {cause_sentence(cause)}.")
         if cause.storage is not None:
             lines += _indented(f"{storage_sentence(cause.storage)}.", style)
-        lines += _indented(f"Way out: {way_out(cause)}.", style)
+        lines += _indented(f"Way out: {way_out(cause, loading)}.", style)
     if profile.causes:
         lines += _indented(f"{workers_sentence(profile.causes[0], loading)}.", style)
     lines += _rates(loading, style)

@@ -261,10 +261,10 @@ def _known(trial: TrialResult, start: int) -> NDArray[np.float64]:
 
 def may_resample(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> bool:
     """Whether the script's random augmentation may draw different samples from those in the baselines."""
-    return any(change.family in RESAMPLES for change in changes.changes) or _has_other_workers(candidate, baselines)
+    return any(change.family in RESAMPLES for change in changes.changes) or has_other_workers(candidate, baselines)
 
 
-def _has_other_workers(candidate: TrialResult, baselines: Sequence[TrialResult]) -> bool:
+def has_other_workers(candidate: TrialResult, baselines: Sequence[TrialResult]) -> bool:
     """Whether the number of loader workers, and so their seeds, differs, even if set by a script argument."""
     before = {trial.loader_workers for trial in baselines}
     return candidate.loader_workers is not None and None not in before and candidate.loader_workers not in before

@@ -20,9 +20,10 @@ Start = tuple[StartState, ...]
 def other_start(start: Start, baselines: Sequence[Start], changes: ChangeSet) -> str | None:
     """Return how a trial's start differs from that of the unchanged job; None if it does not differ or is unknown.
 
-    `baselines` are the starts of the unchanged job's trials so far, the first trial first.
+    `baselines` are the starts of the unchanged job's trials so far, the first trial first. If the start of the first
+    one is unknown, the next one that is known stands for it.
     """
-    first = baselines[0] if baselines else ()
+    first = next((start for start in baselines if start), ())
     for mine, before in zip(start, first, strict=False):
         if mine.num_steps != before.num_steps:
             return (

@@ -17,7 +17,7 @@ import msgspec
 from flatout.records.change import ChangeSet
 from flatout.records.trial import TrialResult
 from flatout.trial.epochs import changes_loader, later_epoch_ratio
-from flatout.trial.gates import check_losses
+from flatout.trial.gates import check_losses, has_other_workers
 from flatout.tune.progress import Progress, Round, Setup, StoppedError
 from flatout.tune.runner import EPOCH_PLACE
 from flatout.tune.trials import run_trial
@@ -38,7 +38,7 @@ class EpochCheck(msgspec.Struct, frozen=True, kw_only=True):
 def check_epoch(setup: Setup, progress: Progress, this_round: Round, changes: ChangeSet) -> EpochCheck | None:
     """Return the check of the set against the applied changes; None if the set does not change the loader."""
     alone = ChangeSet(changes=progress.applied.added(changes))
-    if not changes_loader(alone):
+    if not (changes_loader(alone) or _changed_workers(progress, changes)):
         return None
     has_boundary_in_all_trials = any(trial.epoch_ends for trial in progress.evidence.baselines)
     num_steps = num_steps_over_boundary(setup, progress)
@@ -65,6 +65,12 @@ def check_epoch(setup: Setup, progress: Progress, this_round: Round, changes: Ch
     if not losses.is_passed:
         return EpochCheck(is_held=False, reason=f"over an epoch boundary {losses.reason}")
     return judged
+
+
+def _changed_workers(progress: Progress, changes: ChangeSet) -> bool:
+    """Whether a trial of the set had another number of loader workers, as by an argument of the script's own."""
+    before = progress.evidence.of(progress.applied.changes)
+    return any(has_other_workers(trial, before) for trial in progress.evidence.of(changes))
 
 
 def num_steps_over_boundary(setup: Setup, progress: Progress) -> int | None:

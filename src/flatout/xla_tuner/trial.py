@@ -13,6 +13,7 @@ import numpy as np
 
 from flatout.input_files import decode_json, read_lines
 from flatout.inside.protocol import Variable
+from flatout.launch import StandardInput
 from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
 from flatout.records.xla_tuning import XlaTrial
@@ -40,6 +41,7 @@ def run_trial(
     num_steps: int,
     warmup: int,
     limit_s: float,
+    standard_input: StandardInput,
 ) -> tuple[XlaTrial, Processes | None]:
     """Run the command until its steps are counted. The steps of a job that ends before count too."""
     folder.mkdir(mode=0o700, parents=True)
@@ -47,7 +49,8 @@ def run_trial(
     asked = {"folder": str(steps), "steps": num_steps, "warmup": warmup, "most_s": limit_s}
     words = [word.replace("{trial_dir}", str(folder)) for word in command]
     environment = with_inside({**environment, Variable.XLA_TRIAL: json.dumps(asked)})
-    ended = run_limited(words, environment, output=folder / OUTPUT, limit_s=limit_s + _GRACE_S)
+    with standard_input.for_run() as descriptor:
+        ended = run_limited(words, environment, output=folder / OUTPUT, limit_s=limit_s + _GRACE_S, stdin=descriptor)
     found = read_processes(steps)
     problem = None
     if found is None:

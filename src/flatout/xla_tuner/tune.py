@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from flatout.errors import InputError
+from flatout.launch import StandardInput
 from flatout.records.xla_tuning import XlaChange, XlaTrial, XlaTried, XlaTuning
 from flatout.xla_tuner.changes import environment_of, offered
 from flatout.xla_tuner.judge import MIN_PAIRS, MOST_PAIRS, judged
@@ -37,6 +38,9 @@ class _Loop:
     def __init__(self, request: XlaRequest, say: Callable[[str], object]) -> None:
         self.request = request
         self.say = say
+        self.standard_input = StandardInput()
+        if self.standard_input.missing is not None:
+            say(f"trials have no standard input: {self.standard_input.missing}")
         self.begun_s = time.monotonic()
         self.trials: list[XlaTrial] = []
         self.limit_s = min(_FIRST_LIMIT_S, request.budget_s)
@@ -56,6 +60,7 @@ class _Loop:
             num_steps=request.num_steps,
             warmup=request.warmup,
             limit_s=self.limit_s,
+            standard_input=self.standard_input,
         )
         self.trials.append(trial)
         return trial, dict(processes.facts) if processes is not None else {}

@@ -36,9 +36,9 @@ def steps(stalls: Mapping[int, float], num: int = NUM_STEPS, **columns: Mapping[
     return steps_of(durations, **columns)
 
 
-def diagnosed(*ranks: Steps) -> Diagnosis:
+def diagnosed(*ranks: Steps, facts: JobFacts | None = None) -> Diagnosis:
     log = job_log([rank_of(number, of_rank, len(ranks)) for number, of_rank in enumerate(ranks)])
-    return diagnose(attribute_job([]), log=log)
+    return diagnose(attribute_job([]), log=log, facts=facts or JobFacts())
 
 
 def only(diagnosis: Diagnosis) -> Finding:
@@ -88,6 +88,39 @@ def test_an_evaluation_whose_loader_starts_says_so(share: float, is_named: bool,
     if is_named:
         assert finding.evidence["loader_start_share"] == pytest.approx(share)
         assert finding.evidence["loader_start_s"] == pytest.approx(0.3 * share)
+
+
+@pytest.mark.parametrize(("is_iterable", "is_told"), [(True, True), (None, True), (False, False)])
+def test_wherever_more_workers_are_advised_the_samples_of_an_iterable_data_set_repeat(
+    is_iterable: bool | None, is_told: bool
+) -> None:
+    facts = JobFacts(loader_is_iterable=is_iterable)
+    late = every(20, 0.3)
+    durations = np.linspace(0.010, 0.030, 400)
+    grown = steps_of(durations.tolist(), loader_s=dict(enumerate(durations - 0.009)))
+    shrunk = steps_of(durations[::-1].tolist(), loader_s=dict(enumerate(durations[::-1] - 0.009)))
+    for ranks, name in ((steps(late, loader_s=late), "periodic-stall"), (grown, "drift"), (shrunk, "drift")):
+        finding = only(diagnosed(ranks, facts=facts))
+        advised = [line for line in finding.changes if "more workers" in line]
+        assert finding.name == name and len(advised) == 1
+        assert ("repeat" in advised[0]) == is_told
+
+
+@pytest.mark.parametrize(
+    ("facts", "safety"),
+    [
+        (JobFacts(loader_draws=True), "semantic"),
+        (JobFacts(loader_keeps_state=True), "semantic"),
+        (JobFacts(loader_draws=False, loader_keeps_state=False), "exact"),
+        (JobFacts(), "exact"),  # "exact only if", says its text
+        (JobFacts(loader_draws=True, loader_start_method="spawn"), "exact"),  # a fork server comes first
+    ],
+)
+def test_kept_workers_are_no_exact_change_of_a_data_set_that_draws_or_keeps_state(facts: JobFacts, safety: str) -> None:
+    stalls = every(40, 1.0, first=0)
+    ranks = [steps(stalls, loader_start_s=stalls, num_loader_ends=every(40, 1.0)) for _ in range(2)]
+    finding = only(diagnosed(*ranks, facts=facts))
+    assert (finding.name, finding.safety) == ("epoch-boundary", safety)
 
 
 @pytest.mark.parametrize(("pickled_s", "is_named"), [(0.09, False), (0.11, True), (None, False)])

@@ -33,7 +33,7 @@ from typing import Any
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import MOST_RANKS_LISTED, cost_words, finding, rank_words, seconds_by_rank
 from flatout.diagnose.host_evidence import busy_cores, busy_disk
-from flatout.diagnose.loader_advice import keep_new_workers, pin_memory, prefetch_more
+from flatout.diagnose.loader_advice import keep_new_workers, more_workers, pin_memory, prefetch_more
 from flatout.diagnose.logged_wait import logged_wait_s
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import PART_NAMES, Finding, Part
@@ -44,10 +44,6 @@ NAME = "data-loading"
 HOST_EVIDENCE = (busy_cores, busy_disk)
 CHEAPER = "cheaper decoding or augmentation, data on faster storage"
 EACH_ITS_OWN = "let each rank read its own part of the data, e.g. accelerate with dispatch_batches=False"
-REPEATS = (
-    "each worker of an IterableDataset yields all samples, so they repeat, unless the data set divides them"
-    " (torch.utils.data.get_worker_info)"
-)
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -124,16 +120,13 @@ def _changes(loader: JobFacts, *, single: bool, has_gpu: bool, is_one_for_all: b
 
 
 def _more_workers(loader: JobFacts, *, single: bool) -> str:
-    """Return the advice on workers, with a warning about IterableDatasets unless the data set is not one."""
     if loader.loader_waits:
         text = "DataLoader(num_workers=N), N above the number of cores: workers that wait need few of them"
     elif single:
         text = "DataLoader(num_workers=N), N up to the number of cores that this process can use"
     else:
         text = "more workers, up to the number of cores that this process can use"
-    if loader.loader_is_iterable:
-        return f"{text}; {REPEATS}"
-    return text if loader.loader_is_iterable is False else f"{text} ({REPEATS})"
+    return more_workers(loader, text)
 
 
 def _last_rank(context: DiagnosisContext) -> int | None:

@@ -35,6 +35,7 @@ import numpy as np
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import MIN_SHARE_OF_STEP
 from flatout.diagnose.host_evidence import busy_cores
+from flatout.diagnose.loader_advice import more_workers
 from flatout.records.diagnosis import Finding
 from flatout.records.job_log import JobLog, Matrix
 from flatout.units import percent, seconds
@@ -48,6 +49,10 @@ MIN_STEPS = 100
 NUM_PARTS = 8  # share of the job; its ends are the first and the last part
 MIN_LOADER_SHARE = 0.5  # of the change
 Direction = Literal["grow", "shrink"]
+MORE_WORKERS = "more workers, or data on faster storage"
+MORE_WORKERS_FIRST = (
+    "read the data for the first time with more workers or from faster storage: later epochs find it in a cache"
+)
 CHANGES: dict[tuple[Direction, bool], tuple[str, ...]] = {
     ("grow", False): (
         "look for what grows with the number of steps: tensors kept with their graphs, lists, logs",
@@ -55,14 +60,14 @@ CHANGES: dict[tuple[Direction, bool], tuple[str, ...]] = {
     ),
     ("grow", True): (
         "look for what the loader reads or keeps later on: larger samples, lists that grow, storage that slows down",
-        "more workers, or data on faster storage",
+        MORE_WORKERS,
     ),
     ("shrink", False): (
         "measure a longer job: what only its start needs (caches, compilation, clocks) weighs less there",
         "compare clocks and temperatures at the start and at the end",
     ),
     ("shrink", True): (
-        "read the data for the first time with more workers or from faster storage: later epochs find it in a cache",
+        MORE_WORKERS_FIRST,
         "fill the cache before the training starts",
     ),
 }
@@ -107,11 +112,21 @@ def find(context: DiagnosisContext) -> list[Finding]:
                 "direction": verb,
                 "cause": "data loading" if is_loader else None,
             },
-            changes=(*CHANGES[verb, is_loader], *(PAST_THE_EPOCH if _has_no_epoch_end(log) else ())),
+            changes=(
+                *_changes(context, verb, is_loader=is_loader),
+                *(PAST_THE_EPOCH if _has_no_epoch_end(log) else ()),
+            ),
             safety="exact",
             confidence="medium",
         )
     ]
+
+
+def _changes(context: DiagnosisContext, verb: Direction, *, is_loader: bool) -> tuple[str, ...]:
+    return tuple(
+        more_workers(context.job_facts, change) if change in (MORE_WORKERS, MORE_WORKERS_FIRST) else change
+        for change in CHANGES[verb, is_loader]
+    )
 
 
 def _parts(log: JobLog, values: Matrix) -> list[float]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.diagnose.context import DiagnosisContext
-from flatout.diagnose.loader_advice import keep_workers, pickle_less, start_workers_fast
+from flatout.diagnose.loader_advice import is_stateful, keep_workers, pickle_less, start_workers_fast
 from flatout.diagnose.stalls import ends_an_epoch, stall_finding, stalls_of
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Finding
@@ -49,6 +49,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     stalls = stalls_of(context, *CAUSES, where=ends_an_epoch(context.log))
     if stalls is None:
         return []
+    starts_faster = (*pickle_less(context.job_facts), *start_workers_fast(context.job_facts))
     return stall_finding(
         stalls,
         code=CODE,
@@ -56,12 +57,12 @@ def find(context: DiagnosisContext) -> list[Finding]:
         what="the training waits for its loader at the start of an epoch",
         evidence=_pickled(context.job_facts),
         changes=(
-            *pickle_less(context.job_facts),
-            *start_workers_fast(context.job_facts),
+            *starts_faster,
             *keep_workers(context.job_facts),
             "make the first access of the data set cheap: open files and indices lazily or memory-mapped",
             "longer epochs",
         ),
+        safety="semantic" if is_stateful(context.job_facts) and not starts_faster else "exact",
     )
 
 

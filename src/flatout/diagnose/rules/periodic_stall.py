@@ -28,7 +28,7 @@ from __future__ import annotations
 from flatout.diagnose.calls import is_pooled
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.host_evidence import busy_cores
-from flatout.diagnose.loader_advice import keep_workers
+from flatout.diagnose.loader_advice import keep_workers, more_workers
 from flatout.diagnose.stalls import ends_an_epoch, ranks_in_words, stall_finding, stalls_of
 from flatout.records.diagnosis import Finding
 from flatout.records.job_log import StallCause
@@ -46,7 +46,7 @@ _WHAT = {
 }
 _CHANGES = {
     StallCause.LOADER_START: ("make the loader's iterator once",),
-    StallCause.LOADER: ("more workers or a larger prefetch_factor", "data on faster storage"),
+    StallCause.LOADER: ("data on faster storage",),
     StallCause.LOGGING: ("log less often", "log in the background"),
     StallCause.COMPILATION: ("fixed shapes, or torch.compile(dynamic=True)",),
     StallCause.ALLOCATOR: ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "a smaller batch"),
@@ -72,5 +72,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
         changes = _CHANGES[cause]
         if cause == StallCause.LOADER_START:
             changes += keep_workers(context.job_facts)
+        if cause == StallCause.LOADER:
+            changes = (more_workers(context.job_facts, "more workers or a larger prefetch_factor"), *changes)
         findings += stall_finding(stalls, code=CODE, name=NAME, what=f"{what}{on}", changes=changes)
     return findings
