@@ -31,7 +31,11 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 # `explain` was tried on them. At first sight, class and decision were right in 79 and 87 % of 82 (r, by the table
 # alone), 87 and 90 % of 79 (s, with the first estimates by words), 79 and 90 % of 81 (t; 77 and 85 % by the table
 # alone), 91 and 94 % of 78 (u; 86 and 90 % by the table alone; about half of u are messages that are known to all).
-# One answer each of t and u was changed afterwards, because an earlier set has another one for the same words.
+# Then 64 and 73 % of 70 (v), from many programs that no set had before, and 75 and 78 % of 40 (w). All texts of v and w
+# are verbatim, each with its source, and none is from memory.
+# One answer each of t, u and w and two of v were changed afterwards, because an earlier set has another one for the
+# same words. Where an answer of v contradicts an earlier one of the same kind (CUDA error 217, a topology file of
+# NCCL), the table follows v, whose source shows the cause.
 # `harmless_lines.csv` has lines of healthy jobs, which say nothing.
 CORPORA = ("failure_messages.csv", "public_texts.csv", "later_texts.csv", "fresh_texts.csv")
 
@@ -57,7 +61,7 @@ def class_by_table(text: str, phase: Phase | None = None) -> str:
 
 @pytest.mark.parametrize(
     ("corpus", "least"),
-    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 320)],
+    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 430)],
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -219,6 +223,66 @@ def test_an_xid_is_what_the_catalogue_says(number: int, failure_class: str, rest
     line = f"[ 123.4] NVRM: Xid (PCI:0000:03:00): {number}, pid=1234, name=python, Ch 8"
     answer = explain_failure(line)
     assert (answer.failure_class, answer.restart) == (failure_class, restart)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("NVRM: Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 1 caused by previous Xid 149", ("gpu", "elsewhere")),
+        ("NVRM: Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 1 caused by previous Xid 31", ("job", "yes")),
+        ("ErrorCode:DCGM_FR_XID_ERROR GPU:4 Detected XID 31 for GPU 4 Recommended Action=NONE;", ("job", "yes")),
+        ("ErrorCode:DCGM_FR_XID_ERROR GPU:4 Detected XID 79 for GPU 4", ("gpu", "elsewhere")),
+    ],
+)
+def test_the_xid_that_counts_is_the_cause_and_dcgms_is_one_too(line: str, expected: tuple[str, str]) -> None:
+    answer = explain_failure(line, "training")
+    assert (answer.failure_class, answer.restart) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "failure_class"),
+    [
+        ("ERROR:root:Training failed: mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)", "job"),
+        (" 36%|###6   | 908/2500 [11:18<19:50, 1.34it/s]Error: stack expects each tensor to be equal size", "job"),
+        (
+            " 36%|###6   | 908/2500 [11:18<19:50, 1.34it/s]slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT x",
+            "preempted",
+        ),
+        ("mat1 and mat2 shapes cannot be multiplied", "unknown"),  # nothing says that it is an error
+        ("Training failed: the blorb is glum", "unknown"),
+    ],
+)
+def test_a_line_may_end_with_the_text_of_an_exception_and_begin_with_a_bar(line: str, failure_class: str) -> None:
+    assert class_by_table(line, "training") == failure_class
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (
+            "Command 'ssh -o PasswordAuthentication=no n1 hostname' returned non-zero exit status 255.",
+            "hosts-without-login",
+        ),
+        ("Command '['/usr/bin/ssh', 'n1']' returned non-zero exit status 255.", "hosts-without-login"),
+        ("Command 'ssh n1 train' returned non-zero exit status 1.", "crash"),
+        ("Command '['/data/ssh-logs/train.py']' returned non-zero exit status 255.", "crash"),
+    ],
+)
+def test_the_program_of_a_command_counts_and_its_arguments_do_not(message: str, name: str) -> None:
+    assert explain_failure(f"CalledProcessError: {message}", "start").name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Connect to 169.254.0.1<40815> failed : Software caused connection abort", ("mistake", "no")),
+        ("Connect to 10.169.254.1<40815> failed : Software caused connection abort", ("network", "yes")),
+        ("Connect to fe80::c4eb:49ff%6<57335> failed : Network is unreachable", ("mistake", "no")),
+    ],
+)
+def test_an_address_of_one_link_is_a_wrong_interface(text: str, expected: tuple[str, str]) -> None:
+    answer = explain_failure(text, "start")
+    assert (answer.failure_class, answer.restart) == expected
 
 
 @pytest.mark.parametrize(
@@ -397,6 +461,9 @@ def test_a_status_of_http_is_read_however_it_is_spelled(message: str) -> None:
         "INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS",
         "returned cudaErrorIllegalAddress",
         '"hipErrorIllegalAddress: x"',
+        "cuda_error: code: 700, reason: an illegal memory access was encountered",
+        "Check failed: error == cudaSuccess (77 vs. 0)  an illegal memory access was encountered",
+        "Check failed: err == hipSuccess (700 vs. 0)",
     ],
 )
 def test_an_error_of_cuda_is_read_however_it_is_spelled(message: str) -> None:

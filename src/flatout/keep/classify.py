@@ -15,7 +15,8 @@ from flatout.catalog.failures import FailureClass, Fit, KnownFailure, Phase, Res
 from flatout.catalog.xids import has_no_effect, is_job_fault
 from flatout.keep.error_text import RaisedError, without_names
 
-_XID = re.compile(r"\bXid \([^)]*\): (\d+)\b(?:.*\bcaused by previous Xid (\d+))?")
+# Of the driver, where the one that caused it counts, and of DCGM.
+_XID = re.compile(r"\bXid \([^)]*\): (\d+)\b(?:.*\bcaused by previous Xid (\d+))?|\bDetected XID (\d+) for GPU\b")
 # A line of a log that ends with the text of an exception: `Error running job: CUDA out of memory`.
 _INTRODUCED = re.compile(r"\b(?:error|exception|failed|failure)\b[^:\n]{0,40}: (?=\S)", re.IGNORECASE)
 _INFORMATION = re.compile(r"\bNCCL INFO\b|^\S*UserWarning: Plan failed")  # lines that a healthy job writes, too
@@ -72,7 +73,7 @@ def _fit(error: RaisedError) -> Fit | None:
         return None
     xid = _XID.search(error.message) if not error.exception else None
     if xid is not None:
-        return fit(_type_of_xid(int(xid[2] or xid[1])), error.message)
+        return fit(_type_of_xid(int(xid[3] or xid[2] or xid[1])), error.message)
     message = without_names(error.message)
     found = fit(error.exception, message)
     return _introduced(message) if found is None and not error.exception else found

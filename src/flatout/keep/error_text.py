@@ -27,7 +27,9 @@ _RANK_PREFIX = re.compile(
 _ABORTED_WITH_TEXT = re.compile(r"[^\n]*terminate called after throwing an instance of[^\n]*\n(?=[^\n]*\bwhat\(\):)")
 # A bar of tqdm stays before what is written next: `50%|##### | 908/2500 [11:18<19:50, 1.34it/s]Error: ...`.
 _BAR = re.compile(r"^[^\n]*?\d+/(?:\d+|\?) \[\d[\d:]*<[^\]\n]*\]:?[ \t]*(?=\S)", re.MULTILINE)
-_COMMAND = re.compile(r"\bCommand '\[?'?(?:[\w.-]*/)*(ssh|pdsh|srun|nvcc|ninja|nvidia-smi)\b[^\n']*(?:'[^\n]*\]')?'?")
+_COMMAND = re.compile(
+    r"\bCommand '\[?'?(?:[\w.-]*/)*(ssh|pdsh|srun|nvcc|ninja|nvidia-smi)(?![\w.-])[^\n']*(?:'[^\n]*\]')?'?"
+)
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TRACEBACK = re.compile(r"^\s*(?:Original )?Traceback \(most recent call last\):")
 _CHAINED = re.compile(r"^\s*(?:During handling of the above exception|The above exception was the direct cause)")
