@@ -21,7 +21,7 @@ from flatout.records.tuning import Screened, TuneRequest, TuneResult
 from flatout.tune import files
 from flatout.tune.files import learn, learned, open_tuning, outcomes_of, write_results
 from flatout.tune.options import TuneOptions
-from flatout.tune.runner import Runner
+from flatout.tune.runner import Runner, Say
 
 
 def test_a_job_that_is_started_for_good_has_no_folder_of_a_trial(tmp_path: Path) -> None:
@@ -45,12 +45,25 @@ def finished(folder: Path, made: TuneResult, **asked: object) -> None:
     write_results(result, folder, apply=False, command=["flatout", "tune"])
 
 
-def start(folder: Path, *, force: bool = False, **options: object) -> Runner:
+def start(folder: Path, *, force: bool = False, say: Say = lambda line: None, **options: object) -> Runner:
     """As a process of its own would: its lock is gone with it."""
     asked = TuneOptions(**options)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(files, "lock_folder", lambda folder, kind: None)
-        return open_tuning(COMMAND, folder, asked, warmup=None, force=force, say=lambda line: None)
+        return open_tuning(COMMAND, folder, asked, warmup=None, force=force, say=say)
+
+
+def test_trials_that_do_not_get_the_users_input_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        missing = "it is a terminal"
+
+    said: list[str] = []
+    monkeypatch.setattr(files, "StandardInput", Terminal)
+    start(tmp_path / "a", say=said.append)
+    assert said[0] == "trials have no standard input: it is a terminal"
+    monkeypatch.setattr(Terminal, "missing", None)
+    start(tmp_path / "b", say=said.append)
+    assert sum("standard input" in line for line in said) == 1
 
 
 @pytest.mark.parametrize(

@@ -234,9 +234,12 @@ def test_the_loop_accepts_what_is_faster_and_says_what_to_set(tmp_path: Path, mo
 
 
 def test_a_job_without_marks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
     monkeypatch.setattr(loop, "run_trial", lambda *_, **__: (trial(None, problem="no step was marked"), None))
+    monkeypatch.setattr(loop, "StandardInput", lambda: SimpleNamespace(missing="it is a terminal"))
     with pytest.raises(InputError, match="no step was marked") as error:
-        loop.tune_xla(request(tmp_path), lambda line: None)
+        loop.tune_xla(request(tmp_path), said.append)
+    assert said == ["trials have no standard input: it is a terminal"]
     assert "StepTraceAnnotation" in str(error.value.hint)
 
 

@@ -26,7 +26,7 @@ _RANK_PREFIX = re.compile(
 # The runtime of C++ announces an exception; its text, on the next line, says what happened.
 _ABORTED_WITH_TEXT = re.compile(r"[^\n]*terminate called after throwing an instance of[^\n]*\n(?=[^\n]*\bwhat\(\):)")
 # A bar of tqdm stays before what is written next: `50%|##### | 908/2500 [11:18<19:50, 1.34it/s]Error: ...`.
-_BAR = re.compile(r"^[^\n]*?\d+/(?:\d+|\?) \[\d[\d:]*<[^\]\n]*\]:?[ \t]*(?=\S)", re.MULTILINE)
+_BAR = re.compile(r"^[^\n]*?\d{1,9}/(?:\d{1,9}|\?) \[\d[\d:]{0,20}<[^\]\n]{0,200}\]:?[ \t]*(?=\S)", re.MULTILINE)
 _COMMAND = re.compile(
     r"\bCommand '\[?'?(?:[\w.-]*/)*(ssh|pdsh|srun|nvcc|ninja|nvidia-smi)(?![\w.-])[^\n']*(?:'[^\n]*\]')?'?"
 )
