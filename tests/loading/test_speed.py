@@ -61,6 +61,11 @@ def test_without_workers_times_add_up() -> None:
     assert none.training_samples_per_s == pytest.approx(8 / 0.042)
 
 
+def test_a_slow_storage_holds_up_a_training_without_workers_too() -> None:
+    slow = speed(a_loader(storage_samples_per_s=100.0), 0)
+    assert slow.training_samples_per_s == pytest.approx(8 / (0.010 + 8 / 100)) and slow.limit == "storage"
+
+
 @pytest.mark.parametrize(("num_workers", "step_s"), [(1, 0.032), (2, 0.016), (4, 0.010), (8, 0.010)])
 def test_workers_make_samples_while_the_training_computes(num_workers: int, step_s: float) -> None:
     assert speed(a_loader(), num_workers).training_samples_per_s == pytest.approx(8 / step_s)

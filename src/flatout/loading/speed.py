@@ -7,10 +7,10 @@ CPU time and its waiting, but not its time in the queue for a core, which is a r
     training = max(computing + receiving, batch / loader, CPU time of a step / cores) + aside
 
 `aside` are evaluations and the starts of loaders, per step: no batch of the training is made ahead in them, and another
-number of workers is taken to leave them as they are. Without workers a sample is made between two steps, and the times
-add up. Prefetching does not raise the rate: it hides batches that take longer than others. What the storage can deliver
-is known from a limit of the control group, or from counters that show it at its limit. Sources: DS-Analyzer (VLDB 2021)
-and Plumber (MLSys 2022).
+number of workers is taken to leave them as they are. Without workers a sample is made between two steps, as fast as one
+process or the storage allows, and the times add up. Prefetching does not raise the rate: it hides batches that take
+longer than others. What the storage can deliver is known from a limit of the control group, or from counters that show
+it at its limit. Sources: DS-Analyzer (VLDB 2021) and Plumber (MLSys 2022).
 """
 
 from __future__ import annotations
@@ -58,12 +58,11 @@ def predicted_speed(loading: RankLoading, num_workers: int) -> LoaderSpeed | Non
     wait_s = loading.loader_wait_s if loading.steady_wait_s is None else loading.steady_wait_s
     computing_s = max(loading.step_s - aside_s - wait_s, 0.0)
     samples = loading.samples_per_step
-    alone_s = sample_alone_s(loading)
     if num_workers == 0:
-        training = samples / (computing_s + samples * alone_s + aside_s)
-        return LoaderSpeed(
-            num_workers=0, samples_per_s=1 / alone_s, training_samples_per_s=training, limit="main process"
-        )
+        limits = _limits_without_workers(loading)
+        limit = min(limits, key=lambda name: limits[name])
+        training = samples / (computing_s + samples / limits[limit] + aside_s)
+        return LoaderSpeed(num_workers=0, samples_per_s=limits[limit], training_samples_per_s=training, limit=limit)
     limits = _limits(loading, num_workers)
     limit = min(limits, key=lambda name: limits[name])
     receiving_s = samples * (loading.receiving_s or 0.0)
@@ -87,6 +86,14 @@ def _limits(loading: RankLoading, num_workers: int) -> dict[str, float]:
     main_s = max(loading.receiving_s or 0.0, loading.pinning_s or 0.0)
     if main_s > 0:
         limits["main process"] = 1 / main_s
+    return limits
+
+
+def _limits_without_workers(loading: RankLoading) -> dict[str, float]:
+    """Return the samples per second that the training process can make, and those that the storage delivers."""
+    limits = {"main process": 1 / sample_alone_s(loading)}
+    if loading.storage_samples_per_s is not None:
+        limits["storage"] = loading.storage_samples_per_s
     return limits
 
 
