@@ -25,8 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,29 +48,49 @@ def run(*words: str) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@contextmanager
-def slow_storage(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield a folder with files on a loop device, and the number of the device."""
-    image, mounted = folder / "image", folder / "mounted"
-    with image.open("wb") as file:
-        file.truncate(IMAGE_BYTES)
-    device = run("losetup", "--direct-io=on", "--find", "--show", str(image))
-    try:
-        run("mkfs.ext4", "-q", "-F", device)
-        mounted.mkdir()
-        run("mount", device, str(mounted))
+class SlowStorage:
+    """A folder on a loop device of its own, which `fill` fills, mounted anew so that nothing of it is in memory."""
+
+    def __init__(self, folder: Path, fill: Callable[[Path], object]) -> None:
+        self.folder = folder / "mounted"
+        self._image = folder / "image"
+        self._fill = fill
+        self._device = ""
+
+    def __enter__(self) -> SlowStorage:
+        with self._image.open("wb") as file:
+            file.truncate(IMAGE_BYTES)
+        self._device = run("losetup", "--direct-io=on", "--find", "--show", str(self._image))
         try:
-            for number in range(NUM_FILES):
-                (mounted / f"{number:05}.bin").write_bytes(os.urandom(FILE_BYTES))
+            run("mkfs.ext4", "-q", "-F", self._device)
+            self.folder.mkdir()
+            run("mount", self._device, str(self.folder))
+            self._fill(self.folder)
             run("sync")
-            run("umount", str(mounted))
-            run("mount", "-o", "noatime", device, str(mounted))
-            status = os.stat(device)
-            yield mounted, f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        finally:
-            run("umount", "--lazy", str(mounted))
-    finally:
-        run("losetup", "--detach", device)
+            self.mount_again()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=False, capture_output=True)
+        run("losetup", "--detach", self._device)
+
+    @property
+    def number(self) -> str:
+        """The number of the device, as control groups name it."""
+        status = os.stat(self._device)
+        return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+
+    def mount_again(self) -> None:
+        run("umount", str(self.folder))
+        run("mount", "-o", "noatime", self._device, str(self.folder))
+
+
+def write_files(folder: Path) -> None:
+    for number in range(NUM_FILES):
+        (folder / f"{number:05}.bin").write_bytes(os.urandom(FILE_BYTES))
 
 
 class Group:
@@ -106,6 +126,10 @@ class Group:
             (self._folder / "blkio.throttle.read_bps_device").write_text(f"{self._device} {size}")
         else:
             (self._folder / "io.max").write_text(f"{self._device} riops={requests or 'max'} rbps={size or 'max'}")
+
+    def join(self) -> None:
+        """Put this process into the group."""
+        (self._folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def run(self, words: list[str]) -> str:
         """Run a command in the group and return the last line of its output."""
@@ -166,7 +190,8 @@ class Rows:
 
 def measure(folder: Path, rows: Rows) -> list[dict[str, Any]]:
     settings = []
-    with slow_storage(folder) as (files, device), Group(device) as group:
+    with SlowStorage(folder, write_files) as storage, Group(storage.number) as group:
+        files = storage.folder
         for limit in LIMITS:
             group.limit(limit)
             for decode_ms in DECODE_MS:

@@ -1,12 +1,13 @@
 """Jobs under `flatout run` that are killed at random moments: is each sample of an epoch used exactly once?
 
-    PYTHONPATH=src:. python benchmarks/order_kills.py [--kills 30] [--minutes 14] [--out FILE]
+    PYTHONPATH=src:. python benchmarks/order_kills.py [--kills 30] [--minutes 14] [--seed 1] [--out FILE]
 
 Jobs of one or two ranks (`tests/checkpoint/order_job.py`) train three epochs with each kind of loader, with and without
 workers. A kill -9 at a random moment hits one rank, which `flatout run` restarts, or the whole job with its `flatout
 run`, which is then started again. Each step must use the samples of the uninterrupted job's step, and over all starts
 each sample of an epoch must be used once, if a step that is repeated after a checkpoint counts once. Loaders of
-torchdata are tried where it is installed.
+torchdata are tried where it is installed. The result is written after each job, so an interrupted run leaves what it
+showed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from benchmarks.kept_result import keep, kill_options
 from tests.checkpoint import order_job
 from tests.checkpoint.order_lines import Step, problems, starts_of, uses_per_epoch, wrong_samples
@@ -151,9 +153,17 @@ def main() -> int:
             results.append({"loader": kind, "workers": workers, "ranks": num_ranks, **judged(job, whole[key])})
             num_kills += sum(job.kills.values())
             print(results[-1], file=sys.stderr, flush=True)
-    is_wrong = any(result["steps that differ"] or result["samples that were not used once"] for result in results)
-    keep({"kills": num_kills, "jobs": len(results), "wrong": is_wrong, "results": results}, given.out)
-    return int(is_wrong)
+            is_wrong = any(map(_is_wrong, results))
+            conditions = {"seed": given.seed, "torch": torch.__version__, "load_average": os.getloadavg()[1]}
+            keep(
+                {"kills": num_kills, "jobs": len(results), "wrong": is_wrong, **conditions, "results": results},
+                given.out,
+            )
+    return int(any(map(_is_wrong, results)))
+
+
+def _is_wrong(result: dict[str, Any]) -> bool:
+    return bool(result["steps that differ"] or result["samples that were not used once"])
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": set(),
     "secrets": set(),
+    "sample_order": set(),
     "input_files": set(),
     "service_answers": set(),
     "input_records": {"errors", "input_files"},
@@ -92,13 +93,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": {"errors", "units", "input_files", "input_records", "records"},
     **{stage: NOUNS | {room for room, users in SHARED.items() if stage in users} for stage in STAGES},
     **dict.fromkeys(COMPOSERS, EVERYTHING),
-    "inside": {"secrets"},
-    "checkpoint": {"errors", "secrets"},
+    "inside": {"sample_order", "secrets"},
+    "checkpoint": {"errors", "sample_order", "secrets"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
     "__init__": set(),
 }
-ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint", "secrets"}
+ROOMS_THAT_RUN_IN_THE_USERS_PROCESS = {"inside", "checkpoint", "sample_order", "secrets"}
 PROTOCOL = "inside.protocol"  # the one module of `inside` that every other room may import; it imports nothing
 # What these rooms use besides the standard library and torch, by module.
 MAY_ALSO_USE = {

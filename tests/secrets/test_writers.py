@@ -37,6 +37,7 @@ WRITERS = {
     "inside/liveness/beat.py": "numbers, host and process",
     "inside/liveness/heartbeat.py": "the flight recorder's records of collectives",
     "inside/liveness/stacks.py": "stacks: files, lines and names of functions, without values",
+    "inside/liveness/unsaved_order.py": "names of classes",
     "inside/phases/consensus.py": "numbers of steps",
     "inside/phases/stop.py": "the number of a step",
     "inside/recording/loader_watch.py": "numbers",

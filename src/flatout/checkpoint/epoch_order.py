@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from flatout.checkpoint.loader_kinds import has_state, samplers_of
 from flatout.checkpoint.loader_random import set_worker_random_state, state_bytes, state_tensor, worker_random_state
 from flatout.checkpoint.problems import CheckpointError
+from flatout.sample_order import has_state, samplers_of, whole_order
 
 LOG = logging.getLogger("flatout.checkpoint")
 _START = ("random", "generators", "samplers", "epoch", "num_replicas", "num_samples")  # see `OrderParts.start`
@@ -197,7 +197,7 @@ class EpochOrder:
         num_used_of_division = resumed["num_batches"] * resumed["batch_size"] * resumed["num_replicas"]
         self.num_used = resumed["num_used"] + num_used_of_division
         self.start = dict(self.start or {}) | {"num_replicas": sampler.num_replicas}
-        rest = _whole_order(sampler)[self.num_used :]
+        rest = whole_order(sampler)[self.num_used :]
         per_rank, too_many = divmod(len(rest), sampler.num_replicas)
         if too_many and not sampler.drop_last:
             per_rank += 1
@@ -218,18 +218,6 @@ def _changed(what: str) -> CheckpointError:
 
 def _checksum(indices: Any, before: int) -> int:
     return zlib.crc32(repr(indices).encode(), before)
-
-
-def _whole_order(sampler: Any) -> list[int]:
-    """Return the samples of all ranks in the order of the sampler's epoch."""
-    own = {name: getattr(sampler, name) for name in ("num_replicas", "rank", "num_samples", "total_size")}
-    num_samples = len(sampler.dataset)
-    sampler.num_replicas, sampler.rank, sampler.num_samples, sampler.total_size = 1, 0, num_samples, num_samples
-    try:
-        return list(sampler)
-    finally:
-        for name, value in own.items():
-            setattr(sampler, name, value)
 
 
 def _warn_of_epoch(of_script: int, saved: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.checkpoint.loader_kinds import has_state, position_problem, samplers_of
+from flatout.sample_order import samplers_of, unsaved_position
 
 
 def watch_for_unsaved_loader(saved: Iterable[Any], warn: Callable[[str], None]) -> Callable[[], None]:
@@ -29,7 +29,7 @@ def watch_for_unsaved_loader(saved: Iterable[Any], warn: Callable[[str], None]) 
         if is_watching and torch.is_grad_enabled():
             is_watching = False
             if saved_ids.isdisjoint(id(part) for part in (self, self.dataset, *samplers_of(self))):
-                warn(_line(self))
+                warn(unsaved_position(self, "Checkpointer"))
         return original(self)
 
     DataLoader._get_iterator = get_iterator
@@ -41,13 +41,3 @@ def watch_for_unsaved_loader(saved: Iterable[Any], warn: Callable[[str], None]) 
             DataLoader._get_iterator = original
 
     return end
-
-
-def _line(loader: Any) -> str:
-    name = f"{type(loader).__qualname__} over {type(loader.dataset).__qualname__}"
-    lost = f"the position of the {name} is not saved: a restart begins its epoch again, unless the script skips batches"
-    problem = None if has_state(loader) else position_problem(loader)
-    if problem is None:
-        return f"{lost}; pass `data=` with this loader to Checkpointer"
-    reason, way_out = problem
-    return f"{lost}; {reason}; {way_out}, and pass `data=` to Checkpointer"

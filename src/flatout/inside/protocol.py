@@ -140,6 +140,7 @@ class File:
     FLIGHT = FileName("flight-", ".json")  # by process: the answer
     TRACE_REQUEST = "trace-request"  # asks the ranks for a trace of some steps, see `liveness.asked_trace`
     LOADER_REQUEST = "loader-request"  # asks the ranks for other loader settings, see `liveness.adapted_loader`
+    UNSAVED_ORDER = FileName("unsaved-order-rank", ".json")  # the loader whose position is not saved
     TRACE_FAILED = FileName("failed-rank", "")  # by rank, in the folder of the request: why there is no trace
 
     # Files of a folder for notes of saves.

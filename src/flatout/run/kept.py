@@ -45,6 +45,7 @@ from flatout.run.request import RunRequest
 from flatout.run.resume import resuming
 from flatout.run.several_nodes import count_nodes, identify, spans_nodes
 from flatout.run.tuning_check import TuningCheck
+from flatout.run.unsaved_order import OrderNotice
 from flatout.secrets import Masker
 from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.exporter.labels import job_labels
@@ -101,6 +102,7 @@ class KeptRun:
             clean=self._clean,
         )
         self._adapter: LoaderAdapter | None = None
+        self._order_notice = OrderNotice(lambda text: say(self._clean(text)))
         self._book = self._ledger_book(node, self._recorded.shares if self._recorded is not None else None)
         self._tuning_check = self._new_tuning_check()
 
@@ -255,6 +257,8 @@ class KeptRun:
     def _on_sample(self, ranks: Sequence[HeartbeatSample]) -> None:
         self._book.look(ranks)
         self._adapt(ranks)
+        if self._request.max_restarts or self._request.resume_arguments:
+            self._order_notice.look(ranks, LatestHeartbeats(self._state).latest_attempt())
         if self._tuning_check is not None:
             self._tuning_check.look(ranks)
         for node in self._nodes.newly_lost():

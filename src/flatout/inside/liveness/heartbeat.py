@@ -36,6 +36,7 @@ from flatout.inside.liveness.asked_trace import AskedTrace
 from flatout.inside.liveness.beat import CHECKPOINT, COMPUTE, DATA, Beat
 from flatout.inside.liveness.exchange import DdpExchanges, hook_ddp
 from flatout.inside.liveness.stacks import give_stacks, is_ours, write_crashes
+from flatout.inside.liveness.unsaved_order import UnsavedOrder
 from flatout.inside.log import LOG, guarded
 from flatout.inside.protocol import File, Variable, partial_name
 from flatout.inside.recording.batches import count_batch
@@ -63,6 +64,7 @@ class _Heart:
         self.exchanges = DdpExchanges()
         self.asked_trace = AskedTrace(folder)
         self.adapted_loader = AdaptedLoader(folder)
+        self.unsaved_order = UnsavedOrder(folder)
 
     def of_this_thread(self) -> Beat | None:
         if self.is_out or _ident() != self.thread:
@@ -302,6 +304,7 @@ def _epoch_begins(loader: Any) -> None:
     beat = _of_this_thread()
     if beat is not None and HEART is not None and beat.get("phase") == COMPUTE:
         HEART.adapted_loader.epoch_begins(loader, beat)
+        HEART.unsaved_order.epoch_begins(loader)
 
 
 @guarded

@@ -26,6 +26,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from flatout.inside.patches.batch_plan import Step, padding_share, plain_batches, plan_batches
 from flatout.inside.patches.report import Report
+from flatout.sample_order import whole_order
 
 MAX_SCAN_S = 60.0
 AGREE_S = 10 * MAX_SCAN_S  # a rank may begin its epoch so much later than another
@@ -79,7 +80,7 @@ class BalancedBatches(BatchSampler):  # type: ignore[misc]
         if lengths is None or not self._report.is_on:
             self._num_batches = None
             return iter(self._plain)
-        order = _whole_order(self.sampler)
+        order = whole_order(self.sampler)
         steps = plan_batches(
             order,
             lengths,
@@ -200,20 +201,6 @@ def sample_length(sample: Any) -> int | None:
             return len(sample)
         return next((length for part in sample if (length := sample_length(part)) is not None), None)
     return None
-
-
-def _whole_order(sampler: Any) -> list[int]:
-    """Return the samples of this epoch in the sampler's order, of all its ranks."""
-    if not isinstance(sampler, DistributedSampler):
-        return list(sampler)
-    own = {name: getattr(sampler, name) for name in ("num_replicas", "rank", "num_samples", "total_size")}
-    num_samples = len(sampler.dataset)
-    sampler.num_replicas, sampler.rank, sampler.num_samples, sampler.total_size = 1, 0, num_samples, num_samples
-    try:
-        return list(sampler)
-    finally:
-        for name, value in own.items():
-            setattr(sampler, name, value)
 
 
 def _world_size() -> int:
