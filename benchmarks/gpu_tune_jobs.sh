@@ -9,6 +9,7 @@
 #   nanogpt_tcp        the same, eager, on all GPUs, its gradients over TCP sockets
 #   nanogpt_tcp_tuned  the same with the settings that nanogpt_tcp found (with --apply): nothing should be left
 #   resnet_jpeg        ResNet-50 on JPEG files on one GPU, at the script's defaults
+#   resnet_starved     the same with two loader workers and batches of 128 (its data: gpu_resnet_data.sh makes them)
 #   imagenet_jpeg      the same on all GPUs
 #   imagenet           ResNet-50 on random images made by few loader workers
 #   imagenet_many_workers  the same with fifteen loader workers a GPU
@@ -83,6 +84,9 @@ for job in "${jobs[@]}"; do
     resnet_jpeg)
         data images "$images"
         tune $job "$scripts/examples/imagenet" -- $imagenet "$images"
+        ;;
+    resnet_starved)
+        tune $job "$scripts/examples/imagenet" -- $imagenet --batch-size 128 --workers 2 "${images}_long"
         ;;
     imagenet_jpeg)
         data images "$images"

@@ -234,7 +234,7 @@ def test_the_cache_was_missed_if_the_job_itself_read_its_data_one_and_a_half_tim
 @pytest.mark.parametrize(
     ("reads", "finding"),
     [
-        (JobReads(waiting_s=1.0, read_bytes=9e9, device_bytes=131_072), StorageFinding.LATENCY),
+        (JobReads(waiting_s=0.004, read_bytes=9e9, device_bytes=131_072), StorageFinding.LATENCY),
         (JobReads(waiting_s=1.0, read_bytes=9e9, device_bytes=131_071), StorageFinding.UNKNOWN),
         (JobReads(waiting_s=1.0, read_bytes=0, device_bytes=0), StorageFinding.LATENCY),  # its kernel counts neither
         (JobReads(waiting_s=1.0, read_bytes=9e9), StorageFinding.LATENCY),
@@ -248,6 +248,18 @@ def test_a_disk_of_which_the_job_reads_less_than_a_thousandth_is_not_what_it_wai
     verdict = judged(recorded(tmp_path, times, mountinfo=ON_A_DISK), reads=reads)
     assert verdict.finding == finding
     assert (verdict.reason == StorageReason.OTHERS_READ) is (finding == StorageFinding.UNKNOWN)
+
+
+@pytest.mark.parametrize(("waiting_s", "finding"), [(4.0, StorageFinding.LATENCY), (4.01, StorageFinding.UNKNOWN)])
+def test_requests_of_other_processes_on_a_disk_do_not_explain_the_jobs_waits(
+    waiting_s: float, finding: StorageFinding, tmp_path: Path
+) -> None:
+    """All reads took 2 s, and half of them are the job's: a quarter of 4 s."""
+    times = [{"/proc/diskstats": disk(1000 * number, 65_536_000 * number, 1000 * number)} for number in range(3)]
+    reads = JobReads(waiting_s=waiting_s, read_bytes=9e9, device_bytes=65_536_000)
+    verdict = judged(recorded(tmp_path, times, mountinfo=ON_A_DISK), reads=reads)
+    assert verdict.finding == finding
+    assert (verdict.reason == StorageReason.LITTLE_TIME) is (finding == StorageFinding.UNKNOWN)
 
 
 def test_of_a_server_only_the_mounts_own_requests_are_counted(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def storage_verdict(host: HostStorage, mount: Mount, reads: JobReads) -> Storage
         return _unknown(undecided, StorageReason.OTHERS_READ)
     if _is_at_limit(mount, total):
         return _decided(undecided, StorageFinding.BANDWIDTH)
-    if total.requests_s is not None and reads.waiting_s and total.requests_s < MIN_EXPLAINED * reads.waiting_s:
+    own_requests_s = _own_requests_s(mount, total, reads)
+    if own_requests_s is not None and reads.waiting_s and own_requests_s < MIN_EXPLAINED * reads.waiting_s:
         return _unknown(undecided, StorageReason.LITTLE_TIME)
     if _are_resent(total):
         return _decided(undecided, StorageFinding.RETRANSMITS)
@@ -161,6 +162,14 @@ def _own_bytes(mount: Mount, total: MountUse, reads: JobReads) -> float:
     if _is_local(mount) and reads.device_bytes is not None:
         return reads.device_bytes
     return total.read_bytes
+
+
+def _own_requests_s(mount: Mount, total: MountUse, reads: JobReads) -> float | None:
+    """Return the time of the job's requests: of a local disk its share by bytes, since all processes use it."""
+    if total.requests_s is None or not (_is_local(mount) and reads.read_bytes) or reads.device_bytes is None:
+        return total.requests_s
+    share = min(reads.device_bytes / total.read_bytes, 1.0) if total.read_bytes else 1.0
+    return share * total.requests_s
 
 
 def _is_local(mount: Mount) -> bool:
