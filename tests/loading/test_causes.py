@@ -95,6 +95,25 @@ def test_a_stage_waits_if_it_does_so_for_half_of_its_work(cpu_s: float, name: Lo
     assert first_cause(a_loader(a_stage("code", cpu_s=cpu_s, waiting_s=0.002, queued_s=0.001))) == name
 
 
+@pytest.mark.parametrize(
+    ("stage", "cpu_s", "other_threads_s", "name"),
+    [
+        ("transform fetch", 0.0019, None, LoaderFinding.CODE_WAITS),
+        ("transform fetch", 0.0021, None, LoaderFinding.TRANSFORM),
+        ("transform fetch", 0.0019, 0.0011, LoaderFinding.CODE),
+        ("code", 0.0019, 0.0009, LoaderFinding.CODE_WAITS),
+        ("code", 0.0019, 0.0011, LoaderFinding.CODE),
+        ("decode", 0.0019, 0.0009, LoaderFinding.STORAGE),
+        ("decode", 0.0019, 0.0011, LoaderFinding.DECODE),
+    ],
+)
+def test_a_stage_that_waits_for_threads_which_compute_for_half_of_that_time_computes(
+    stage: str, cpu_s: float, other_threads_s: float | None, name: LoaderFinding
+) -> None:
+    waiting = a_stage(stage, cpu_s=cpu_s, waiting_s=0.002)
+    assert first_cause(a_loader(waiting, num_workers=1, other_threads_s=other_threads_s)) == name
+
+
 @pytest.mark.parametrize(("cpu_s", "name"), [(0.00101, LoaderFinding.COLLATE), (0.00099, LoaderFinding.UNKNOWN)])
 def test_a_stage_is_the_cause_from_a_quarter_of_the_work_on(cpu_s: float, name: LoaderFinding) -> None:
     others = [a_stage(stage, cpu_s=(0.004 - cpu_s) / 4) for stage in ("open", "read", "decode", "code")]

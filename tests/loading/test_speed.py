@@ -77,6 +77,11 @@ def test_workers_that_compute_need_cores() -> None:
     assert speed(on_two, 4).limit == "cores" and speed(on_two, 1).limit == "workers"
 
 
+def test_other_threads_of_a_worker_need_cores_too() -> None:
+    waiting = a_loader(a_stage("code", waiting_s=0.004), other_threads_s=0.004, cores_allowed=2)
+    assert speed(waiting, 4).samples_per_s == pytest.approx(500) and speed(waiting, 4).limit == "cores"
+
+
 def test_workers_that_wait_need_none() -> None:
     waiting = a_loader(a_stage("read", waiting_s=0.004), cores_allowed=2)
     assert speed(waiting, 8).samples_per_s == pytest.approx(2000)

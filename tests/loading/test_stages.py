@@ -118,6 +118,15 @@ def test_the_training_process_receives_and_pins() -> None:
     assert one.num_workers == 2
 
 
+@pytest.mark.parametrize(("process_cpu_s", "other_s"), [(2.37, 0.48 / 36), (2.35, None)])
+def test_other_threads_of_a_worker_count_from_a_fifth_of_its_cpu_time_on(
+    process_cpu_s: float, other_s: float | None
+) -> None:
+    """Making and sending 36 samples, those before its last batch began, takes 1.89 s of CPU time."""
+    one = loading(report(process_cpu_s=process_cpu_s))
+    assert one.other_threads_s == (None if other_s is None else pytest.approx(other_s))
+
+
 def test_without_workers_the_making_is_no_part_of_the_training() -> None:
     alone = loading(report(worker=None, num_workers=0, sent=NOTHING, process_elapsed_s=10.0, process_cpu_s=5.0))
     assert alone.busy_share is None and alone.receiving_s is None and alone.sending_s is None

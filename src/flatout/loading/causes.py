@@ -15,6 +15,7 @@ MIN_QUEUED = 0.3  # of the time in which samples are made: the workers wait for 
 MIN_SPREAD = 0.5  # standard deviation of the batches' times over their mean
 MAX_BUSY = 0.9  # of the workers' time: workers with time to spare are late only with single batches
 MIN_WAITING = 0.5  # of a stage's time, for which it waits rather than computes
+MIN_IN_THREADS = 0.5  # of a stage's wait, in which other threads of the worker compute
 MIN_STAGE = 0.25  # of the time to make a sample: below it no stage explains the wait
 MIN_SHARD_SPREAD = 1.25  # samples of the longest first pass / of the shortest
 MAX_SHM = 0.9  # of /dev/shm
@@ -141,22 +142,29 @@ def _stage(loading: RankLoading) -> list[_Cause]:
     others = [stage for stage in loading.stages if stage not in transforms]
     transforms_s = sum(_work_s(stage) for stage in transforms)
     if transforms_s >= max([MIN_STAGE * total_s, *map(_work_s, others)]):
-        return [(LoaderFinding.TRANSFORM, max(transforms, key=_work_s))]
+        largest = max(transforms, key=_work_s)
+        return [(_cause_of(largest, loading), largest)]
     largest = max(others, key=_work_s)
     if _work_s(largest) < MIN_STAGE * total_s:
         return []
-    return [(_cause_of(largest), largest)]
+    return [(_cause_of(largest, loading), largest)]
 
 
 def _work_s(stage: SampleStage) -> float:
     return stage.cpu_s + stage.waiting_s
 
 
-def _cause_of(stage: SampleStage) -> LoaderFinding:
-    """Return the cause that a stage stands for; a decoder that mostly waits is waiting for its file."""
+def _cause_of(stage: SampleStage, loading: RankLoading) -> LoaderFinding:
+    """Return the cause that a stage stands for.
+
+    A decoder that mostly waits is waiting for its file, unless other threads of the worker compute meanwhile. Code that
+    waits for such threads is what computes.
+    """
     is_waiting = stage.waiting_s >= MIN_WAITING * _work_s(stage)
-    if is_waiting and stage.name in (LoaderStage.DECODE, LoaderStage.DECOMPRESS):
+    is_for_threads = (loading.other_threads_s or 0.0) >= MIN_IN_THREADS * stage.waiting_s
+    is_transform = stage.name.startswith(LoaderStage.TRANSFORM)
+    if is_waiting and (is_transform or stage.name == LoaderStage.CODE):
+        return LoaderFinding.CODE if is_for_threads else LoaderFinding.CODE_WAITS
+    if is_waiting and not is_for_threads and stage.name in (LoaderStage.DECODE, LoaderStage.DECOMPRESS):
         return LoaderFinding.STORAGE
-    if is_waiting and stage.name == LoaderStage.CODE:
-        return LoaderFinding.CODE_WAITS
-    return _BY_STAGE.get(stage.name, LoaderFinding.UNKNOWN)
+    return LoaderFinding.TRANSFORM if is_transform else _BY_STAGE.get(stage.name, LoaderFinding.UNKNOWN)

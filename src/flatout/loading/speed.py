@@ -22,8 +22,9 @@ _STEP = 1.05  # a larger number of workers must be this much faster to be worth 
 
 
 def sample_cpu_s(loading: RankLoading) -> float:
-    """Return the CPU time of a sample in a worker, with that of sending it."""
-    return sum(stage.cpu_s for stage in loading.stages) + (loading.sending_s or 0.0)
+    """Return the CPU time of a sample in a worker, with that of sending it and of the worker's other threads."""
+    stages_s = sum(stage.cpu_s for stage in loading.stages)
+    return stages_s + (loading.sending_s or 0.0) + (loading.other_threads_s or 0.0)
 
 
 def sample_alone_s(loading: RankLoading) -> float:

@@ -22,6 +22,8 @@ MAX_PLACES = 5
 NUM_FIRST_STEPS = 10  # that do not count where step times never became stable
 MIN_STEPS = 10
 _MIN_BATCHES_OF_SPREAD = 8
+_MIN_BATCHES_OF_THREADS = 8
+_MIN_OTHER_THREADS = 0.2  # of a worker's CPU time: less is the noise of the clocks, and what watching costs
 _NEGLIGIBLE_S = 1e-9
 
 
@@ -58,6 +60,7 @@ def rank_loading(
         read_bytes=_total(makers, "read_bytes") / num_samples_timed,
         device_bytes=_total(makers, "device_bytes") / num_samples_timed,
         sending_s=_other_thread([report.sent for report in makers], num_samples) if has_workers else None,
+        other_threads_s=_other_threads_s(makers) if has_workers else None,
         receiving_s=_receiving_s(trainers, num_samples) if has_workers else None,
         pinning_s=_other_thread([report.pinned for report in trainers], num_samples),
         training_cores=_training_cores(trainers),
@@ -203,6 +206,22 @@ def _other_thread(spent: Sequence[StageSeconds], num_samples: int) -> float | No
     """Return the seconds per sample of a stage outside the thread that makes batches; None if it never ran."""
     total = _sum(spent)
     return total.wall_s / num_samples if total.num_calls and num_samples else None
+
+
+def _other_threads_s(makers: Sequence[LoaderReport]) -> float | None:
+    """Return the CPU time per sample of a worker's threads that neither make batches nor send them; None if little.
+
+    A process's time is that from its first batch to the beginning of its last one.
+    """
+    counted = [report for report in makers if report.num_batches >= _MIN_BATCHES_OF_THREADS and report.num_timed]
+    if not counted:
+        return None
+    num_samples = sum(report.num_samples * (1 - 1 / report.num_batches) for report in counted)
+    process_s = _total(counted, "process_cpu_s") / num_samples
+    making_s = sum(map(_making_cpu_s, counted)) / _total(counted, "num_samples")
+    sending_s = sum(report.sent.cpu_s for report in counted) / _total(counted, "num_samples")
+    other_s = process_s - making_s - sending_s
+    return other_s if other_s >= _MIN_OTHER_THREADS * process_s else None
 
 
 def _training_cores(trainers: Sequence[LoaderReport]) -> float | None:

@@ -105,6 +105,9 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: float | None  # per sample, from files
     device_bytes: float | None  # of these, not from the page cache
     sending_s: float | None  # per sample, in a second thread of each worker; None without workers
+    other_threads_s: float | None = (
+        None  # CPU time per sample of a worker's other threads; None: unknown, or hardly any
+    )
     receiving_s: float | None  # CPU time per sample, in the training process; None without workers
     pinning_s: float | None  # per sample, in a second thread of the training process; None: not pinned
     training_cores: float | None  # cores that the training process keeps busy, without making batches

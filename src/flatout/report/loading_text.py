@@ -85,6 +85,7 @@ def _stages(profile: LoadingProfile, loading: RankLoading, style: TextStyle) -> 
     lines = text_table(header, rows, style=style, flexible=(0,))
     aside = [
         ("sending, in a second thread of the worker", loading.sending_s),
+        ("CPU time of the worker's other threads", loading.other_threads_s),
         ("receiving, in the training process", loading.receiving_s),
         ("pinning, in a second thread of the training process", loading.pinning_s),
     ]

@@ -41,6 +41,7 @@ from flatout.inside.protocol import (
     partial_name,
     process_name,
 )
+from flatout.inside.recording.batches import count_batch
 from flatout.inside.recording.fetchers import hook_fetchers_with
 from flatout.secrets import write_private
 
@@ -125,7 +126,7 @@ class BatchWatch:
         except StopIteration:
             self._end_stream()
             raise
-        self._end(index, began, is_timed=is_timed)
+        self._end(index, batch, began, is_timed=is_timed)
         return batch
 
     @guarded
@@ -186,10 +187,11 @@ class BatchWatch:
         return self.received.call(original, *args, **kwargs)
 
     @guarded
-    def _end(self, index: Any, began: float, *, is_timed: bool) -> None:
+    def _end(self, index: Any, batch: Any, began: float, *, is_timed: bool) -> None:
         ended = _now()
         self._num_batches += 1
-        self._num_samples += len(index) if isinstance(index, (list, tuple)) else 1
+        # A data set that makes whole batches itself is asked for one item.
+        self._num_samples += len(index) if isinstance(index, (list, tuple)) else count_batch(batch)[0] or 1
         self._wall_s += ended - began
         self._last_ended = ended
         if len(self._batch_s) < MAX_LOADER_BATCHES:

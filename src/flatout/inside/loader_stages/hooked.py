@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from flatout.inside.loader_stages.files import timed_open
 from flatout.inside.loader_stages.mounts_read import READ_PATHS
 from flatout.inside.loader_stages.stopwatch import STOPWATCH, timed
+from flatout.inside.loader_stages.streams import STREAMS
 from flatout.inside.protocol import LoaderStage
 
 _TRANSFORM = LoaderStage.TRANSFORM
@@ -35,6 +36,8 @@ _LIBRARIES = (
     _Hooked(LoaderStage.OPEN, "PIL.Image", "", ("open",)),
     _Hooked(LoaderStage.READ, "h5py._hl.dataset", "Dataset", ("__getitem__",)),
     _Hooked(LoaderStage.READ, "numpy", "", ("fromfile",)),
+    _Hooked(LoaderStage.READ, "datasets.arrow_dataset", "", ("query_table",)),
+    _Hooked(LoaderStage.DECODE, "datasets.arrow_dataset", "", ("format_table",)),
     _Hooked(LoaderStage.DECOMPRESS, "zlib", "", ("decompress",)),
     _Hooked(LoaderStage.DECOMPRESS, "gzip", "", ("decompress",)),
     _Hooked(LoaderStage.DECOMPRESS, "gzip", "GzipFile", ("read", "read1", "readline")),
@@ -84,6 +87,7 @@ class Hooks:
         self._missing = [(hooked.module, _hook_of(hooked)) for hooked in _LIBRARIES]
         self._missing += [(module, _chain_of(owner, name)) for module, owner, name in _CHAINS]
         self._missing += [(module, _transform_of(owner, name)) for module, owner, name in _TRANSFORMS]
+        self._missing += STREAMS
         self._undos: list[Callable[[], None]] = []
 
     def open_files(self) -> None:
