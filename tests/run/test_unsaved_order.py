@@ -52,9 +52,9 @@ def no_savers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(folder: Path, ranks: list[HeartbeatSample] | None = None) -> list[str]:
     lines: list[str] = []
-    notice = OrderNotice(lines.append)
-    notice.look(ranks or [], folder)
-    notice.look(ranks or [], folder)
+    notice = OrderNotice(lambda: folder, lines.append)
+    notice.look(ranks or [])
+    notice.look(ranks or [])
     return lines
 
 
@@ -104,10 +104,10 @@ def test_no_note_is_awaited_once_a_rank_has_made_a_step(tmp_path: Path, monkeypa
     rank = Rank(tmp_path, 0, 1, Clock(), monkeypatch)
     rank.steps()
     lines: list[str] = []
-    notice = OrderNotice(lines.append)
-    notice.look(ranks_of(HeartbeatReader(tmp_path).read()), tmp_path)
+    notice = OrderNotice(lambda: tmp_path, lines.append)
+    notice.look(ranks_of(HeartbeatReader(tmp_path).read()))
     UnsavedOrder(tmp_path).epoch_begins(DataLoader(ROWS))
-    notice.look([], tmp_path)
+    notice.look([])
     assert lines == []
 
 

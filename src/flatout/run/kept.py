@@ -102,7 +102,7 @@ class KeptRun:
             clean=self._clean,
         )
         self._adapter: LoaderAdapter | None = None
-        self._order_notice = OrderNotice(lambda text: say(self._clean(text)))
+        self._order_notice = OrderNotice(LatestHeartbeats(state).latest_attempt, lambda text: say(self._clean(text)))
         self._book = self._ledger_book(node, self._recorded.shares if self._recorded is not None else None)
         self._tuning_check = self._new_tuning_check()
 
@@ -258,7 +258,7 @@ class KeptRun:
         self._book.look(ranks)
         self._adapt(ranks)
         if self._request.max_restarts or self._request.resume_arguments:
-            self._order_notice.look(ranks, LatestHeartbeats(self._state).latest_attempt())
+            self._order_notice.look(ranks)
         if self._tuning_check is not None:
             self._tuning_check.look(ranks)
         for node in self._nodes.newly_lost():

@@ -23,15 +23,17 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderNotice:
-    """The notice of one run, of its first attempt."""
+    """The notice of one run, of its first attempt. `find_folder` returns where its ranks write, once there is one."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    def __init__(self, find_folder: Callable[[], Path | None], say: Callable[[str], object]) -> None:
+        self._find_folder = find_folder
         self._say = say
         self._is_over = False
 
-    def look(self, ranks: Sequence[HeartbeatSample], folder: Path | None) -> None:
+    def look(self, ranks: Sequence[HeartbeatSample]) -> None:
         """Look for the note until a rank has made a step: from then on there will be none."""
-        if self._is_over or folder is None:
+        folder = None if self._is_over else self._find_folder()
+        if folder is None:
             return
         self._is_over = any(rank.num_steps for rank in ranks)
         for path in folder.glob(File.UNSAVED_ORDER.glob):
