@@ -34,6 +34,12 @@ def test_the_storage_is_known_if_nine_tenths_came_from_it(device_bytes: float | 
     assert rates(read_bytes=1000.0, device_bytes=device_bytes)["loader, files from storage"] == samples_per_s
 
 
+def test_batches_from_memory_and_from_storage_are_measured_where_there_were_some() -> None:
+    measured = rates(from_memory_s=0.004, from_storage_s=0.01, read_bytes=1000.0, device_bytes=1000.0)
+    assert measured["loader, files in memory"] == pytest.approx(500)
+    assert measured["loader, files from storage"] == pytest.approx(200)
+
+
 def test_without_steps_the_rates_of_the_training_are_unknown() -> None:
     unknown = rates(step_s=None)
     assert (unknown["training"], unknown["training, batches ready"]) == (None, None)

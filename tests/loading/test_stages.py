@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.trial.recordings import rank
 
-from flatout.loading.read_reports import LoaderReport, StageSeconds, read_reports
+from flatout.loading.read_reports import BatchesOfSource, LoaderReport, StageSeconds, read_reports
 from flatout.loading.stages import rank_loading
 from flatout.records.loading import RankLoading, SampleStage
 from flatout.records.recording import RankRecording
@@ -116,6 +116,14 @@ def test_the_training_process_receives_and_pins() -> None:
     assert (one.receiving_s, one.pinning_s) == (pytest.approx(0.01), pytest.approx(0.02))
     assert one.training_cores == pytest.approx(0.5)
     assert one.num_workers == 2
+
+
+@pytest.mark.parametrize(("num_batches", "sample_s"), [(2, 0.05), (1, None)])
+def test_a_source_is_timed_from_four_batches_on(num_batches: int, sample_s: float | None) -> None:
+    read = BatchesOfSource(num_batches=num_batches, num_samples=8, wall_s=0.4)
+    both = loading(report(from_storage=read), report(worker=1, pid=101, from_storage=read))
+    assert both.from_storage_s == (None if sample_s is None else pytest.approx(sample_s))
+    assert both.from_memory_s is None
 
 
 @pytest.mark.parametrize(("process_cpu_s", "other_s"), [(2.37, 0.48 / 36), (2.35, None)])

@@ -271,6 +271,7 @@ class LoaderStage:
     COLLATE = "collate"  # putting samples together
 
 
+LOADER_FROM_DEVICE = 0.9  # of a batch's bytes: it was read from storage; of which at most the rest: from memory
 LOADER_REPORT_INTERVAL_S = 1.0  # how often a process renews its file of kind STAGES
 MAX_LOADER_BATCHES = 4096  # batches per process whose times are written
 MAX_LOADER_PASSES = 64  # passes through the data per process whose samples are written

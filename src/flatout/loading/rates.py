@@ -1,8 +1,9 @@
 """The rates of the training and of its loader, each alone: where the next limit is.
 
 In: the loader of a rank. Out: five rates, each measured, predicted or unknown. A step without its wait is what the
-training does if its batches are ready; the stages without their waits for files are what the loader does if all files
-are in memory. What was read from the page cache does not show how fast the storage is: then that rate is unknown.
+training does if its batches are ready. The loader from memory and from storage is measured by the batches whose files
+came from there while the job ran. Without batches from memory, that rate is predicted by the stages without their
+waits for files; what was read from the page cache does not show how fast the storage is: then that rate is unknown.
 """
 
 from __future__ import annotations
@@ -18,15 +19,27 @@ _OF_FILES = (LoaderStage.OPEN, LoaderStage.READ, LoaderStage.DECOMPRESS, LoaderS
 def loading_rates(loading: RankLoading) -> tuple[LoadingRate, ...]:
     """Return the rates of a rank, in the order in which a report shows them."""
     num_makers = max(loading.num_workers, 1)
-    as_it_ran = num_makers / loading.sample_s if loading.sample_s > 0 else None
+    as_it_ran = _of_makers(num_makers, loading.sample_s)
+    from_storage = _of_makers(num_makers, loading.from_storage_s)
     is_cold = bool(loading.read_bytes) and (loading.device_bytes or 0.0) >= COLD * (loading.read_bytes or 0.0)
     return (
         _measured(RateName.TRAINING, _per_step(loading, loading.step_s)),
         _measured(RateName.BATCHES_READY, _per_step(loading, _computing_s(loading))),
         _measured(RateName.LOADER, as_it_ran),
-        LoadingRate(name=RateName.LOADER_CACHED, samples_per_s=_cached(loading, num_makers), origin="predicted"),
-        _measured(RateName.LOADER_COLD, as_it_ran if is_cold else None),
+        _from_memory(loading, num_makers),
+        _measured(RateName.LOADER_COLD, as_it_ran if is_cold and from_storage is None else from_storage),
     )
+
+
+def _of_makers(num_makers: int, sample_s: float | None) -> float | None:
+    return num_makers / sample_s if sample_s else None
+
+
+def _from_memory(loading: RankLoading, num_makers: int) -> LoadingRate:
+    measured = _of_makers(num_makers, loading.from_memory_s)
+    if measured is not None:
+        return _measured(RateName.LOADER_CACHED, measured)
+    return LoadingRate(name=RateName.LOADER_CACHED, samples_per_s=_cached(loading, num_makers), origin="predicted")
 
 
 def _measured(name: RateName, samples_per_s: float | None) -> LoadingRate:

@@ -30,6 +30,14 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: _Seconds = 0.0
 
 
+class BatchesOfSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Batches whose files came from memory, or from storage."""
+
+    num_batches: _Count = 0
+    num_samples: _Count = 0
+    wall_s: _Seconds = 0.0
+
+
 class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
     """One process: a loader's worker, or a training process."""
 
@@ -54,6 +62,8 @@ class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: _Count
     device_bytes: _Count
     num_reads: _Count
+    from_memory: BatchesOfSource = BatchesOfSource()
+    from_storage: BatchesOfSource = BatchesOfSource()
     watch_s: _Seconds
     stages: Annotated[dict[_Name, StageSeconds], msgspec.Meta(max_length=MAX_STAGES)]
     sent: StageSeconds

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.loading.read_reports import LoaderReport, StageSeconds
+from flatout.loading.read_reports import BatchesOfSource, LoaderReport, StageSeconds
 from flatout.records.loading import CodePlace, RankLoading, SampleStage
 from flatout.records.recording import RankRecording
 
@@ -22,6 +22,7 @@ MAX_PLACES = 5
 NUM_FIRST_STEPS = 10  # that do not count where step times never became stable
 MIN_STEPS = 10
 _MIN_BATCHES_OF_SPREAD = 8
+_MIN_BATCHES_OF_SOURCE = 4
 _MIN_BATCHES_OF_THREADS = 8
 _MIN_OTHER_THREADS = 0.2  # of a worker's CPU time: less is the noise of the clocks, and what watching costs
 _NEGLIGIBLE_S = 1e-9
@@ -59,6 +60,8 @@ def rank_loading(
         places=_places(makers),
         read_bytes=_total(makers, "read_bytes") / num_samples_timed,
         device_bytes=_total(makers, "device_bytes") / num_samples_timed,
+        from_memory_s=_sample_s([report.from_memory for report in makers]),
+        from_storage_s=_sample_s([report.from_storage for report in makers]),
         sending_s=_other_thread([report.sent for report in makers], num_samples) if has_workers else None,
         other_threads_s=_other_threads_s(makers) if has_workers else None,
         receiving_s=_receiving_s(trainers, num_samples) if has_workers else None,
@@ -149,6 +152,14 @@ def _samples_timed(report: LoaderReport) -> float:
     if not report.num_batches:
         return 0.0
     return report.num_samples * report.num_timed / report.num_batches
+
+
+def _sample_s(batches: Sequence[BatchesOfSource]) -> float | None:
+    """Return the time to make a sample of these batches; None if they are too few."""
+    num_samples = sum(each.num_samples for each in batches)
+    if sum(each.num_batches for each in batches) < _MIN_BATCHES_OF_SOURCE or not num_samples:
+        return None
+    return sum(each.wall_s for each in batches) / num_samples
 
 
 def _stages(makers: Sequence[LoaderReport], num_samples: float) -> tuple[SampleStage, ...]:

@@ -104,6 +104,8 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[CodePlace, ...]
     read_bytes: float | None  # per sample, from files
     device_bytes: float | None  # of these, not from the page cache
+    from_memory_s: float | None = None  # to make one sample whose file was in memory; None: too few batches
+    from_storage_s: float | None = None  # to make one whose file was not
     sending_s: float | None  # per sample, in a second thread of each worker; None without workers
     other_threads_s: float | None = (
         None  # CPU time per sample of a worker's other threads; None: unknown, or hardly any

@@ -25,6 +25,7 @@ from tests.inside.loader_stages.planted import (
 )
 from torch.utils.data import DataLoader, IterableDataset
 
+from flatout.inside.loader_stages import batch_watch
 from flatout.inside.loader_stages.batch_watch import hook_stages
 from flatout.inside.protocol import File, LoaderStage
 from flatout.loading.read_reports import read_reports
@@ -200,6 +201,28 @@ def test_bytes_are_those_of_the_samples_alone(recording: Path, tmp_path: Path) -
     sizes = [path.stat().st_size for path in dataset.paths]
     num_timed = BATCH * report["num_timed"]
     assert min(sizes) * num_timed <= report["read_bytes"] <= (max(sizes) + 1) * num_timed
+
+
+@pytest.mark.parametrize(
+    ("from_device", "kind"), [(0.9, "from_storage"), (0.89, None), (0.11, None), (0.09, "from_memory")]
+)
+def test_batches_are_told_apart_by_where_their_bytes_came_from(
+    from_device: float, kind: str | None, recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch reads 1,000 bytes, as counters have it; the first two looks at them see what looking itself reads."""
+    num_looks = 0
+
+    def counters() -> tuple[float, int, int, int]:
+        nonlocal num_looks
+        num_looks += 1
+        bytes_read = 1000 * max(num_looks - 2, 0)
+        return 0.0, bytes_read, int(from_device * bytes_read), 0
+
+    monkeypatch.setattr(batch_watch, "_counters", counters)
+    run(Files(tmp_path), num_workers=0)
+    report = of_maker(recording, 0)
+    counted = {name: report[name]["num_samples"] for name in ("from_storage", "from_memory")}
+    assert counted == {"from_storage": 0, "from_memory": 0} | ({kind: BATCH * report["num_timed"]} if kind else {})
 
 
 def test_the_samples_of_a_stream_are_its_own_code(recording: Path) -> None:

@@ -32,6 +32,7 @@ from flatout.inside.loader_stages.stacks import StackSampler
 from flatout.inside.loader_stages.stopwatch import STOPWATCH, StageTime, timed
 from flatout.inside.log import LOG, guarded
 from flatout.inside.protocol import (
+    LOADER_FROM_DEVICE,
     LOADER_REPORT_INTERVAL_S,
     MAX_LOADER_BATCHES,
     MAX_LOADER_PASSES,
@@ -69,6 +70,19 @@ class _OtherThread:
             self._thread = before
 
 
+class _Batches:
+    """Batches of one kind, and the time to make them."""
+
+    def __init__(self) -> None:
+        self.num_batches = self.num_samples = 0
+        self.wall_s = 0.0
+
+    def add(self, num_samples: int, wall_s: float) -> None:
+        self.num_batches += 1
+        self.num_samples += num_samples
+        self.wall_s += wall_s
+
+
 class BatchWatch:
     """The batches of this process. A forked child begins with none."""
 
@@ -94,6 +108,7 @@ class BatchWatch:
         self._num_batches = self._num_samples = self._num_timed = 0
         self._timed_s = self._queued_s = self._wall_s = 0.0
         self._read_bytes = self._device_bytes = self._num_reads = 0
+        self._from_memory, self._from_storage = _Batches(), _Batches()  # of the timed batches that read files
         self._own_bytes = self._own_reads = 0  # what reading the kernel's counters adds to them
         self._process_began: tuple[float, float] | None = None  # time, and CPU time of the process
         self._process_last = (0.0, 0.0)
@@ -191,25 +206,31 @@ class BatchWatch:
         ended = _now()
         self._num_batches += 1
         # A data set that makes whole batches itself is asked for one item.
-        self._num_samples += len(index) if isinstance(index, (list, tuple)) else count_batch(batch)[0] or 1
+        num_samples = len(index) if isinstance(index, (list, tuple)) else count_batch(batch)[0] or 1
+        self._num_samples += num_samples
         self._wall_s += ended - began
         self._last_ended = ended
         if len(self._batch_s) < MAX_LOADER_BATCHES:
             self._batch_s.append(round(ended - began, 7))
         if is_timed:
-            self._count_timed(began, ended)
+            self._count_timed(num_samples, began, ended)
         if ended - self._written_at >= LOADER_REPORT_INTERVAL_S:
             self._write()
 
-    def _count_timed(self, began: float, ended: float) -> None:
+    def _count_timed(self, num_samples: int, began: float, ended: float) -> None:
         queued_s, read_bytes, device_bytes, num_reads = (
             after - before for after, before in zip(_counters(), self._before, strict=True)
         )
         self._num_timed += 1
         self._timed_s += ended - began
         self._queued_s += queued_s
-        self._read_bytes += max(int(read_bytes) - self._own_bytes, 0)
+        own_bytes = max(int(read_bytes) - self._own_bytes, 0)
+        self._read_bytes += own_bytes
         self._device_bytes += int(device_bytes)
+        if own_bytes and device_bytes >= LOADER_FROM_DEVICE * own_bytes:
+            self._from_storage.add(num_samples, ended - began)
+        elif own_bytes and device_bytes <= (1 - LOADER_FROM_DEVICE) * own_bytes:
+            self._from_memory.add(num_samples, ended - began)
         self._num_reads += max(int(num_reads) - self._own_reads, 0)
         assert self._budget is not None
         num_stages = STOPWATCH.num_entries - self._entries_before
@@ -263,6 +284,8 @@ class BatchWatch:
             "read_bytes": self._read_bytes,
             "device_bytes": self._device_bytes,
             "num_reads": self._num_reads,
+            "from_memory": vars(self._from_memory),
+            "from_storage": vars(self._from_storage),
             "watch_s": self._budget.spent_s if self._budget is not None else 0.0,
             "stages": {stage: _as_dict(spent) for stage, spent in list(STOPWATCH.times.items())},
             "sent": _as_dict(self.sent.time),
