@@ -135,6 +135,12 @@ def test_other_threads_of_a_worker_count_from_a_fifth_of_its_cpu_time_on(
     assert one.other_threads_s == (None if other_s is None else pytest.approx(other_s))
 
 
+@pytest.mark.parametrize(("num_batches", "is_known"), [(8, True), (7, False)])
+def test_other_threads_are_known_from_eight_batches_on(num_batches: int, is_known: bool) -> None:
+    one = loading(report(process_cpu_s=50.0, num_batches=num_batches))
+    assert (one.other_threads_s is not None) is is_known
+
+
 def test_without_workers_the_making_is_no_part_of_the_training() -> None:
     alone = loading(report(worker=None, num_workers=0, sent=NOTHING, process_elapsed_s=10.0, process_cpu_s=5.0))
     assert alone.busy_share is None and alone.receiving_s is None and alone.sending_s is None
