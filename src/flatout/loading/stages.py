@@ -225,9 +225,9 @@ def _other_threads_s(makers: Sequence[LoaderReport]) -> float | None:
     A process's time is that from its first batch to the beginning of its last one.
     """
     counted = [report for report in makers if report.num_batches >= _MIN_BATCHES_OF_THREADS and report.num_timed]
-    if not counted:
-        return None
     num_samples = sum(report.num_samples * (1 - 1 / report.num_batches) for report in counted)
+    if not num_samples:
+        return None
     process_s = _total(counted, "process_cpu_s") / num_samples
     making_s = sum(map(_making_cpu_s, counted)) / _total(counted, "num_samples")
     sending_s = sum(report.sent.cpu_s for report in counted) / _total(counted, "num_samples")
