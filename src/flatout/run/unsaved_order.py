@@ -31,7 +31,7 @@ class OrderNotice:
         self._is_over = False
 
     def look(self, ranks: Sequence[HeartbeatSample]) -> None:
-        """Look for the note until a rank has made a step: from then on there will be none."""
+        """Look for the note until a rank has made a step; there will be none afterwards."""
         folder = None if self._is_over else self._find_folder()
         if folder is None:
             return
