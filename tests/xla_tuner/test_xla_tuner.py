@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.errors import InputError
+from flatout.errors import InputError, UsageError
 from flatout.inside import xla_steps
 from flatout.inside.protocol import Variable
 from flatout.launch import StandardInput
@@ -21,7 +21,7 @@ from flatout.report.terminal import TextStyle
 from flatout.report.xla_tuning_text import xla_tuning_text
 from flatout.xla_tuner import trial as xla_trial
 from flatout.xla_tuner import tune as loop
-from flatout.xla_tuner.changes import CHANGES, environment_of, offered
+from flatout.xla_tuner.changes import CHANGES, check_names, environment_of, offered
 from flatout.xla_tuner.judge import judged, loss_gate, speedup_of
 from flatout.xla_tuner.trial import Processes, read_processes
 
@@ -52,6 +52,30 @@ def test_changes_are_those_that_the_job_can_use(
     chosen, reasons = offered(platform, devices, flags, allows_rounding=rounding)
     assert [change.name for change in chosen] == names
     assert not {reason.split(": ")[0] for reason in reasons} & set(names)
+
+
+def test_named_changes_alone_are_tried_or_refused_with_a_reason() -> None:
+    names = ("xla-combine=128", "xla-autotune=4", "xla-cpu-threads")
+    chosen, reasons = offered("gpu", 2, "", allows_rounding=True, only=names)
+    assert [change.name for change in chosen] == ["xla-combine=128"]
+    assert reasons == [
+        "xla-autotune=4: the job already has it: it is XLA's default",
+        "xla-cpu-threads: it is a setting for cpu, and the job runs on gpu",
+    ]
+    check_names(names)
+    with pytest.raises(UsageError, match="is `xla-fusion`") as error:
+        check_names([*names, "xla-fusion"])
+    assert "xla-combine=128, xla-combine=512" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("jax", "is_offered"), [("0.10.2", True), ("0.11.0", True), ("0.11.1", False), ("1.0.0", False), ("", True)]
+)
+def test_flags_that_this_version_of_xla_ignores_are_not_tried(jax: str, is_offered: bool) -> None:
+    chosen, reasons = offered("gpu", 2, "", allows_rounding=False, jax=jax)
+    assert ("xla-pipelined-collectives" in {change.name for change in chosen}) == is_offered
+    said = "xla-pipelined-collectives: XLA accepts its flags and ignores them since JAX 0.11.1"
+    assert (said in reasons) == (not is_offered)
 
 
 def test_flags_of_a_change_follow_those_of_the_job() -> None:
@@ -231,6 +255,28 @@ def test_the_loop_accepts_what_is_faster_and_says_what_to_set(tmp_path: Path, mo
     text = xla_tuning_text(tuning, style=TextStyle())
     assert "xla-cpu-threads makes the step 2.0" in text
     assert "only timed" not in text
+
+
+def test_a_first_trial_that_is_slow_does_not_end_the_pairs_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """130 s hold a first trial of 40 s and four pairs of 20 s, with 10 s left; by the first one, only one pair."""
+    clock = [0.0]
+
+    def run(*_: object, **options: Any) -> tuple[XlaTrial, Processes]:
+        clock[0] += 10.0 if clock[0] else 40.0
+        facts = {"platform": "cpu", "xla_flags": "--xla_backend_optimization_level=0"}
+        processes = Processes(facts=facts, step_s=((1.0,),), start_s=(5.0,), losses=())
+        return trial(1.0 + clock[0] % 3, change=options["change"]), processes
+
+    monkeypatch.setattr(loop, "run_trial", run)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    wanted = msgspec.structs.replace(
+        request(tmp_path), budget_s=130.0, allows_rounding=True, only=("xla-optimization=3",)
+    )
+    tuning = loop.tune_xla(wanted, lambda line: None)
+    assert [one.num_pairs for one in tuning.tried] == [4]
+    assert (tuning.ended_by, clock[0]) == ("budget", 120.0)
 
 
 def test_a_job_without_marks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

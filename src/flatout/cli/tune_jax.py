@@ -43,6 +43,10 @@ def tune_jax(
     allow: Annotated[
         str, typer.Option(metavar="SAFETY", help="Which changes to try: exact, or rounding for other kernels too.")
     ] = "exact",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Try only this change: xla-latency-hiding, xla-combine=128, ... Repeatable."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Try settings of XLA and JAX on a JAX job: each in pairs of fresh starts, with a verdict.
@@ -58,12 +62,14 @@ def tune_jax(
     from flatout.report.paths import relative_path
     from flatout.report.xla_tuning_text import xla_tuning_text
     from flatout.secrets import masked_command
+    from flatout.xla_tuner.changes import check_names
     from flatout.xla_tuner.tune import XlaRequest, tune_xla
 
     if not command:
         raise UsageError("a command is needed", hint="flatout tune jax -- python train.py")
     if allow not in ("exact", "rounding"):
         raise UsageError(f"`--allow` must be exact or rounding, but is `{allow}`")
+    check_names(only or ())
     folder = (out or Path("flatout-out") / f"jax-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if folder.exists():
         raise UsageError(f"`{folder}` already exists", hint="pass another name with --out")
@@ -74,6 +80,7 @@ def tune_jax(
         num_steps=steps,
         warmup=warmup,
         allows_rounding=allow == "rounding",
+        only=tuple(only or ()),
     )
     tuning: XlaTuning = tune_xla(request, _say)
     tuning = _masked(tuning, tuple(masked_command(command)))

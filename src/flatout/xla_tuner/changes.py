@@ -7,6 +7,10 @@ compilation cache". Donated buffers cannot be set from outside: the profile's ad
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable
+
+from flatout.errors import UsageError
 from flatout.records.xla_tuning import XlaChange
 
 _MIB = 1 << 20
@@ -88,20 +92,56 @@ CHANGES: tuple[XlaChange, ...] = (
     ),
 )
 
+# The first version of JAX whose XLA has only the names of the flags left: the fields of `DebugOptions` that they set
+# are `reserved` in the descriptors of jaxlib 0.11.1 and 0.11.2, and fields in those of 0.9.2, 0.10.2 and 0.11.0.
+_WITHOUT_EFFECT_SINCE = {"xla-pipelined-collectives": (0, 11, 1)}
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise UsageError if a name is not that of a change."""
+    known = {change.name for change in CHANGES}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise UsageError(
+            f"`--only` must name a change of `flatout tune jax`, but is `{unknown}`", hint=", ".join(sorted(known))
+        )
+
 
 def offered(
-    platform: str, num_devices: int, xla_flags: str, *, allows_rounding: bool
+    platform: str,
+    num_devices: int,
+    xla_flags: str,
+    *,
+    allows_rounding: bool,
+    only: Collection[str] = (),
+    jax: str = "",
 ) -> tuple[list[XlaChange], list[str]]:
-    """Return the changes to try, and one line for each of this platform that the job cannot use."""
+    """Return the changes to try, and one line for each of this platform that the job cannot use.
+
+    With names in `only`, other changes are not looked at. `jax` is the job's version of JAX.
+    """
     chosen: list[XlaChange] = []
     reasons: list[str] = []
     for change in CHANGES:
-        problem = _problem(change, platform, num_devices, xla_flags, allows_rounding=allows_rounding)
+        if only and change.name not in only:
+            continue
+        problem = _without_effect(change, jax) if change.platform == platform else ""
+        problem = problem or _problem(change, platform, num_devices, xla_flags, allows_rounding=allows_rounding)
         if problem:
             reasons.append(f"{change.name}: {problem}")
         elif change.platform in (None, platform):
             chosen.append(change)
+        elif only:
+            reasons.append(f"{change.name}: it is a setting for {change.platform}, and the job runs on {platform}")
     return chosen, reasons
+
+
+def _without_effect(change: XlaChange, jax: str) -> str:
+    version = re.match(r"(\d+)\.(\d+)\.(\d+)", jax)
+    since = _WITHOUT_EFFECT_SINCE.get(change.name)
+    if version is None or since is None or tuple(map(int, version.groups())) < since:
+        return ""
+    return f"XLA accepts its flags and ignores them since JAX {'.'.join(map(str, since))}"
 
 
 def _problem(change: XlaChange, platform: str, num_devices: int, xla_flags: str, *, allows_rounding: bool) -> str:

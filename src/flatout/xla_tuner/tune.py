@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from flatout.errors import InputError
 from flatout.launch import StandardInput
@@ -32,6 +33,7 @@ class XlaRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     warmup: int
     allows_rounding: bool
+    only: tuple[str, ...] = ()  # names of changes; empty: all
 
 
 class _Loop:
@@ -43,15 +45,21 @@ class _Loop:
             say(f"trials have no standard input: {self.standard_input.missing}")
         self.begun_s = time.monotonic()
         self.trials: list[XlaTrial] = []
+        self.durations_s: list[float] = []  # of the trials
         self.limit_s = min(_FIRST_LIMIT_S, request.budget_s)
         self.cache = str(request.folder / "compilation-cache")
 
     def left_s(self) -> float:
         return self.request.budget_s - (time.monotonic() - self.begun_s)
 
+    def usual_trial_s(self) -> float:
+        """Return the median time of a trial: the first one often waits for files that later ones find in memory."""
+        return float(np.median(self.durations_s))
+
     def run(self, change: XlaChange | None) -> tuple[XlaTrial, dict[str, Any]]:
         name = change.name if change is not None else ""
         request = self.request
+        begun_s = time.monotonic()
         trial, processes = run_trial(
             request.command,
             environment_of(change, dict(os.environ), self.cache),
@@ -63,6 +71,7 @@ class _Loop:
             standard_input=self.standard_input,
         )
         self.trials.append(trial)
+        self.durations_s.append(time.monotonic() - begun_s)
         return trial, dict(processes.facts) if processes is not None else {}
 
     def pair(self, change: XlaChange, number: int) -> tuple[XlaTrial, XlaTrial]:
@@ -90,13 +99,20 @@ def tune_xla(request: XlaRequest, say: Callable[[str], object]) -> XlaTuning:
             f"the unchanged job cannot be compared: {first.problem}",
             hint="mark each step: with jax.profiler.StepTraceAnnotation('train', step_num=step)",
         )
-    trial_s = time.monotonic() - loop.begun_s
+    trial_s = loop.usual_trial_s()
     loop.limit_s = min(loop.limit_s, _SLACK * trial_s + 10.0)
     flags = str(facts.get("xla_flags", ""))
     platform, num_devices = str(facts.get("platform", "cpu")), int(facts.get("devices", 1))
-    changes, not_offered = offered(platform, num_devices, flags, allows_rounding=request.allows_rounding)
+    changes, not_offered = offered(
+        platform,
+        num_devices,
+        flags,
+        allows_rounding=request.allows_rounding,
+        only=request.only,
+        jax=str(facts.get("jax", "")),
+    )
     say(f"the unchanged job: {first.step_s * 1e3:.1f} ms per step on {platform}; a trial takes {trial_s:.0f} s")
-    tried, ended_by = _try_all(loop, changes, trial_s)
+    tried, ended_by = _try_all(loop, changes)
     best = max((one for one in tried if one.verdict == "better" and one.measure == "step"), key=_gain, default=None)
     accepted = [one for one in tried if one is best or (one.verdict == "better" and one.measure == "start")]
     return XlaTuning(
@@ -122,7 +138,7 @@ def _gain(tried: XlaTried) -> float:
     return tried.speedup or 0.0
 
 
-def _try_all(loop: _Loop, changes: list[XlaChange], trial_s: float) -> tuple[list[XlaTried], Literal["done", "budget"]]:
+def _try_all(loop: _Loop, changes: list[XlaChange]) -> tuple[list[XlaTried], Literal["done", "budget"]]:
     """Give each change its first pair, then each that may still be better a further one, until the budget ends."""
     pairs: dict[str, list[tuple[XlaTrial, XlaTrial]]] = {change.name: [] for change in changes}
     results: dict[str, XlaTried] = {}
@@ -131,7 +147,7 @@ def _try_all(loop: _Loop, changes: list[XlaChange], trial_s: float) -> tuple[lis
         for change in changes:
             if number and not _needs_more(results[change.name]):
                 continue
-            if loop.left_s() < 2 * trial_s:
+            if loop.left_s() < 2 * loop.usual_trial_s():
                 ended_by = "budget"
                 break
             pairs[change.name].append(loop.pair(change, number))
