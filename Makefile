@@ -1,7 +1,7 @@
 # make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (5 minutes)
 # make test    lint, types, tests and docs, as continuous integration runs them
-# make integrations    other libraries, in two separate environments: Ray Data and Dask (5 minutes and 1 GB), and notebooks,
-#                      trainers and trackers (15 minutes and 3 GB; `make stack` runs these alone)
+# make integrations    other libraries, in two separate environments: `make clusters`, Ray Data and Dask (5 minutes and 1 GB),
+#                      and `make stack`, notebooks, trainers and trackers (15 minutes and 3 GB). Both run, also if one fails
 # make release    the release checklist: builds the artefacts, checks them and installs them (3 minutes)
 # make fuzz    damaged inputs for every reader, with new seeds (10 minutes; INPUTS=500 of each, SEED=7 to repeat a run)
 # make lint    ruff and mypy only          make docs    the docs site, into build/site
@@ -10,7 +10,7 @@
 # Another interpreter: make test PYTHON=/usr/bin/python3.12
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test fuzz lint compiled docs clean integrations stack man release
+.PHONY: demo test fuzz lint compiled docs clean integrations clusters stack man release
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -59,22 +59,35 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# Ray Data, Dask and Hugging Face `datasets`: large packages that nothing else needs, in an environment of their own.
-INTEGRATIONS := .venv-integrations
+# Every part runs, and what failed is said at the end.
 integrations:
-	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[data,ray,dask]' \
-		'torch==2.13.0' datasets pytest pytest-xdist hypothesis
-	$(INTEGRATIONS)/bin/python -m pytest -n 0 -W default integrations --ignore integrations/stack
+	@failed=; for part in clusters stack; do \
+		$(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
+	done; \
+	[ -z "$$failed" ] || { echo "error: failed:$$failed" >&2; echo "hint: its tests alone: make NAME" >&2; exit 1; }
 
-	@$(MAKE) --no-print-directory stack
+# An environment of its own for each part: large packages that nothing else needs.
+OF_PARTS := --quiet --disable-pip-version-check 'torch==2.13.0' pytest
+HAS_PYTHON = test -n "$(PYTHON)" || { \
+	echo "error: Flatout needs Python 3.11 to 3.14 with the venv module, and none was found"; \
+	echo "hint: name one: make PYTHON=/path/to/python3.12"; exit 2; } >&2
+
+# Ray Data, Dask and Hugging Face `datasets`.
+CLUSTERS := .venv-integrations
+clusters:
+	@$(HAS_PYTHON)
+	@echo "Ray Data, Dask and Hugging Face datasets, in $(CLUSTERS): 1 GB, about 5 minutes"
+	@test -x $(CLUSTERS)/bin/python || $(PYTHON) -m venv $(CLUSTERS)
+	@$(CLUSTERS)/bin/python -m pip install $(OF_PARTS) --editable '.[data,ray,dask]' datasets hypothesis
+	$(CLUSTERS)/bin/python -m pytest -W default integrations --ignore integrations/stack
 
 # JupyterLab, trainers and trackers.
 STACK := .venv-stack
 stack:
-	test -x $(STACK)/bin/python || $(PYTHON) -m venv $(STACK)
-	$(STACK)/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'torch==2.13.0' pytest \
-		$$(grep -v '^#' integrations/stack.txt)
+	@$(HAS_PYTHON)
+	@echo "JupyterLab, trainers and trackers, in $(STACK): 3 GB, about 15 minutes"
+	@test -x $(STACK)/bin/python || $(PYTHON) -m venv $(STACK)
+	@$(STACK)/bin/python -m pip install $(OF_PARTS) --editable . $$(grep -v '^#' integrations/stack.txt)
 	$(STACK)/bin/python -m pytest -W default integrations/stack
 
 release:
@@ -91,9 +104,7 @@ clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/made.stamp:
-	@test -n "$(PYTHON)" || { \
-		echo "error: Flatout needs Python 3.11 to 3.14 with the venv module, and none was found"; \
-		echo "hint: name one: make PYTHON=/path/to/python3.12"; exit 2; } >&2
+	@$(HAS_PYTHON)
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 

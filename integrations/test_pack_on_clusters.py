@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.packing.images import image_folder
+from tests.ray_nodes import agent_ports
 
 from flatout.errors import FlatoutError
 from flatout.packing.engines import on_dask, on_processes, on_ray
@@ -42,7 +43,8 @@ def usual(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 
 @pytest.fixture(scope="module")
 def dask_scheduler() -> Iterator[str]:
-    distributed = pytest.importorskip("distributed")
+    import distributed
+
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         yield cluster.scheduler_address
 
@@ -51,9 +53,19 @@ def test_dask_writes_the_same_bytes(source: Path, usual: dict[str, bytes], tmp_p
     assert packed(source, tmp_path / "packed", lambda tasks: on_dask(tasks, dask_scheduler)) == usual
 
 
-def test_ray_data_writes_the_same_bytes(source: Path, usual: dict[str, bytes], tmp_path: Path) -> None:
-    pytest.importorskip("ray.data")
-    assert packed(source, tmp_path / "packed", lambda tasks: on_ray(tasks, None)) == usual
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[str]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **agent_ports()})
+    yield cluster.address
+    cluster.shutdown()
+
+
+def test_ray_data_writes_the_same_bytes(
+    source: Path, usual: dict[str, bytes], tmp_path: Path, ray_cluster: str
+) -> None:
+    assert packed(source, tmp_path / "packed", lambda tasks: on_ray(tasks, ray_cluster)) == usual
 
 
 def test_a_damaged_file_is_named_by_a_cluster_too(tmp_path: Path, dask_scheduler: str) -> None:
@@ -79,8 +91,6 @@ print(json.dumps([[row["label"], sum(row["image"].tobytes())] for row in rows]))
 
 
 def test_datasets_read_the_content_of_images_from_a_pack(source: Path, tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    pytest.importorskip("torch")
     images = image_folder(tmp_path / "images", per_class=4)
     request = PackRequest(source=images, folder=tmp_path / "packed", num_ranks=1, num_workers=1)
     pack(request, lambda tasks: on_processes(tasks, 1))

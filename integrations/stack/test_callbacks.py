@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
+from tests.ray_nodes import agent_ports
 
 import flatout.callbacks
 from flatout.api import diagnose
@@ -103,7 +103,8 @@ def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_ray_train_on_two_workers(tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray")
+    import ray
+    from ray.cluster_utils import Cluster
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -121,8 +122,8 @@ def test_ray_train_on_two_workers(tmp_path: Path) -> None:
             model(torch.randn(2, 4)).pow(2).mean().backward()
             optimizer.step()
 
-    os.environ["RAY_raylet_start_wait_time_s"] = "120"  # noqa: SIM112 - its name in Ray; busy cores need it
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **agent_ports()})
+    ray.init(address=cluster.address, log_to_driver=False)
     try:
         TorchTrainer(
             train,
@@ -132,5 +133,6 @@ def test_ray_train_on_two_workers(tmp_path: Path) -> None:
         ).fit()
     finally:
         ray.shutdown()
+        cluster.shutdown()
     result = diagnose(tmp_path / "traces")
     assert (result.job.num_ranks, result.job.num_steps) == (2, 3)

@@ -75,6 +75,7 @@ def _over_ray(
     except ImportError as error:
         raise UsageError("`--engine ray` needs Ray", hint="pip install 'flatout[ray]'") from error
     from flatout.submit.ray_cluster import own_cluster
+    from flatout.submit.ray_start import connect_ray
 
     started_here = not ray.is_initialized()
     if started_here:
@@ -82,7 +83,7 @@ def _over_ray(
         # address is in the temporary folder, whoever wrote it: without a cluster of this user, a local one is started.
         is_known = bool(os.environ.get("RAY_ADDRESS")) or own_cluster(os.environ) is not None
         address = None if is_known else "local"
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        connect_ray(ray, address)
     try:
         num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         if unpacked and num_nodes > 1:

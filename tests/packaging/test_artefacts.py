@@ -121,3 +121,13 @@ def test_the_demo_uses_only_a_torch_that_is_new_enough(monkeypatch: pytest.Monke
         torch = SimpleNamespace(version=version, locate_file=lambda name: "/packages")
         monkeypatch.setattr(demo_torch.importlib.metadata, "distribution", lambda name, torch=torch: torch)
         assert (demo_torch.own_torch() is not None) == is_used, version
+
+
+def test_integrations_runs_every_part_and_names_those_that_failed(tmp_path: Path) -> None:
+    part = tmp_path / "make"
+    part.write_text('#!/bin/sh\necho "part $2"\ntest "$2" != clusters\n')
+    part.chmod(0o755)
+    done = subprocess.run(["make", "integrations", f"MAKE={part}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert [line for line in done.stdout.splitlines() if line.startswith("part")] == ["part clusters", "part stack"]
+    assert "error: failed: clusters\n" in done.stderr

@@ -2,7 +2,8 @@
 
 In: the tasks. Out: their outcomes, as they finish. Each engine calls `pack_shard`, so the shards have the same bytes
 whichever wrote them. Ray's and Dask's workers must see the source and the folder under the same paths, and have Flatout
-with its extra `data`. Raises UsageError if a package is missing or a cluster is not reached.
+with its extra `data`. Raises UsageError if a package is missing or a cluster is not reached, FlatoutError if a new Ray
+does not start.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from flatout.errors import OutputError, UsageError
 from flatout.packing.extras import needs_extra
 from flatout.packing.shard import ShardOutcome, ShardTask, pack_shard
+from flatout.submit.ray_start import connect_ray
 
 ENGINES = ("local", "ray", "dask")
 Engine = Callable[[Sequence[ShardTask]], Iterator[ShardOutcome]]
@@ -81,10 +83,7 @@ def on_ray(tasks: Sequence[ShardTask], address: str | None) -> Iterator[ShardOut
         import ray.data
     is_ours = not ray.is_initialized()
     if is_ours:
-        try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise _unreachable("Ray", address, error) from error
+        connect_ray(ray, address)
     try:
         rows = [{"task": msgspec.msgpack.encode(task)} for task in tasks]
         ray.data.DataContext.get_current().enable_progress_bars = False
@@ -103,7 +102,9 @@ def on_dask(tasks: Sequence[ShardTask], address: str | None) -> Iterator[ShardOu
     try:
         client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False, **_local_options(address))
     except (OSError, TimeoutError, ValueError) as error:
-        raise _unreachable("Dask", address, error) from error
+        where = f" at {address}" if address is not None else ""
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UsageError(f"no Dask cluster can be reached{where}: {reason}") from error
     try:
         rows = [{"task": msgspec.msgpack.encode(task)} for task in tasks]
         for future in distributed.as_completed(client.map(_pack_row, rows, pure=False), loop=client.loop):
@@ -114,12 +115,6 @@ def on_dask(tasks: Sequence[ShardTask], address: str | None) -> Iterator[ShardOu
 
 def _local_options(address: str | None) -> dict[str, Any]:
     return {} if address is not None else {"threads_per_worker": 1, "dashboard_address": None}
-
-
-def _unreachable(name: str, address: str | None, error: Exception) -> UsageError:
-    where = f" at {address}" if address is not None else ""
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return UsageError(f"no {name} cluster can be reached{where}: {reason}")
 
 
 def _pack_row(row: dict[str, Any]) -> dict[str, Any]:

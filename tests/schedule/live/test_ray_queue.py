@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ray_nodes import PATIENCE, agent_ports
 
 from flatout.schedule.live.controller import Controller
 from flatout.schedule.live.decide import ControllerSettings
@@ -28,6 +29,8 @@ FEW = {"include_dashboard": False, "include_log_monitor": False, "object_store_m
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in PATIENCE.items():
+            patch.setenv(name, value)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
@@ -43,10 +46,11 @@ def ray_cluster() -> Iterator[Any]:
             "prestart_worker_first_driver": False,
         }
         cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "_system_config": checks, **FEW}
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "num_gpus": 0, "_system_config": checks, **FEW, **agent_ports()},
         )
         for _ in range(NUM_NODES):
-            cluster.add_node(num_cpus=1, num_gpus=GPUS_PER_NODE, **FEW)
+            cluster.add_node(num_cpus=1, num_gpus=GPUS_PER_NODE, **FEW, **agent_ports())
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
