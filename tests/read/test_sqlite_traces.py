@@ -102,6 +102,14 @@ def test_counts_of_a_published_export_are_those_of_sql(shared_data: Path) -> Non
             assert (int(chosen.sum()), int(table.duration_ns[chosen].sum())) == (count, duration_ns)
 
 
+def test_a_file_of_rocm_profile_data_is_named_and_refused(tmp_path: Path) -> None:
+    """Its tables, as in the repository's `raptor/tests/mytrace.rpd.gz`, begin with `rocpd_` too."""
+    tables: sqlite_files.Tables = {name: (("id",), []) for name in ("rocpd_op", "rocpd_api", "rocpd_api_ops")}
+    with pytest.raises(InputError, match="is an RPD file of rocmProfileData") as error:
+        read_trace(source_of(tmp_path, tables, "trace.rpd"))
+    assert "rocprofv3" in error.value.hint
+
+
 @pytest.mark.parametrize("has_tracks", [False, True], ids=["times in the rows", "schema 3"])
 def test_a_rocpd_database_has_kernels_copies_calls_and_steps(tmp_path: Path, has_tracks: bool) -> None:
     table = read_trace(source_of(tmp_path, sqlite_files.rocpd_tables(has_tracks=has_tracks), "1_results.db"))

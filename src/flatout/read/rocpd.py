@@ -2,7 +2,8 @@
 
 In: a `TraceSource`. Out: an `EventTable` of one process and GPU; a file with several raises SeveralRanksError. The
 names of tables end with an id of the recording. This reader was written from the published schema
-(rocprofiler-sdk, source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql): no recorded file was to be had.
+(rocprofiler-sdk, source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql): no recorded file was to be had. RPD files of
+rocmProfileData, which have other tables, are refused.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ _FROM_SCHEMA = Quality(
     max_confidence="medium",
 )
 _GPU = "GPU"
+_OF_RPD = {"rocpd_op", "rocpd_api", "rocpd_api_ops"}
 _CALLS = ("hip", "hsa", "rccl", "nccl")
 
 
 def read_rocpd(source: TraceSource) -> EventTable:
     """Read the file. Raises InputError if it has no kernels, SeveralRanksError if it has several processes or GPUs."""
     with Database(Path(source.path), source.name) as database:
+        _refuse_rpd(database, source.name)
         reader = _Reader(database)
         traces = {pid: reader.trace(pid) for pid in reader.processes()}
         quality = (*database.quality(), _FROM_SCHEMA)
@@ -51,6 +54,15 @@ def read_rocpd(source: TraceSource) -> EventTable:
         quality=quality,
     )
     return rocm_table(whole, source, TraceFormat.ROCPD)
+
+
+def _refuse_rpd(database: Database, name: str) -> None:
+    """Raise InputError for a file of rocmProfileData, an older tool whose tables begin with the same word."""
+    if database.tables.issuperset(_OF_RPD):
+        raise InputError(
+            f"{name} is an RPD file of rocmProfileData, which is not read",
+            hint="record with rocprofv3 --kernel-trace --hip-trace --output-format json, or with PyTorch's profiler",
+        )
 
 
 def _parts(traces: dict[int, RocmTrace]) -> tuple[RankPart, ...]:
