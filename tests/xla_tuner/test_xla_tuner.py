@@ -42,8 +42,8 @@ def trial(step_s: float | None, *losses: float, change: str = "", problem: str |
         ("gpu", 1, "", False, ["xla-memory=0.92", "jax-compilation-cache"]),
         ("gpu", 1, "--xla_gpu_autotune_level=0", True,
          ["xla-autotune=4", "xla-triton-gemm=off", "xla-memory=0.92", "jax-compilation-cache"]),
-        ("gpu", 8, EXACT.flags[0], False, ["xla-combine=128", "xla-combine=512", "xla-pipelined-collectives",
-                                           "xla-memory=0.92", "jax-compilation-cache"]),
+        ("gpu", 8, EXACT.flags[0], False, ["xla-combine=128", "xla-combine=512", "xla-collective-overlap=2",
+                                           "xla-pipelined-collectives", "xla-memory=0.92", "jax-compilation-cache"]),
     ],
 )  # fmt: skip
 def test_changes_are_those_that_the_job_can_use(

@@ -41,6 +41,17 @@ CHANGES: tuple[XlaChange, ...] = (
     _combine(128),
     _combine(512),
     XlaChange(
+        name="xla-collective-overlap=2",
+        safety="exact",
+        flags=(
+            "--xla_gpu_enable_latency_hiding_scheduler=true",
+            "--xla_gpu_experimental_parallel_collective_overlap_limit=2",
+        ),
+        what="lets two collectives run at a time, behind compute",
+        platform="gpu",
+        needs_several_devices=True,
+    ),
+    XlaChange(
         name="xla-pipelined-collectives",
         safety="exact",
         flags=tuple(f"--xla_gpu_enable_pipelined_{name}=true" for name in _COMBINED),
