@@ -1068,6 +1068,7 @@ def python_results() -> str:
         api_results.ProfileResult,
         api_results.TuningResult,
         api_results.ComparisonResult,
+        api_results.CompressionResult,
         api_results.DiffResult,
         api_results.LogDiffResult,
         api_results.PlanResult,

@@ -35,6 +35,8 @@ SIGNATURES = {
     "compare": "command=(), *, a=None, b=None, a_ref=None, b_ref=None, a_python=None, b_python=None, gate=None, "
     "budget_s=1800.0, trials=None, steps=None, warmup=None, objective=None, profiles=3, out=None, force=False, "
     "typed=(), say=say_to_stderr",
+    "compress": "evaluation, benchmark, *, metric, max_loss, model=None, final_evaluation=None, batches=(), variants=(), "
+    "lower_is_better=None, budget_s=3600.0, trials=None, out=None, force=False, typed=(), say=say_to_stderr",
     "plan": "model, cluster, *, global_batch=1024, seq=4096, document=0, images=0, precision='bf16', optimizer='adam', "
     "gradients=None, pure_bf16=False, lora_rank=0, lora_targets='attention', base_bits=16, freeze=(), fix=(), "
     "target='any', calibrate=None, risk=0.1, top=10, goal=None, gpu_price=None, prices=None, terms='on-demand', "
@@ -47,12 +49,13 @@ COMPOSERS = {
     "diagnose_paths",
     "TuneCommand",
     "CompareCommand",
+    "CompressCommand",
     "PlanRequest",
     "search_context",
     "flatout.profile.record",
     "flatout.schedule.replay",
 }
-COMMANDS = ("compare", "diagnose", "diff", "plan", "profile", "schedule_replay", "tune")
+COMMANDS = ("compare", "compress", "diagnose", "diff", "plan", "profile", "schedule_replay", "tune")
 
 
 def shown(parameter: inspect.Parameter) -> str:
@@ -179,6 +182,9 @@ def test_a_replay_gives_the_waits_worked_out_by_hand(tmp_path: Path) -> None:
         ("tune('true', objective='speed')", "must be one of samples/s, tokens/s, steps/s"),
         ("compare('true', gate=-0.1)", "`gate` must be from 0 to 10, but is -0.1"),
         ("compare()", "is missing, and there is no command"),
+        ("compress('a', 'b', metric='f1', max_loss='1%', trials=3)", "`trials` must be from 4 "),
+        ("compress('a', 'b', metric='f1', max_loss='1%', batches=[8])", "`--batches` needs {batch} in `--bench`"),
+        ("compress('a', 'b {batch}', metric='f1', max_loss='1%', batches=[0])", "`--batches` must be whole numbers"),
         ("plan('llama3-8b', 'h100x8', risk=2)", "`risk` must be from 1e-12 to 1, but is 2"),
         ("plan('no-such-model', 'h100x8')", "no-such-model"),
         ("replay('jobs.csv')", "a replay needs a cluster"),

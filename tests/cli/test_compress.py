@@ -99,6 +99,13 @@ def test_a_model_in_two_unmodified_scripts(tmp_path: Path) -> None:
     assert variant["memory_bytes"] > 1 << 20
     assert 0 < variant["load_s"] < 60
     assert result["untouched"]["weight_bytes"] == 4 * (16 * 64 + 64 + 64 * 4 + 4)
+    assert result["ended_by"] == "all_tried"
+    other = flatout(*BASE, *commands, *options, "--max-loss", "2%", cwd=tmp_path)
+    assert other.returncode == 2
+    assert other.stderr.startswith("error: out already has a result")
+    before = sorted((tmp_path / "out").rglob("recording"))
     again = flatout(*BASE, *commands, *options, cwd=tmp_path)
-    assert again.returncode == 2
-    assert again.stderr.startswith("error: out already has a result")
+    assert "resuming with" in again.stderr
+    resumed = json.loads(again.stdout)
+    assert resumed["variants"] == result["variants"]
+    assert sorted((tmp_path / "out").rglob("recording")) == before

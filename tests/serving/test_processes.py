@@ -121,5 +121,5 @@ def test_the_command_line_tunes_a_server_and_writes_what_it_found(
     assert "resuming: 4 trials of" in again.err
     assert json.loads(again.out)["trials"] == result["trials"]
     other = [word.replace("150ms", "140ms") for word in words]
-    with pytest.raises(FlatoutError, match="already has other files"):
+    with pytest.raises(FlatoutError, match="already has a result"):
         run(["tune", *other, "--engine", str(TABLE)])

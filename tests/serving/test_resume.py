@@ -16,6 +16,7 @@ from flatout.records.serving import ServerTrial
 from flatout.serving.command import ServeCommand
 from flatout.serving.journal import NAME, Begun, ServingJournal, identity_of
 from flatout.serving.loop import Found, ServingOptions
+from flatout.tune.result_folder import SearchLimits
 
 SCENARIO = next(scenario for scenario in SCENARIOS if scenario.cause == "under-batched")
 SERVER = f"{sys.executable} {Path(__file__).with_name('fake_server.py')}"
@@ -109,8 +110,7 @@ def test_the_command_resumes_with_the_rates_and_the_first_start_of_then(
         server=SERVER,
         load=load,
         slo=SCENARIO.slo,
-        folder=folder,
-        options=ServingOptions(max_trials=5),
+        limits=SearchLimits(folder=folder, budget_s=1800.0, max_trials=5),
         engine=str(TABLE),
     )
     said: list[str] = []
@@ -121,5 +121,5 @@ def test_the_command_resumes_with_the_rates_and_the_first_start_of_then(
     assert "a note" in result.notes
     assert any("resumes it" in line for line in command.write(result, ["flatout"]))
     monkeypatch.setattr("flatout.serving.command.identity_of", lambda *parts: "other")
-    with pytest.raises(OutputError, match="already has other files"):
+    with pytest.raises(OutputError, match="already has a result"):
         command.tune(said.append)

@@ -185,7 +185,7 @@ def tune(
         blocks=blocks,
         sbatch_options=None if sbatch_options is None else tuple(sbatch_options),
     )
-    folder = optional_path(out) or _new_folder("tune")
+    folder = optional_path(out) or new_folder("tune")
     tuning = TuneCommand(command=words, folder=folder, options=options, warmup=warmup, applies=apply, force=force)
     shown = tuple(typed) or ("flatout", "tune", "--", *words)
     result = TuningResult.of(tuning.tune(say), _folder=folder, _typed=shown)
@@ -247,7 +247,7 @@ def compare(
     pythons = (optional_path(a_python), optional_path(b_python))
     words = words_of(command)
     arms = compare_arms(words, commands=(a, b), refs=(a_ref, b_ref), pythons=pythons)
-    folder = optional_path(out) or _new_folder("compare")
+    folder = optional_path(out) or new_folder("compare")
     options = CompareOptions(
         budget_s=budget_s,
         max_trials=trials,
@@ -280,5 +280,6 @@ def _typed_comparison(options: Mapping[str, object], words: Sequence[str]) -> tu
     return ("flatout", "compare", *given, *(["--", *words] if words else []))
 
 
-def _new_folder(verb: str) -> Path:
+def new_folder(verb: str) -> Path:
+    """Return the folder for the results of a call without `out`."""
     return Path("flatout-out") / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}"

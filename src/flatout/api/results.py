@@ -13,6 +13,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.records.comparison import Comparison
+from flatout.records.compression import Compression
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.plan import Plan
 from flatout.records.recording import Recording
@@ -221,6 +222,36 @@ class ComparisonResult(Result, Comparison, frozen=True, kw_only=True, dict=True)
         from flatout.secrets import masked_command
 
         return comparison_text(self, self.folder, masked_command(self._command(())))
+
+
+class CompressionResult(Result, Compression, frozen=True, kw_only=True, dict=True):
+    """A compression: the untouched model, its variants with their loss and speed, and which are recommended."""
+
+    tables = ("variants", "unoffered")
+    call = "compress"
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder with the variants, `compress.json` and the report."""
+        folder: Path = self.__dict__.get("_folder", Path())
+        return folder
+
+    def to_json(self, command: Sequence[str] = (), *, pretty: bool = True) -> bytes:
+        from flatout.report.compression_json import compression_json
+
+        return compression_json(self, self._command(command))
+
+    def to_text(self) -> str:
+        from flatout.report.compression_text import compression_text
+        from flatout.report.terminal import TextStyle
+
+        return compression_text(self, self.folder, style=TextStyle())
+
+    def to_html(self, command: Sequence[str] = ()) -> str:
+        """Return the page that is written as `report.html`."""
+        from flatout.report.compression_html import compression_html
+
+        return compression_html(self, self._command(command), self.folder)
 
 
 class DiffResult(Result, DiagnosisDiff, frozen=True, kw_only=True, dict=True):

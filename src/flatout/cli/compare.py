@@ -11,6 +11,7 @@ import typer
 from flatout.cli.durations import Duration, duration
 from flatout.cli.gate import FAIL, gate_code, gate_option, undecided_option
 from flatout.cli.output import text_style, typed_command
+from flatout.cli.searches import say
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def compare(
             out=out,
             force=force,
             typed=typed_command(),
-            say=_say,
+            say=say,
         )
     except InterruptedComparison as interrupted:
         result, exit_code = interrupted.result, interrupted.exit_code
@@ -123,7 +124,3 @@ def _print(result: ComparisonResult, *, json: bool) -> None:
     from flatout.secrets import masked_command
 
     print(comparison_text(result, result.folder, masked_command(typed_command()), style=text_style()))
-
-
-def _say(line: str) -> None:
-    print(f"flatout: {line}", file=sys.stderr, flush=True)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatout.cli.durations import Duration, duration
+from flatout.cli.durations import Duration
 from flatout.cli.output import text_style, typed_command
-from flatout.cli.values import whole_number
-
-_MOST_S = 30 * 86_400.0
+from flatout.cli.searches import budget_option, ended_by_signals, json_option, out_option, say, trials_option
 
 
 def compress(
@@ -60,15 +57,10 @@ def compress(
         bool | None,
         typer.Option("--lower-is-better/--higher-is-better", help="Direction of the metric. [default: by its name]"),
     ] = None,
-    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit.")] = Duration("1h", 3600.0),
-    trials: Annotated[
-        int | None, whole_number(least=4, help="Maximum number of trials of each comparison of speeds, at least 4.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for variants and results. [default: flatout-out/compress-TIME]"),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    budget: Annotated[Duration, budget_option("")] = Duration("1h", 3600.0),
+    trials: Annotated[int | None, trials_option("trials of each comparison of speeds")] = None,
+    out: Annotated[Path | None, out_option("variants and results", "compress")] = None,
+    json: Annotated[bool, json_option()] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the result in DIR.")] = False,
 ) -> None:
     """Find the compressed variants of a model that are faster or smaller, and no worse than a limit.
@@ -80,42 +72,31 @@ def compress(
 
     Example: flatout compress --eval 'python eval.py' --metric accuracy --max-loss 1% --bench 'python infer.py'
     """
-    from flatout.compress.command import CompressCommand
-    from flatout.compress.commands import is_higher_better, parse_batches, parse_max_loss, user_command
-    from flatout.tune.signals import EndedBySignal
+    from flatout.api import compress as compress_model
+    from flatout.compress.commands import parse_batches
 
-    command = CompressCommand(
-        evaluation=user_command("--eval", evaluation),
-        benchmark=user_command("--bench", bench),
-        final=None if eval_final is None else user_command("--eval-final", eval_final),
-        metric=metric,
-        max_loss=parse_max_loss(max_loss),
-        is_higher_better=is_higher_better(metric) if lower_is_better is None else not lower_is_better,
-        folder=out or Path("flatout-out") / f"compress-{time.strftime('%Y%m%d-%H%M%S')}",
-        model=model,
-        variants=tuple(name.strip() for name in variants.split(",")) if variants is not None else (),
-        batches=parse_batches(batches),
-        budget_s=budget.seconds,
-        max_trials=trials,
-        force=force,
-    )
-    try:
-        result = command.run(_say)
-    except EndedBySignal as signal:
-        raise typer.Exit(128 + signal.number) from signal
-    written = command.write(result, typed_command())
+    with ended_by_signals():
+        result = compress_model(
+            evaluation,
+            bench,
+            metric=metric,
+            max_loss=max_loss,
+            model=model,
+            final_evaluation=eval_final,
+            batches=parse_batches(batches),
+            variants=tuple(name.strip() for name in variants.split(",")) if variants is not None else (),
+            lower_is_better=lower_is_better,
+            budget_s=budget.seconds,
+            trials=trials,
+            out=out,
+            force=force,
+            typed=typed_command(),
+            say=say,
+        )
     if json:
-        from flatout.report.compression_json import compression_json
-
-        sys.stdout.write(compression_json(result, typed_command()).decode())
+        sys.stdout.write(result.to_json(typed_command()).decode())
     else:
         from flatout.report.compression_text import compression_text
 
-        print(compression_text(result, command.folder, style=text_style()))
-    for line in written:
-        _say(line)
+        print(compression_text(result, result.folder, style=text_style()))
     raise typer.Exit(0 if result.recommended else 1)
-
-
-def _say(line: str) -> None:
-    print(f"flatout: {line}", file=sys.stderr, flush=True)

@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.cli.durations import Duration, duration
+from flatout.cli.durations import Duration
 from flatout.cli.fail_on import exit_if_met, fail_on_option
 from flatout.cli.output import typed_command
+from flatout.cli.searches import (
+    allow_option,
+    budget_option,
+    ended_by_signals,
+    json_option,
+    out_option,
+    parsed_safety,
+    say,
+    trials_option,
+)
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
     from flatout.api.results import TuningResult
-    from flatout.records.change import Safety
-
-_MOST_S = 30 * 86_400.0
 
 
 def tune(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND...", help="Training command, after `--`.", show_default=False)
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for trials and results. [default: flatout-out/tune-TIME]"),
-    ] = None,
-    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit for tuning.")] = Duration(
-        "30m", 1800.0
-    ),
-    trials: Annotated[int | None, whole_number(least=4, help="Maximum number of trials, at least 4.")] = None,
-    allow: Annotated[
-        str, typer.Option(metavar="SAFETY", help="Least strict class of changes to try: exact, rounding or semantic.")
-    ] = "exact",
+    out: Annotated[Path | None, out_option("trials and results", "tune")] = None,
+    budget: Annotated[Duration, budget_option(" for tuning")] = Duration("30m", 1800.0),
+    trials: Annotated[int | None, trials_option("trials")] = None,
+    allow: Annotated[str, allow_option()] = "exact",
     objective: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +74,7 @@ def tune(
         bool, typer.Option("--apply", help="If a change is accepted, also write files for other tools.")
     ] = False,
     fail_on: Annotated[list[str] | None, fail_on_option("tune")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: Annotated[bool, json_option()] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the tuning results in DIR.")] = False,
 ) -> None:
     """Find the changes that make a training command faster, without touching its code.
@@ -89,30 +89,28 @@ def tune(
     from flatout.api.jobs import NotWrittenError
     from flatout.conditions.met import met_by_tuning
     from flatout.conditions.words import parse_conditions
-    from flatout.tune.signals import EndedBySignal
 
     conditions = parse_conditions("tune", fail_on or ())
     try:
-        result = tune_job(
-            command,
-            out=out,
-            budget_s=budget.seconds,
-            trials=trials,
-            allow=_safety(allow),
-            objective=objective,
-            knobs=knob or (),
-            steps=steps,
-            warmup=warmup,
-            sbatch_options=_sbatch_options(launcher, sbatch_options),
-            blocks=blocks,
-            history=not no_history,
-            apply=apply,
-            force=force,
-            typed=typed_command(),
-            say=_say,
-        )
-    except EndedBySignal as signal:
-        raise typer.Exit(128 + signal.number) from signal
+        with ended_by_signals():
+            result = tune_job(
+                command,
+                out=out,
+                budget_s=budget.seconds,
+                trials=trials,
+                allow=parsed_safety(allow),
+                objective=objective,
+                knobs=knob or (),
+                steps=steps,
+                warmup=warmup,
+                sbatch_options=_sbatch_options(launcher, sbatch_options),
+                blocks=blocks,
+                history=not no_history,
+                apply=apply,
+                force=force,
+                typed=typed_command(),
+                say=say,
+            )
     except NotWrittenError as error:
         _report(error.result, json=json)
         raise
@@ -126,10 +124,6 @@ def _report(result: TuningResult, *, json: bool) -> None:
         sys.stdout.write(result.to_json(typed_command()).decode())
         return
     print(result.to_text())
-
-
-def _say(line: str) -> None:
-    print(f"flatout: {line}", file=sys.stderr, flush=True)
 
 
 def _sbatch_options(launcher: str, text: str | None) -> tuple[str, ...] | None:
@@ -146,13 +140,3 @@ def _sbatch_options(launcher: str, text: str | None) -> tuple[str, ...] | None:
         return tuple(shlex.split(text or ""))
     except ValueError as error:
         raise UsageError(f"`--sbatch-options` cannot be parsed as shell arguments: {text}") from error
-
-
-def _safety(text: str) -> Safety:
-    from flatout.errors import UsageError
-    from flatout.records.change import SAFETIES
-
-    for safety in SAFETIES:
-        if text == safety:
-            return safety
-    raise UsageError(f"`--allow` must be one of {', '.join(SAFETIES)}, but got {text}")

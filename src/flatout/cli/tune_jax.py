@@ -11,6 +11,7 @@ import typer
 
 from flatout.cli.durations import Duration, duration
 from flatout.cli.output import print_json, text_style
+from flatout.cli.searches import say
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
@@ -82,14 +83,14 @@ def tune_jax(
         allows_rounding=allow == "rounding",
         only=tuple(only or ()),
     )
-    tuning: XlaTuning = tune_xla(request, _say)
+    tuning: XlaTuning = tune_xla(request, say)
     tuning = _masked(tuning, tuple(masked_command(command)))
     write_new(folder / RESULT, enveloped_json(SCHEMA, 1, masked_command(sys.argv), tuning).decode(), force=False)
     if json:
         print_json(SCHEMA, tuning)
     else:
         print(xla_tuning_text(tuning, style=text_style()))
-    _say(f"wrote {relative_path(folder / RESULT)}")
+    say(f"wrote {relative_path(folder / RESULT)}")
     raise typer.Exit(0 if any(tried.verdict == "better" for tried in tuning.tried) else 1)
 
 
@@ -97,7 +98,3 @@ def _masked(tuning: XlaTuning, command: tuple[str, ...]) -> XlaTuning:
     import msgspec
 
     return msgspec.structs.replace(tuning, command=command)
-
-
-def _say(line: str) -> None:
-    print(f"flatout: {line}", file=sys.stderr, flush=True)

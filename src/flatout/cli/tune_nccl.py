@@ -12,6 +12,7 @@ import typer
 from flatout.cli.durations import Duration, duration
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.paths import path_option
+from flatout.cli.searches import say
 from flatout.cli.values import whole_number
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def tune_nccl(
     measuring.check()
     if command:
         raise typer.Exit(_tune(tuple(command), measuring, budget.seconds, json=json))
-    tuning = measuring.run(_say)
+    tuning = measuring.run(say)
     if tuning is None:
         return
     written = measuring.write(tuning, typed_command())
@@ -101,7 +102,7 @@ def tune_nccl(
 
         print(nccl_tuning_text(tuning, style=text_style()))
     for line in written:
-        _say(line)
+        say(line)
     raise typer.Exit(0 if tuning.settings or tuning.table.rows else 1)
 
 
@@ -112,7 +113,7 @@ def _tune(command: tuple[str, ...], measuring: NcclCommand, budget_s: float, *, 
     from flatout.tune.signals import EndedBySignal
 
     try:
-        result, written = tuned_by_step(command, measuring, budget_s, typed_command(), _say)
+        result, written = tuned_by_step(command, measuring, budget_s, typed_command(), say)
     except EndedBySignal as signal:
         return 128 + signal.number
     if json:
@@ -124,9 +125,5 @@ def _tune(command: tuple[str, ...], measuring: NcclCommand, budget_s: float, *, 
 
         print(tuning_text(result, measuring.folder))
     for line in written:
-        _say(line)
+        say(line)
     return 0 if is_better(result) else 1
-
-
-def _say(line: str) -> None:
-    print(f"flatout: {line}", file=sys.stderr, flush=True)

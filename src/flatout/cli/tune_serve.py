@@ -12,13 +12,19 @@ import typer
 from flatout.cli.durations import Duration, duration
 from flatout.cli.output import text_style, typed_command
 from flatout.cli.paths import path_option
-from flatout.cli.values import whole_number
+from flatout.cli.searches import (
+    allow_option,
+    budget_option,
+    ended_by_signals,
+    json_option,
+    out_option,
+    parsed_safety,
+    say,
+    trials_option,
+)
 
 if TYPE_CHECKING:
-    from flatout.records.change import Safety
     from flatout.records.serving import ServingObjective
-
-_MOST_S = 30 * 86_400.0
 
 
 def tune_serve(
@@ -27,17 +33,10 @@ def tune_serve(
     ],
     load: Annotated[Path, path_option(metavar="FILE", help="Load to send: a load.toml, or a trace as .csv or .jsonl.")],
     slo: Annotated[str, typer.Option(metavar="LIMITS", help="Latency limits, e.g. 'p99 ttft<500ms, p99 itl<50ms'.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for logs and results. [default: flatout-out/serve-TIME]"),
-    ] = None,
-    budget: Annotated[Duration, duration(least_s=1.0, most_s=_MOST_S, help="Time limit for tuning.")] = Duration(
-        "30m", 1800.0
-    ),
-    trials: Annotated[int | None, whole_number(least=4, help="Maximum number of server starts, at least 4.")] = None,
-    allow: Annotated[
-        str, typer.Option(metavar="SAFETY", help="Least strict class of changes to try: exact, rounding or semantic.")
-    ] = "exact",
+    out: Annotated[Path | None, out_option("logs and results", "serve")] = None,
+    budget: Annotated[Duration, budget_option(" for tuning")] = Duration("30m", 1800.0),
+    trials: Annotated[int | None, trials_option("server starts")] = None,
+    allow: Annotated[str, allow_option()] = "exact",
     objective: Annotated[
         str, typer.Option(metavar="OBJECTIVE", help="Quantity to improve: goodput, tokens/s or energy (per token).")
     ] = "goodput",
@@ -52,7 +51,7 @@ def tune_serve(
     start_limit: Annotated[
         Duration, duration(least_s=1.0, most_s=86_400.0, help="Time limit for the server to become healthy.")
     ] = Duration("10m", 600.0),
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: Annotated[bool, json_option()] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the results in DIR.")] = False,
 ) -> None:
     """Find the settings with which a server answers more requests within latency limits.
@@ -64,25 +63,25 @@ def tune_serve(
     Example: flatout tune --serve 'vllm serve MODEL' --load load.toml --slo 'p99 ttft<500ms, p99 itl<50ms'
     """
     from flatout.serving.command import ServeCommand
-    from flatout.serving.loop import ServingOptions
-    from flatout.tune.signals import EndedBySignal
+    from flatout.tune.result_folder import SearchLimits
 
     serving = ServeCommand(
         server=server,
         load=load,
         slo=slo,
-        folder=out or Path("flatout-out") / f"serve-{time.strftime('%Y%m%d-%H%M%S')}",
-        options=ServingOptions(
-            objective=_objective(objective), allowed=_safety(allow), budget_s=budget.seconds, max_trials=trials
+        limits=SearchLimits(
+            folder=out or Path("flatout-out") / f"serve-{time.strftime('%Y%m%d-%H%M%S')}",
+            budget_s=budget.seconds,
+            max_trials=trials,
+            force=force,
         ),
+        objective=_objective(objective),
+        allowed=parsed_safety(allow),
         engine=engine,
         start_limit_s=start_limit.seconds,
-        force=force,
     )
-    try:
-        tuning = serving.tune(_say)
-    except EndedBySignal as signal:
-        raise typer.Exit(128 + signal.number) from signal
+    with ended_by_signals():
+        tuning = serving.tune(say)
     written = serving.write(tuning, typed_command())
     if json:
         from flatout.report.serving_json import serving_json
@@ -91,14 +90,10 @@ def tune_serve(
     else:
         from flatout.report.serving_text import serving_text
 
-        print(serving_text(tuning, serving.folder, style=text_style()))
+        print(serving_text(tuning, serving.limits.folder, style=text_style()))
     for line in written:
-        _say(line)
+        say(line)
     raise typer.Exit(0 if tuning.adopted else 1)
-
-
-def _say(line: str) -> None:
-    print(f"flatout: {line}", file=sys.stderr, flush=True)
 
 
 def _objective(text: str) -> ServingObjective:
@@ -109,13 +104,3 @@ def _objective(text: str) -> ServingObjective:
         if text == objective:
             return objective
     raise UsageError(f"`--objective` must be one of {', '.join(OBJECTIVES)}, but got {text}")
-
-
-def _safety(text: str) -> Safety:
-    from flatout.errors import UsageError
-    from flatout.records.change import SAFETIES
-
-    for safety in SAFETIES:
-        if text == safety:
-            return safety
-    raise UsageError(f"`--allow` must be one of {', '.join(SAFETIES)}, but got {text}")

@@ -5,7 +5,7 @@ Tests have a backend that starts nothing.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -23,7 +23,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     skip: tuple[str, ...] = ()  # modules that stay as they are
     model: str | None = None  # what stands in the place of {model}; None: the user's own
     needs_calibration: bool = False  # a run of the evaluation that notes the ranges of layers
-    options: dict[str, Any] = {}  # further keys of FLATOUT_COMPRESS
+    options: dict[str, str] = {}  # further keys of FLATOUT_COMPRESS
 
 
 class EvaluationRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,7 @@ class Benched(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     is_applied: bool = True  # False: the benchmark's model was not changed, although that of the evaluation was
     is_interrupted: bool = False
+    is_open: bool = False  # a limit or a signal ended it before it was decided: it can go on
 
 
 class CompressionBackend(Protocol):

@@ -7,7 +7,6 @@ and holds no rule.
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,59 +14,88 @@ from pathlib import Path
 from flatout.compress.backend import CompressionBackend, Variant
 from flatout.compress.catalogue import chosen_rows, unoffered, variant_of
 from flatout.compress.commands import BATCH, MODEL, UserCommand
+from flatout.compress.journal import NAME as JOURNAL
+from flatout.compress.journal import CompressionJournal, ResumedBackend, identity_of
 from flatout.compress.loop import CompressionFound, CompressionLoop, CompressionPlan
 from flatout.compress.model_files import kind_of_model
 from flatout.compress.processes import BENCHMARKS, EVALUATIONS, VARIANTS, CompressionProcesses
 from flatout.compress.script_python import installed_packages
-from flatout.errors import InputError, OutputError, UsageError
+from flatout.emit.compression import emit_compression
+from flatout.emit.write import write as write_emitted
+from flatout.errors import InputError, UsageError
 from flatout.launch.guard import guarded
+from flatout.launch.loaded import STARTUP
 from flatout.probe.nvml import Gpus
-from flatout.records.compression import Compression, MaxLoss, UnofferedVariant
+from flatout.records.compression import RECOMMENDED, Compression, MaxLoss, UnofferedVariant
 from flatout.report.compression_html import compression_html
 from flatout.report.compression_json import compression_json
-from flatout.secrets import masked_command, write_private
-from flatout.tune.signals import signals_raised
+from flatout.report.phrases import counted
+from flatout.secrets import masked_command
+from flatout.tune.result_folder import FolderNames, SearchLimits, open_folder, write_results
+from flatout.tune.signals import EndedBySignal, signals_raised
 
 JSON, HTML = "compress.json", "report.html"
-_FOLDERS = (EVALUATIONS, VARIANTS, BENCHMARKS)
+_NAMES = FolderNames(
+    kind="compression",
+    journal=JOURNAL,
+    results=(JSON, HTML),
+    folders=(EVALUATIONS, VARIANTS, BENCHMARKS, RECOMMENDED),
+)
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressCommand:
-    """What to compress, how to judge it, and the folder for its files."""
+    """What to compress, how to judge it, and what limits it."""
 
     evaluation: UserCommand
     benchmark: UserCommand
     metric: str
     max_loss: MaxLoss
     is_higher_better: bool
-    folder: Path
+    limits: SearchLimits
     final: UserCommand | None = None
     model: Path | None = None
     variants: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
-    budget_s: float = 3600.0
-    max_trials: int | None = None
-    force: bool = False
 
     def run(self, say: Say) -> Compression:
-        """Try the variants. Ctrl-C ends it with what was found so far; no process outlives it."""
+        """Try the variants, resuming a compression of the same commands in the folder.
+
+        Ctrl-C ends it with what was found so far; no process outlives it.
+        """
         self._check()
         variants, unoffered = self._variants()
-        self._claim()
+        journal = CompressionJournal(self.limits.folder, self._identity())
+        open_folder(self.limits, _NAMES, resumes=journal.read() is not None)
+        try:
+            return self._compressed(variants, unoffered, journal, say)
+        except (KeyboardInterrupt, EndedBySignal):
+            say(f"interrupted; run the same command with --out {self.limits.folder} to resume")
+            raise
+
+    def _compressed(
+        self,
+        variants: Sequence[Variant],
+        unoffered: tuple[UnofferedVariant, ...],
+        journal: CompressionJournal,
+        say: Say,
+    ) -> Compression:
         mark = secrets.token_hex(8)
-        backend = CompressionProcesses(
+        processes = CompressionProcesses(
             self.evaluation,
             self.benchmark,
-            self.folder,
+            self.limits.folder,
             metric=self.metric,
             mark=mark,
             say=say,
             final=self.final,
             model=None if self.model is None else str(self.model),
-            max_trials=self.max_trials,
+            max_trials=self.limits.max_trials,
         )
+        backend = ResumedBackend(processes, journal)
+        if backend.num_recorded:
+            say(f"resuming with {counted(backend.num_recorded, 'run')} in {self.limits.folder / JOURNAL}")
         with signals_raised(), guarded(mark):
             found = self._loop(backend, variants, say).run()
         return self._result(found, unoffered, backend.spent_s())
@@ -79,7 +107,7 @@ class CompressCommand:
             max_loss=self.max_loss,
             batches=self.batches or (None,),
             has_final=self.final is not None,
-            budget_s=self.budget_s,
+            budget_s=self.limits.budget_s,
         )
         return CompressionLoop(backend, plan, variants, say)
 
@@ -128,44 +156,36 @@ class CompressCommand:
             recommended=found.recommended,
             num_trials=found.num_trials,
             took_s=took_s,
-            budget_s=self.budget_s,
+            budget_s=self.limits.budget_s,
             ended_by=found.ended_by,
         )
 
     def write(self, result: Compression, typed: Sequence[str]) -> list[str]:
-        """Write the results; return the lines to print."""
-        try:
-            write_private(self.folder / JSON, compression_json(result, typed))
-            write_private(self.folder / HTML, compression_html(result, typed, self.folder).encode())
-        except OSError as error:
-            raise _not_written(self.folder, error) from error
-        return [f"wrote {self.folder / HTML}"]
+        """Write the results, and what runs a script with a recommended variant; return the lines to print."""
+        folder = self.limits.folder
+        page = compression_html(result, typed, folder)
+        write_results(folder, {JSON: compression_json(result, typed), HTML: page})
+        lines = [f"wrote {folder / HTML}"]
+        if result.ended_by != "all_tried":
+            more = ", and a larger --budget," if result.ended_by == "budget" else ""
+            lines.append(f"the same command with --out {folder}{more} resumes it")
+        for emitted in emit_compression(result, STARTUP):
+            lines.append(f"wrote {write_emitted(emitted, folder, force=True)}")
+            lines += [f"{emitted.path}: {note}" for note in emitted.notes]
+        return lines
 
-    def _claim(self) -> None:
-        """Create the folder. Raise OutputError if it holds anything but a former result that `force` replaces."""
-        folder = self.folder
-        if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is not a folder", hint="pass another --out")
-        names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-        if names - {JSON, HTML, *_FOLDERS}:
-            raise OutputError(f"{folder} already has other files", hint="pass another --out")
-        if names and not self.force:
-            raise OutputError(f"{folder} already has a result", hint="pass another --out, or --force to replace it")
-        try:
-            for name in _FOLDERS:
-                shutil.rmtree(folder / name, ignore_errors=True)
-                (folder / name).mkdir(parents=True)
-            for name in (JSON, HTML):
-                (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise _not_written(folder, error) from error
+    def _identity(self) -> str:
+        """Return a digest of what the runs depend on; the limits of the search may differ."""
+        model = self.model
+        file = model.stat() if model is not None and model.is_file() else None
+        return identity_of(
+            str(self.limits.folder.absolute()),
+            *(self.evaluation, self.benchmark, self.final),
+            *(self.metric, self.max_loss, self.is_higher_better, self.batches, self.variants),
+            *(str(model), None if file is None else (file.st_size, file.st_mtime_ns)),
+        )
 
 
 def _shown(command: UserCommand) -> tuple[str, ...]:
     variables = [f"{name}={value}" for name, value in command.variables.items()]
     return tuple(masked_command([*variables, *command.words]))
-
-
-def _not_written(folder: Path, error: OSError) -> OutputError:
-    reason = (error.strerror or str(error)).lower()
-    return OutputError(f"{folder} cannot be written to: {reason}", hint="pass another --out")

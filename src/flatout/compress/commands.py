@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 import msgspec
 
@@ -18,6 +19,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _SHELL_WORDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1", "&>"})
 _LOSS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 _MOST_PERCENT = 100.0
+_MOST_DIGITS = 10
 # Metrics of which less is better; others are better if they are higher, unless an option says otherwise.
 LOWER_IS_BETTER = frozenset(
     {"loss", "nll", "perplexity", "ppl", "error", "error_rate", "wer", "cer", "mse", "rmse", "mae", "eer", "fid"}
@@ -92,6 +94,13 @@ def parse_batches(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < _MOST_DIGITS for part in parts):
         raise UsageError(f"`--batches` must be whole numbers above 0, such as 1,8,64, but got {text}")
-    return tuple(dict.fromkeys(int(part) for part in parts))
+    return check_batches([int(part) for part in parts])
+
+
+def check_batches(batches: Sequence[int]) -> tuple[int, ...]:
+    """Return each size once. Raises UsageError if one is not above 0."""
+    if not all(batch > 0 for batch in batches):
+        raise UsageError(f"`--batches` must be whole numbers above 0, but got {', '.join(map(str, batches))}")
+    return tuple(dict.fromkeys(batches))

@@ -300,6 +300,9 @@ def _result_of(variant: Variant, evaluated: EvaluationRun) -> VariantResult:
     result = VariantResult(
         name=variant.name,
         applied_by=variant.applied_by,
+        kind=variant.kind,
+        options=dict(variant.options),
+        model_path=variant.model,
         outcome="measured",
         skipped=variant.skip,
         disk_bytes=evaluated.disk_bytes,

@@ -29,10 +29,11 @@ from flatout.compress.reports import ModelReport, read_report
 from flatout.compress.sizes import bytes_on_disk
 from flatout.errors import FlatoutError
 from flatout.input_files import decode_json, read_bytes, read_lines
-from flatout.inside.protocol import Variable
+from flatout.inside.protocol import Variable, partial_name
 from flatout.launch import ExitStatus
 from flatout.launch.limited import run_limited
 from flatout.launch.loaded import with_inside
+from flatout.records.compression import variant_file_name
 from flatout.records.start_costs import StartCosts
 from flatout.records.trial import TrialResult
 from flatout.secrets import Masker, mask_file
@@ -44,6 +45,7 @@ UNCHANGED = "none"  # the kind that only reports
 WEIGHTS, EXPORT = "weights.pt", "model.onnx"
 CALIBRATION, SENSITIVITY = "ranges.json", "sensitivity.json"
 EVALUATIONS, VARIANTS, BENCHMARKS = "evaluations", "variants", "benchmarks"
+OPEN_ENDS = ("time_budget", "trial_budget", "interrupted")  # of a comparison that more trials can still decide
 
 
 class CompressionProcesses:
@@ -67,7 +69,7 @@ class CompressionProcesses:
         self._folder, self._metric, self._mark, self._say = folder, metric, mark, say
         self._model = model
         self._limit_s, self._max_trials = limit_s, max_trials
-        self._num_evaluations = 0
+        self._num_evaluations = len(list((folder / EVALUATIONS).glob("*")))  # of the compression that is resumed
         self._began_s = time.monotonic()
 
     def spent_s(self) -> float:
@@ -77,16 +79,19 @@ class CompressionProcesses:
         """Run the evaluation with the variant. Its weights are written by the first run."""
         command = self._final if is_final and self._final is not None else self._evaluation
         command = command.filled(model=variant.model or self._model)
-        folder = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{_file_name(variant.name)}"
+        folder = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{variant_file_name(variant.name)}"
         self._num_evaluations += 1
         folder.mkdir(parents=True, exist_ok=True)
-        weights = self._folder / VARIANTS / _file_name(variant.name) / _weights_name(variant)
+        weights = self._folder / VARIANTS / variant_file_name(variant.name) / _weights_name(variant)
         own_file = variant.model or (self._model if variant.kind is None else None)
-        saves = own_file is None and not weights.exists()
-        if saves:
-            weights.parent.mkdir(parents=True, exist_ok=True)
-        variables = {Variable.COMPRESS: _asked(variant, weights if saves else None), Variable.REPORTS: str(folder)}
+        saved = weights.with_name(partial_name(weights.name)) if own_file is None and not weights.exists() else None
+        if saved is not None:
+            saved.parent.mkdir(parents=True, exist_ok=True)
+        variables = {Variable.COMPRESS: _asked(variant, saved), Variable.REPORTS: str(folder)}
         ended, output = self._run(command, variables, folder)
+        problem = _problem(ended, output)
+        if saved is not None and saved.exists() and not problem:
+            saved.replace(weights)
         report = read_report(folder)
         disk = Path(own_file) if own_file is not None else weights
         evaluated = EvaluationRun(
@@ -95,7 +100,6 @@ class CompressionProcesses:
             disk_bytes=bytes_on_disk(disk),
             disk_path=str(disk) if disk.exists() else None,
         )
-        problem = _problem(ended, output)
         if problem:
             return msgspec.structs.replace(evaluated, problem=problem)
         try:
@@ -109,7 +113,7 @@ class CompressionProcesses:
 
         Raises NotPreparedError if that cannot be made.
         """
-        folder = (self._folder / VARIANTS / _file_name(variant.name)).absolute()
+        folder = (self._folder / VARIANTS / variant_file_name(variant.name)).absolute()
         if variant.applied_by == "files":
             try:
                 made = make_model(variant.name, Path(self._model or ""), folder)
@@ -124,7 +128,7 @@ class CompressionProcesses:
 
     def sensitivity(self, variant: Variant) -> dict[str, Sensitivity]:
         """Run the evaluation to measure what each layer's compression alone does; return {} if that fails."""
-        folder = (self._folder / VARIANTS / _file_name(variant.name)).absolute()
+        folder = (self._folder / VARIANTS / variant_file_name(variant.name)).absolute()
         file = folder / SENSITIVITY
         self._measure("sensitivity", {"variant": variant.kind, "sensitivity": str(file), **variant.options}, folder)
         try:
@@ -154,7 +158,7 @@ class CompressionProcesses:
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched:
         """Compare the variant's speed with the untouched model's, in turn, until the verdict stands."""
         at = "" if batch is None else f"-batch-{batch}"
-        folder = self._folder / BENCHMARKS / f"{_file_name(variant.name)}{at}"
+        folder = self._folder / BENCHMARKS / f"{variant_file_name(variant.name)}{at}"
         comparing = CompareCommand(
             a=self._arm("A", Variant(name="untouched"), batch),
             b=self._arm("B", variant, batch),
@@ -179,6 +183,7 @@ class CompressionProcesses:
             variant_load_s=_load_s(folder / "b"),
             num_trials=result.num_trials,
             is_interrupted=code is not None,
+            is_open=result.ended_by in OPEN_ENDS,
         )
         unapplied = [report for report in reports["b"] if not report.applied]
         if variant.kind is not None and (unapplied or not reports["b"]):
@@ -222,10 +227,6 @@ def _problem(ended: ExitStatus, output: Path) -> str:
     if ended.code == 0:
         return ""
     return error_line(output)
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
 
 
 def _recordings(arm: Path) -> Iterable[Path]:

@@ -23,7 +23,7 @@ def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
     """Return the lines of the heading, without comment signs. `has_command`: the command follows in the file."""
     lines = [f"Written by flatout {__version__}: {tuning.changes.name}"]
     if tuning.verdict is not None and tuning.verdict.speedup is not None:
-        lines.append(_measured(tuning.verdict, tuning.verdict.speedup))
+        lines.append(measured_words(tuning.verdict, tuning.verdict.speedup))
         if tuning.covers_first_epoch_only:
             lines.append("Measured in the first epoch only: its loader changes may cost time in later epochs")
         elif tuning.verdict.unmeasured_work:
@@ -41,7 +41,8 @@ def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
     return [one_comment_line(line) for line in lines]
 
 
-def _measured(verdict: Verdict, speedup: float) -> str:
+def measured_words(verdict: Verdict, speedup: float) -> str:
+    """Return the verdict with its interval, the number of trials and their order."""
     what = _OBJECTIVES.get(verdict.objective, "as fast")
     between = f", {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}" if verdict.interval else ""
     order = verdict.order or "order unknown"

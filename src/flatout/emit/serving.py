@@ -15,6 +15,7 @@ from flatout.secrets import MASK
 
 NAME = "flatout-tuned"
 IMAGE = "REPLACE-WITH-YOUR-IMAGE"
+EMITTED = ("launch.sh", "kubernetes.yaml", "kserve.yaml", "config.pbtxt")
 PORT_OPTIONS = ("--port", "--http-port")
 
 

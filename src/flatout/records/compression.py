@@ -13,6 +13,7 @@ import msgspec
 from flatout.records.verdict import Verdict
 
 UNTOUCHED = "untouched"
+RECOMMENDED = "recommended"  # the folder with what runs a script with a recommended variant
 AppliedBy = Literal["patch", "files"]
 # `not_applied`: nothing of the model was changed. `failed`: the evaluation or the benchmark ended with an error.
 VariantOutcome = Literal["measured", "not_applied", "failed"]
@@ -79,6 +80,9 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     applied_by: AppliedBy
+    kind: str | None = None  # of a patch, as `compress(model, kind)` takes it; None: of a file
+    options: dict[str, str] = {}  # further arguments of the patch, such as the file with the ranges of a calibration
+    model_path: str | None = None  # the file or folder in the place of {model}; None: the user's own
     outcome: VariantOutcome
     reason: str = ""  # why it was not applied, or failed
     modules: tuple[str, ...] = ()  # that were changed
@@ -127,3 +131,8 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 0.0
     ended_by: CompressionEndedBy = "all_tried"
     notes: tuple[str, ...] = ()
+
+
+def variant_file_name(name: str) -> str:
+    """Return the name of a variant as that of a file or folder."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

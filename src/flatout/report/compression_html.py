@@ -6,7 +6,6 @@ what was found about each variant. Texts from the user's scripts are untrusted: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,14 +18,12 @@ from flatout.report.compression_phrases import (
     facts,
     header,
     headline,
+    next_command,
     outcome_words,
     untouched_cells,
 )
+from flatout.report.pareto_chart import ParetoPoint, pareto_chart
 from flatout.report.template import rendered
-
-WIDTH, HEIGHT = 600, 260  # size of the chart's coordinate system
-_MARGIN = 24.0
-_LEAST_RANGE = 0.1  # of the logarithm of the speedup
 
 
 def compression_html(result: Compression, command: Sequence[str], folder: Path | str) -> str:
@@ -36,19 +33,19 @@ def compression_html(result: Compression, command: Sequence[str], folder: Path |
 
 def page_content(result: Compression, command: Sequence[str], folder: Path | str) -> dict[str, object]:
     """Return what the template shows, as texts and numbers ready to print."""
+    points = _points(result)
     rows = [{"cells": untouched_cells(result), "kind": "untouched"}]
     rows += [{"cells": cells(variant, result), "kind": kind_of(variant)} for variant in result.variants]
     return {
         "tool_version": __version__,
         "command": command_line(command),
-        "next_command": f"less {folder}/compress.json",
+        "next_command": next_command(result, folder),
         "headline": headline(result),
         "facts": facts(result),
         "header": header(result),
         "rows": rows,
-        "width": WIDTH,
-        "height": HEIGHT,
-        **_chart(result),
+        "has_chart": len(points) > 1,
+        **pareto_chart(points),
         "variants": [
             {"name": variant.name, "outcome": outcome_words(variant), "lines": details(variant, result)}
             for variant in result.variants
@@ -69,32 +66,18 @@ def kind_of(variant: VariantResult) -> str:
     return "dominated" if variant.dominated_by is not None else "other"
 
 
-def _chart(result: Compression) -> dict[str, object]:
-    """Return the points of speed by size: one for each variant and batch size that has both."""
-    points = [(result.untouched.name, "untouched", 1.0, 1.0)]
+def _points(result: Compression) -> list[ParetoPoint]:
+    """Return the untouched model, and each variant at each batch size of which speed and size are known."""
+    points = [ParetoPoint(name=result.untouched.name, kind="untouched", size=1.0, speedup=1.0)]
     for variant in result.variants:
         size = _share(variant, result)
         for speed in variant.speeds:
             if size is not None and speed.verdict.speedup is not None:
                 at = "" if speed.batch is None else f", batch {speed.batch}"
-                points.append((variant.name + at, kind_of(variant), size, speed.verdict.speedup))
-    most_size = max(size for _, _, size, _ in points)
-    logs = [math.log(speedup) for _, _, _, speedup in points]
-    low, high = min([*logs, -_LEAST_RANGE]), max([*logs, _LEAST_RANGE])
-
-    def y(log: float) -> float:
-        return HEIGHT - _MARGIN - (HEIGHT - 2 * _MARGIN) * (log - low) / (high - low)
-
-    drawn = [
-        {
-            "label": f"{name}: {speedup:.2f}x at {size:.0%} of the size",
-            "kind": kind,
-            "x": f"{_MARGIN + (WIDTH - 2 * _MARGIN) * size / most_size:.1f}",
-            "y": f"{y(math.log(speedup)):.1f}",
-        }
-        for name, kind, size, speedup in points
-    ]
-    return {"points": drawn, "equal_y": f"{y(0.0):.1f}", "has_chart": len(points) > 1}
+                points.append(
+                    ParetoPoint(name=variant.name + at, kind=kind_of(variant), size=size, speedup=speed.verdict.speedup)
+                )
+    return points
 
 
 def _share(variant: VariantResult, result: Compression) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 from flatout.records.compression import (
+    RECOMMENDED,
     Compression,
     CompressionEndedBy,
     LossMethod,
@@ -14,6 +16,7 @@ from flatout.records.compression import (
     Refusal,
     SpeedAt,
     VariantResult,
+    variant_file_name,
 )
 from flatout.report.phrases import counted
 from flatout.units import num_bytes, percent, seconds
@@ -52,6 +55,13 @@ def headline(result: Compression) -> str:
         )
     parts = [f"{variant.name} ({gain_words(variant, result)})" for variant in _recommended(result)]
     return f"recommended: {'; '.join(parts)}"
+
+
+def next_command(result: Compression, folder: Path | str) -> str:
+    """Return the command that runs a script with the first recommended variant; without one, that shows all numbers."""
+    if not result.recommended:
+        return f"less {folder}/compress.json"
+    return f"sh {folder}/{RECOMMENDED}/{variant_file_name(result.recommended[0])}.sh"
 
 
 def _recommended(result: Compression) -> list[VariantResult]:

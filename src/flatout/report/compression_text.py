@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatout.records.compression import Compression
-from flatout.report.compression_phrases import cells, details, facts, header, headline, untouched_cells
+from flatout.report.compression_phrases import cells, details, facts, header, headline, next_command, untouched_cells
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 
@@ -25,4 +25,9 @@ def compression_text(result: Compression, folder: Path, *, style: TextStyle) -> 
         lines += style.wrapped(unoffered.reason, label=f"{unoffered.name} is not offered: ")
     for note in result.notes:
         lines += style.wrapped(note, label="note: ")
-    return "\n".join([*lines, "", *style.wrapped(f"all numbers: less {folder / 'compress.json'}")])
+    if result.recommended:
+        lines += ["", *style.wrapped(f"all numbers: less {folder / 'compress.json'}")]
+        lines += style.wrapped(f"run it, or your own command, with the variant: {next_command(result, folder)}")
+    else:
+        lines += ["", *style.wrapped(f"all numbers: {next_command(result, folder)}")]
+    return "\n".join(lines)

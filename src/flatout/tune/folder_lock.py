@@ -11,13 +11,25 @@ from flatout.checkpoint.lock import Lock
 from flatout.checkpoint.problems import LockedError
 from flatout.errors import OutputError
 
+_LOCKED: set[tuple[int, int]] = set()  # device and number of each folder that this process has locked
+
 
 def lock_folder(folder: Path, kind: str) -> None:
     """Lock the folder until this process ends. Raises OutputError if another process holds the lock.
 
-    `kind` names what runs there: `tuning`, `comparison`.
+    `kind` names what runs there: `tuning`, `comparison`. A notebook that resumes its own tuning has the lock already.
     """
     descriptor = os.open(folder, os.O_RDONLY)  # open until the process ends
+    status = os.fstat(descriptor)
+    place = (status.st_dev, status.st_ino)
+    if place in _LOCKED:
+        os.close(descriptor)
+        return
+    _lock(descriptor, folder, kind)
+    _LOCKED.add(place)
+
+
+def _lock(descriptor: int, folder: Path, kind: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
