@@ -16,22 +16,20 @@ import msgspec
 import numpy as np
 
 from flatout.errors import InputError
-from flatout.read import lenient
 from flatout.read.assembled import Source, assemble
 from flatout.read.decoded import Columns
 from flatout.read.event_text import EventText
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart, SeveralRanksError
 from flatout.read.quality import damage_quality
-from flatout.read.schema import UNREADABLE
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
+from flatout.read.timed_events import EventDecoder, is_placed, spans_ns
 from flatout.records.events import CollectiveArgs, EventTable, Kind, Quality, TraceFormat
 
 _NEGOTIATE = "NEGOTIATE_"
 _EPOCH = "start_time_since_epoch_in_micros"
 _MOST_RANKS = 1 << 16
-_MAX_US = 4.6e15
 _MIN_ROUNDS = 2  # of all tensors, for steps to be known
 _UNSHARED = 1 << 48  # this number and higher ones are of one rank alone
 
@@ -61,7 +59,7 @@ class _Timeline(msgspec.Struct, frozen=True, kw_only=True):
     quality: tuple[Quality, ...]
 
 
-_decode = msgspec.json.Decoder(list[_Event]).decode
+_DECODER = EventDecoder(_Event)
 
 
 def read_horovod(source: TraceSource) -> EventTable:
@@ -95,15 +93,19 @@ def _table(timeline: _Timeline, rank: int, name: str) -> EventTable:
         for each in operations
     ]
     count = len(operations)
+    start_ns, duration_ns = spans_ns(
+        [*starts, *(mark[0] for mark in marks)],
+        [*ends, *(mark[1] for mark in marks)],
+    )
     columns: Columns = {
         "kind": np.full(count + len(marks), Kind.USER_ANNOTATION, np.int64),
         "name": np.array(codes + [len(kinds) + number for number in range(len(marks))], np.int64),
-        "start_ns": base_ns + _ns([*starts, *(mark[0] for mark in marks)]),
+        "start_ns": base_ns + start_ns,
+        "duration_ns": duration_ns,
         "thread": np.zeros(count + len(marks), np.int64),
         "collective": np.array([*codes, *[-1] * len(marks)], np.int64),
         "sequence": np.array([*sequences, *[-1] * len(marks)], np.int64),
     }
-    columns["duration_ns"] = base_ns + _ns([*ends, *(mark[1] for mark in marks)]) - columns["start_ns"]
     source = Source(
         path=name,
         format=TraceFormat.HOROVOD,
@@ -115,10 +117,6 @@ def _table(timeline: _Timeline, rank: int, name: str) -> EventTable:
         knows_host=False,
     )
     return assemble(columns, source)
-
-
-def _ns(times_us: list[float]) -> Any:
-    return np.array([round(time * 1000) for time in times_us], np.int64)
 
 
 def _rounds(operations: list[_Operation]) -> list[tuple[float, float]]:
@@ -171,7 +169,7 @@ def _timeline(path: str, name: str, size: int, mtime_ns: int) -> _Timeline:
     with ByteStream(Path(path), name) as stream:
         text = EventText(stream, name)
         for block in text.blocks():
-            for event in _events(block, damage):
+            for event in _DECODER.events(block, damage):
                 builder.add(event)
         is_cut = stream.problem is not None
     quality = damage_quality(damage, set(), Counter())
@@ -184,19 +182,6 @@ def _timeline(path: str, name: str, size: int, mtime_ns: int) -> _Timeline:
         epoch_us=builder.epoch_us,
         quality=tuple(quality),
     )
-
-
-def _events(block: bytes, damage: Counter[str]) -> list[_Event]:
-    try:
-        return _decode(b"".join((b"[", block, b"]")))
-    except UNREADABLE:
-        events = []
-        for each in lenient.objects(block, damage):
-            try:
-                events.append(msgspec.convert(each, _Event, strict=False))
-            except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
-                damage["unreadable"] += 1
-        return events
 
 
 class _Builder:
@@ -212,7 +197,7 @@ class _Builder:
         self._is_negotiating: set[int] = set()
 
     def add(self, event: _Event) -> None:
-        if not 0 <= event.ts < _MAX_US:
+        if not is_placed(event.ts):
             return
         if event.ph == "B":
             self._begin(event)
@@ -222,7 +207,7 @@ class _Builder:
             self._end(event)
         elif event.ph == "M" and isinstance(event.args, dict) and isinstance(event.args.get(_EPOCH), int):
             epoch_us = event.args[_EPOCH]
-            self.epoch_us = epoch_us if 0 < epoch_us < _MAX_US else None
+            self.epoch_us = epoch_us if epoch_us and is_placed(epoch_us) else None
 
     def _begin(self, event: _Event) -> None:
         if event.name.startswith(_NEGOTIATE):

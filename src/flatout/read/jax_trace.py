@@ -15,21 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import InputError
-from flatout.read import lenient
 from flatout.read.decoded import Codes
 from flatout.read.event_text import EventText
 from flatout.read.processes import SeveralRanksError
 from flatout.read.quality import damage_quality
-from flatout.read.schema import UNREADABLE
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
+from flatout.read.timed_events import EventDecoder, is_placed, spans_ns
+from flatout.read.times import MAX_US
 from flatout.read.xla_devices import parts_of
 from flatout.read.xla_lines import NUMBERS, TEXTS, XlaLine, XlaProfile
 from flatout.read.xla_table import xla_table
 from flatout.records.events import NULL, EventTable, Quality, TraceFormat
 
 MOST_EVENTS = 1_000_000  # that XLA writes
-_MAX_US = 4.6e15
 _Place = tuple[int | str, int | str]
 
 
@@ -43,7 +42,7 @@ class _Event(msgspec.Struct, gc=False):
     args: dict[str, Any] | None = None
 
 
-_decode = msgspec.json.Decoder(list[_Event]).decode
+_DECODER = EventDecoder(_Event)
 
 
 def read_jax_trace(source: TraceSource) -> EventTable:
@@ -53,7 +52,7 @@ def read_jax_trace(source: TraceSource) -> EventTable:
     with ByteStream(Path(source.path), source.name) as stream:
         text = EventText(stream, source.name)
         for block in text.blocks():
-            builder.add(_events(block, damage))
+            builder.add(_DECODER.events(block, damage))
         is_cut = text.is_cut_short or stream.problem is not None
     quality = [*damage_quality(damage, set(), Counter()), *_losses(builder.num_events, is_cut=is_cut)]
     profile = builder.profile(tuple(quality))
@@ -92,19 +91,6 @@ def _losses(num_events: int, *, is_cut: bool) -> list[Quality]:
     return notes
 
 
-def _events(block: bytes, damage: Counter[str]) -> list[_Event]:
-    try:
-        return _decode(b"".join((b"[", block, b"]")))
-    except UNREADABLE:
-        events = []
-        for each in lenient.objects(block, damage):
-            try:
-                events.append(msgspec.convert(each, _Event, strict=False))
-            except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
-                damage["unreadable"] += 1
-        return events
-
-
 class _Builder:
     def __init__(self) -> None:
         self.num_events = 0
@@ -116,7 +102,7 @@ class _Builder:
     def add(self, events: list[_Event]) -> None:
         self.num_events += sum(event.ph == "X" for event in events)
         for event in events:
-            if event.ph == "X" and 0 <= event.ts < _MAX_US and event.dur < _MAX_US:
+            if event.ph == "X" and is_placed(event.ts) and event.dur < MAX_US:
                 self._rows[event.pid, event.tid].append(event)
             elif event.ph == "M" and event.args is not None:
                 text = str(event.args.get("name", ""))
@@ -131,9 +117,8 @@ class _Builder:
         return XlaProfile(lines=tuple(lines), names=tuple(self._names), process=pid, quality=quality)
 
     def _line(self, place: _Place, rows: list[_Event]) -> XlaLine:
-        start_us = np.array([row.ts for row in rows], np.float64)
-        end_us = start_us + np.array([max(row.dur, 0.0) for row in rows], np.float64)
-        start_ns = np.rint(start_us * 1000).astype(np.int64)
+        ends_us = [row.ts + max(row.dur, 0.0) for row in rows]
+        start_ns, duration_ns = spans_ns([row.ts for row in rows], ends_us)
         event_name = np.array([self._names[row.name] for row in rows], np.int32)
         numbers, texts = self._arguments(rows)
         return XlaLine(
@@ -141,7 +126,7 @@ class _Builder:
             name=self._lines.get(place, str(place[1])),
             event_name=event_name,
             start_ns=start_ns,
-            duration_ns=np.rint(end_us * 1000).astype(np.int64) - start_ns,
+            duration_ns=duration_ns,
             numbers=numbers,
             texts=texts,
         )

@@ -21,7 +21,7 @@ Times = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 # Above 2^43 us a float no longer resolves a nanosecond; timestamps since 1970 are near 2^51.
 _EXACT_BELOW_US = float(1 << 43)
 # Fits into 63 bits of nanoseconds, so that a start plus a duration fits into 64: the year 2115.
-_MAX_US = 4.6e15
+MAX_US = 4.6e15
 
 
 def times_ns(rows: Sequence[CompleteEvent]) -> Times | None:
@@ -29,15 +29,15 @@ def times_ns(rows: Sequence[CompleteEvent]) -> Times | None:
     starts = [row.ts for row in rows]
     start_us = np.fromiter(starts, np.float64, len(rows))
     duration_us = np.fromiter([row.dur for row in rows], np.float64, len(rows))
-    placed = np.abs(start_us) < _MAX_US  # False for NaN too
+    placed = np.abs(start_us) < MAX_US  # False for NaN too
     if not placed.all():
         start_us = np.where(placed, start_us, 0.0)
     if len(rows) and start_us.max() >= _EXACT_BELOW_US and float in set(map(type, starts)):
         return None
-    return _to_ns(start_us), _to_ns(np.clip(duration_us, -1, _MAX_US)), placed
+    return to_ns(start_us), to_ns(np.clip(duration_us, -1, MAX_US)), placed
 
 
-def _to_ns(values_us: NDArray[np.float64]) -> NDArray[np.int64]:
+def to_ns(values_us: NDArray[np.float64]) -> NDArray[np.int64]:
     """Convert to ns, exactly below 2^43 us: the fraction is rounded separately, as `value * 1000` would round twice."""
     whole = np.floor(values_us)
     fraction_ns = np.rint((values_us - whole) * 1000)
@@ -46,7 +46,7 @@ def _to_ns(values_us: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def exact_times_ns(rows: Sequence[ExactEvent]) -> Times:
     """Convert decimal times. They are compared instead of taking `abs`, which fails for decimals like 1e999999999."""
-    limit = Decimal(_MAX_US)
+    limit = Decimal(MAX_US)
     usable = [row.ts.is_finite() and -limit < row.ts < limit for row in rows]
     starts = [round(row.ts * 1000) if ok else 0 for row, ok in zip(rows, usable, strict=True)]
     durations = [round(min(max(row.dur, Decimal(-1)), limit) * 1000) for row in rows]

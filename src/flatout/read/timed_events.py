@@ -1,0 +1,56 @@
+"""Decode trace events of one type from text that may be damaged, and place their times, which are in microseconds.
+
+In: the text of some events, without the brackets around them. Out: structs of the reader's type, and integer ns. What
+cannot be read is counted by the keys of `quality.DAMAGE`. Readers of Kineto's traces, whose times need decimals, have
+`columns` and `times`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.read import lenient
+from flatout.read.schema import UNREADABLE
+from flatout.read.times import MAX_US, to_ns
+
+Event = TypeVar("Event", bound=msgspec.Struct)
+
+
+class EventDecoder(Generic[Event]):
+    """Decodes the events of a reader."""
+
+    def __init__(self, kind: type[Event]) -> None:
+        self._kind = kind
+        self._decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+
+    def events(self, block: bytes, damage: Counter[str]) -> list[Event]:
+        """Return the events of a block; of a damaged one those that can be read."""
+        try:
+            return self._decode(b"".join((b"[", block, b"]")))
+        except UNREADABLE:
+            found = [self._converted(each, damage) for each in lenient.objects(block, damage)]
+            return [event for event in found if event is not None]
+
+    def _converted(self, fields: object, damage: Counter[str]) -> Event | None:
+        try:
+            return msgspec.convert(fields, self._kind, strict=False)
+        except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
+            damage["unreadable"] += 1
+            return None
+
+
+def is_placed(time_us: float) -> bool:
+    """Return whether a time can be placed: it is not below 0, not NaN, and its ns fit into 63 bits."""
+    return 0 <= time_us < MAX_US
+
+
+def spans_ns(starts_us: Sequence[float], ends_us: Sequence[float]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return starts and durations. Ends are rounded as starts are, so that events that touch still do."""
+    start_ns = to_ns(np.asarray(starts_us, np.float64))
+    return start_ns, to_ns(np.asarray(ends_us, np.float64)) - start_ns
