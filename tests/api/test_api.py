@@ -29,14 +29,15 @@ SIGNATURES = {
     "progress=None, note=no_note",
     "diff": "before, after, *, progress=None",
     "profile": "command, *, out=None, steps=3, warmup=None, light=False, force=False, progress=None, say=say_to_stderr",
-    "tune": "command, *, out=None, budget_s=1800.0, trials=None, allow='exact', objective=None, knobs=(), steps=None, "
-    "warmup=None, sbatch_options=None, blocks=False, history=True, apply=False, force=False, typed=(), "
-    "say=say_to_stderr",
+    "tune": "command, *, out=None, budget_s=1800.0, trials=None, allow='exact', objective=None, latency=None, "
+    "knobs=(), steps=None, warmup=None, sbatch_options=None, blocks=False, history=True, apply=False, force=False, "
+    "typed=(), say=say_to_stderr",
     "compare": "command=(), *, a=None, b=None, a_ref=None, b_ref=None, a_python=None, b_python=None, gate=None, "
     "budget_s=1800.0, trials=None, steps=None, warmup=None, objective=None, profiles=3, out=None, force=False, "
     "typed=(), say=say_to_stderr",
-    "compress": "evaluation, benchmark, *, metric, max_loss, model=None, final_evaluation=None, batches=(), variants=(), "
-    "lower_is_better=None, budget_s=3600.0, trials=None, out=None, force=False, typed=(), say=say_to_stderr",
+    "compress": "evaluation, benchmark, *, metric, max_loss, model=None, final_evaluation=None, "
+    "batches=(), variants=(), lower_is_better=None, budget_s=3600.0, trials=None, out=None, force=False, "
+    "typed=(), say=say_to_stderr",
     "plan": "model, cluster, *, global_batch=1024, seq=4096, document=0, images=0, precision='bf16', optimizer='adam', "
     "gradients=None, pure_bf16=False, lora_rank=0, lora_targets='attention', base_bits=16, freeze=(), fix=(), "
     "target='any', calibrate=None, risk=0.1, top=10, goal=None, gpu_price=None, prices=None, terms='on-demand', "
@@ -179,6 +180,7 @@ def test_a_replay_gives_the_waits_worked_out_by_hand(tmp_path: Path) -> None:
         ("tune('true', trials=3)", "`trials` must be from 4 "),
         ("tune('true', budget_s=0)", "`budget_s` must be from 1 to 2,592,000"),
         ("tune('true', allow='all')", "`allow` must be one of exact, rounding, semantic, but is 'all'"),
+        ("tune('true', latency='50ms')", "`--latency` must limit a percentile of the calls, such as p99<50ms"),
         ("tune('true', objective='speed')", "must be one of samples/s, tokens/s, steps/s"),
         ("compare('true', gate=-0.1)", "`gate` must be from 0 to 10, but is -0.1"),
         ("compare()", "is missing, and there is no command"),

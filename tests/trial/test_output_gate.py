@@ -13,9 +13,10 @@ import torch
 from tests.trial.training import changes
 from tests.trial.training import trial as trained
 
-from flatout.inside.checks.model_outputs import MAX_CALLS, MAX_ENTRIES, ModelOutputRecorder
+from flatout.change.arguments import knob_changes, parse_knob
+from flatout.inside.checks.model_outputs import MAX_CALLS, MAX_ENTRIES, MAX_SAMPLES, ModelOutputRecorder
 from flatout.inside.protocol import File
-from flatout.records.change import Safety
+from flatout.records.change import ChangeSet, JobFacts, Safety
 from flatout.records.trial import TrialResult
 from flatout.trial.model_outputs import read_model_outputs
 from flatout.trial.output_gate import check_model_outputs, output_note, reference_notes
@@ -155,3 +156,37 @@ def test_only_the_first_calls_and_a_few_entries_are_kept(tmp_path: Path) -> None
 def test_a_damaged_file_is_unknown(tmp_path: Path, content: str) -> None:
     (tmp_path / File.MODEL_OUTPUTS.of(0)).write_text(content)
     assert read_model_outputs(tmp_path) == ()
+
+
+def of_batch(tmp_path: Path, samples: torch.Tensor, size: int) -> TrialResult:
+    """A trial of a model that returns logits and one number for each sample, in batches of this size."""
+    return trial(tmp_path, [(batch, batch.sum(1, keepdim=True)) for batch in samples.split(size)])
+
+
+BATCH = ChangeSet(
+    changes=knob_changes(parse_knob("batch/exact={8}:--batch {}"), ("python", "--batch", "16"), JobFacts())
+)
+
+
+@pytest.mark.parametrize(("size", "other"), [(16, 8), (1, 40), (40, 1), (100, 7)])
+def test_another_batch_size_is_compared_sample_by_sample(tmp_path: Path, size: int, other: int) -> None:
+    samples = torch.randn(100, 10, generator=torch.Generator().manual_seed(0))
+    base = [of_batch(tmp_path, samples, size)] * 2
+    gate = check_model_outputs(of_batch(tmp_path, samples, other), base, BATCH)
+    assert gate.is_passed
+    num_samples = min(MAX_SAMPLES, *(MAX_CALLS * each for each in (size, other)))
+    assert gate.reason.startswith(f"the outputs of the first {num_samples} samples differ by 0.0e+00")
+    last = samples.clone()
+    last[num_samples - 1, -1] += 1e-2
+    wrong = check_model_outputs(of_batch(tmp_path, last, other), base, BATCH)
+    assert not wrong.is_passed
+    assert "each batch size must read the same samples in the same order" in wrong.reason
+    assert not check_model_outputs(of_batch(tmp_path, samples, other), base, changes("exact")).is_passed
+
+
+def test_rows_that_are_no_samples_are_not_compared(tmp_path: Path) -> None:
+    """The rows of another batch are longer, as in an output of length by batch; a single number has no rows."""
+    base = [trial(tmp_path, [torch.ones(5, 8)])]
+    assert "cannot be judged" in check_model_outputs(trial(tmp_path, [torch.ones(5, 4)]), base, BATCH).reason
+    base = [trial(tmp_path, [torch.ones(8)])]
+    assert not check_model_outputs(trial(tmp_path, [torch.ones(4)]), base, BATCH).is_passed

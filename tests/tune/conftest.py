@@ -16,6 +16,7 @@ _WITHOUT_TRACE = (
     "test_trial_findings.py",
     "test_measured_collectives.py",
     "test_simulated_jobs.py",
+    "test_call_limit.py",
 )
 
 

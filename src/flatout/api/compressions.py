@@ -44,9 +44,9 @@ def compress(
     `0.5`. `final_evaluation` is an evaluation on data that chose nothing; without it, every second sample of
     `evaluation` is held out. `batches` are the sizes for `{batch}` in `benchmark`, `variants` the names to try
     (default: all that this machine can), and `lower_is_better` is the direction of the metric (default: by its name).
-    `budget_s` limits the search. Variants and results are written to `out` (default: `flatout-out/compress-TIME`); the same call
-    resumes an interrupted search there. `typed` is the command that the result names, and `say` is called with each
-    line of progress.
+    `budget_s` limits the search. Variants and results are written to `out` (default: `flatout-out/compress-TIME`); the
+    same call resumes an interrupted search there. `typed` is the command that the result names, and `say` is called
+    with each line of progress.
 
     Raises UsageError for options that do not fit each other, and InputError if the untouched model cannot be evaluated.
     Ctrl-C ends the search with what was found so far.

@@ -139,6 +139,7 @@ def tune(
     trials: int | None = None,
     allow: Safety = "exact",
     objective: str | None = None,
+    latency: str | None = None,
     knobs: Sequence[str] = (),
     steps: int | None = None,
     warmup: int | None = None,
@@ -156,7 +157,8 @@ def tune(
     (default: `flatout-out/tune-TIME`); `force` replaces an earlier tuning there, and the same call without it resumes
     one. `budget_s` and `trials` limit the tuning. `allow` is the least strict class of changes to try, `objective` is
     samples/s, tokens/s, steps/s, memory or energy, and `knobs` are script arguments to vary, such as
-    `batch={8,16}:--batch-size={}`. With `sbatch_options`, each trial is a Slurm job. `blocks`
+    `batch={8,16}:--batch-size={}`. `latency` is a limit such as `p99<50ms` on the calls of a script that only infers: a
+    change that breaks it is not used. With `sbatch_options`, each trial is a Slurm job. `blocks`
     first compares changes that can be switched in blocks of steps within one job. `history` corrects predictions by
     earlier tunings and adds this one to them. `apply` also writes files for other tools, `typed` is the command that
     the report names (default: `flatout tune -- COMMAND`), and `say` is called with each line of progress.
@@ -166,6 +168,7 @@ def tune(
     """
     from flatout.api.results import TuningResult
     from flatout.records.change import SAFETIES
+    from flatout.tune.call_limit import parse_call_limit
     from flatout.tune.command import TuneCommand, check_knobs
     from flatout.tune.options import TuneOptions, named_objective
 
@@ -173,10 +176,12 @@ def tune(
     check_choice("allow", allow, SAFETIES)
     _check_trials(budget_s, trials, steps, warmup)
     words = words_of(command)
-    check_knobs(knobs, words, allow)
+    limit = parse_call_limit(latency)
+    check_knobs(knobs, words, allow, only_infers=limit is not None or None)
     options = TuneOptions(
         allowed_safety=allow,
         objective=named_objective(objective),
+        latency=limit,
         budget_s=budget_s,
         max_trials=trials,
         num_steps=steps,

@@ -24,6 +24,8 @@ from flatout.errors import UsageError
 from flatout.records.change import SAFETIES, Argument, Change, JobFacts, Knob, Safety, ValidRange
 
 FAMILY = "arguments"
+_BATCH = "batch"  # in the name of a knob: it is the number of samples of a step, or of a call
+_ONLY_BATCH = ("batch", "batch-size", "batch_size")
 WITH_LAMB = ("Adam", "AdamW")
 FORM = "NAME={VALUE,VALUE,...}:ARGUMENT={}"
 _KNOB = re.compile(r"(?P<names>[^={}:/]*)(?:/(?P<safety>[^={}:]*))?=\{(?P<values>[^{}]*)\}:(?P<template>.*)", re.DOTALL)
@@ -133,7 +135,7 @@ def _with_lamb(
     changes: Sequence[Change], current: tuple[str, ...] | None, facts: JobFacts, allowed_safety: Safety
 ) -> list[Change]:
     """Return the changes to larger batches once more, with LAMB's steps, which let larger batches train."""
-    is_batch = bool(changes) and "batch" in changes[0].knob.name
+    is_batch = bool(changes) and sets_batch(changes[0])
     if not is_batch or allowed_safety != "semantic" or facts.optimizer not in WITH_LAMB or current is None:
         return []
     with_lamb = []
@@ -145,6 +147,11 @@ def _with_lamb(
             knob = msgspec.structs.replace(change.knob, valid=valid)
             with_lamb.append(setting(knob, value, argument=change.argument, patch="lamb"))
     return with_lamb
+
+
+def sets_batch(change: Change) -> bool:
+    """Whether the change is an argument of the script that sets the size of its batches."""
+    return change.argument is not None and _BATCH in change.knob.name
 
 
 def _size(values: Sequence[str]) -> float:
@@ -275,7 +282,12 @@ def _filled(words: _Words, value: tuple[str, ...]) -> _Words:
 
 
 def _safety(user_knob: UserKnob, current: tuple[str, ...] | None, facts: JobFacts) -> Safety:
-    """Return `exact` only if the product is known to stay the same and no layer sees the micro-batch as a whole."""
+    """Return `exact` if the product is known to stay the same and no layer sees the micro-batch as a whole.
+
+    Also in a script that only infers, of a knob whose name is that of a batch: its samples do not depend on each other.
+    """
+    if facts.only_infers and user_knob.name in _ONLY_BATCH:
+        return "exact"
     if len(user_knob.names) < 2 or facts.has_batch_norm is not False or current is None:
         return "semantic"
     return "exact" if _product(current) == _product(user_knob.values[0]) else "semantic"

@@ -43,6 +43,10 @@ def tune(
             help="Quantity to improve: samples/s, tokens/s, steps/s, memory or energy. [default: samples/s]",
         ),
     ] = None,
+    latency: Annotated[
+        str | None,
+        typer.Option(metavar="LIMIT", help="Limit on the calls of a script that only infers, e.g. 'p99<50ms'."),
+    ] = None,
     knob: Annotated[
         list[str] | None,
         typer.Option(metavar="KNOB", help="Script argument to vary, e.g. 'batch={8,16}:--batch-size={}'. Repeatable."),
@@ -100,6 +104,7 @@ def tune(
                 trials=trials,
                 allow=parsed_safety(allow),
                 objective=objective,
+                latency=latency,
                 knobs=knob or (),
                 steps=steps,
                 warmup=warmup,

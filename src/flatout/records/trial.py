@@ -81,6 +81,7 @@ class OutputDigest(msgspec.Struct, frozen=True, kw_only=True):
     norm: float | None = None  # None: it has no plain values
     entries: tuple[float, ...] = ()  # at fixed places
     answers: tuple[int, ...] = ()  # place of the largest entry along the last dimension, of the first rows
+    samples: tuple[tuple[float, ...], ...] = ()  # entries at fixed places of each of the first samples, if it has any
 
 
 class StartState(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +128,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     gradients: tuple[GradientNorms, ...] = ()  # per optimizer, in the order of first use; (): unknown
     start: tuple[StartState, ...] = ()  # per optimizer, as `gradients`; (): unknown
     model_outputs: tuple[OutputDigest, ...] = ()  # of a script that only infers; (): unknown
+    has_overlapping_calls: bool = False  # several threads call the model at once: a step is no call's latency
     padding: Padding | None = None  # None: no batches were balanced
     loader_workers: Count | None = None  # of a rank's DataLoader; random augmentation depends on their number
     has_other_samples: bool = False  # its loader drew from another seed, to show how far losses differ by the samples

@@ -16,7 +16,15 @@ from flatout.records.verdict import NoiseFloor, Objective, Verdict
 TIMES: tuple[Objective, ...] = ("step_s", "s_per_sample", "s_per_token")  # predictions refer to these
 HEAD_NODE = "{head_node}"  # placeholder in a command that runs as a Slurm job: the first node of the job
 TriedOutcome = Literal[
-    "adopted", "not better", "unsafe", "failed", "out of memory", "not applied", "not confirmed", "not reached"
+    "adopted",
+    "not better",
+    "unsafe",
+    "over the limit",
+    "failed",
+    "out of memory",
+    "not applied",
+    "not confirmed",
+    "not reached",
 ]
 # Reasons for the end of a tuning run: one of its two budgets, the maximum number of rounds, no candidate worth a trial,
 # a failed profile of the applied changes, or the user with Ctrl-C.

@@ -17,6 +17,7 @@ OUTCOME_MEANINGS: Mapping[TriedOutcome, str] = {
     "not better": "not better in its own trial, which gives an estimate, not a verdict",
     "not reached": "chosen, but too few trials were run to judge its gain",
     "unsafe": "changes the training result, cannot be checked, or needs too much memory: it is not used",
+    "over the limit": "its calls take longer than --latency allows: it is not used",
     "out of memory": "a rank ran out of device memory",
     "failed": "the job ended with an error, or did not report the judged quantity",
     "not applied": "the setting did not reach the job, so its effect is unknown",

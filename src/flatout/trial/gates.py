@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from flatout.records.change import ChangeSet
 from flatout.records.trial import TrialResult
+from flatout.records.tuning import TriedOutcome
 from flatout.units import num_bytes, percent
 
 FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another order differ by 4e-4 to 1e-3
@@ -59,6 +60,7 @@ RESAMPLES = {"dataloader"}  # families that may make a script's random augmentat
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     is_passed: bool
     reason: str
+    outcome: TriedOutcome = "unsafe"  # of a candidate that does not pass
 
 
 def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> GateResult:

@@ -46,13 +46,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
 # Options whose names in the heading differ from those that users write.
 _WORDS = {
     "allowed_safety": "--allow",
+    "latency": "--latency",
     "knobs": "--knob",
     "num_steps": "--steps",
     "sbatch_options": "--sbatch-options",
     "uses_history": "--no-history",
 }
 _MAY_DIFFER = {"max_rounds"}
-_ADDED = {"blocks": "False"}  # options that earlier versions lacked, and their defaults
+_ADDED = {"blocks": "False", "latency": "None"}  # options that earlier versions lacked, and their defaults
 _HEADING_START = b'{"type":"heading"'
 _MAX_HEADING_BYTES = 1 << 20
 # Losses and norms can be infinite or NaN, which JSON cannot express, so these are written as strings.

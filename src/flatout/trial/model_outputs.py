@@ -16,6 +16,7 @@ class _Tensor(msgspec.Struct, frozen=True, kw_only=True):
     norm: float | None = None
     entries: tuple[float, ...] = ()
     answers: tuple[int, ...] = ()
+    samples: tuple[tuple[float, ...], ...] = ()
 
 
 class _Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ def read_model_outputs(folder: Path) -> tuple[OutputDigest, ...]:
     except (OSError, msgspec.DecodeError):
         return ()
     return tuple(
-        OutputDigest(call=call, shape=tensor.shape, norm=tensor.norm, entries=tensor.entries, answers=tensor.answers)
+        OutputDigest(call=call, **msgspec.structs.asdict(tensor))
         for call, tensors in sorted(rank.calls.items())
         for tensor in tensors
     )

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flatout.change.arguments import sets_batch
 from flatout.records.change import ChangeSet
 from flatout.records.trial import OutputDigest, TrialResult
 from flatout.trial.gates import GateResult, loss_note
 from flatout.trial.gradient_gate import gradient_note
+from flatout.trial.output_samples import check_samples
 from flatout.units import percent
 
 REPEATABLE = 1e-3  # relative: if outputs of baselines differ by no more, the script sets its seeds
@@ -44,11 +46,13 @@ def check_model_outputs(candidate: TrialResult, baselines: Sequence[TrialResult]
     if spread > REPEATABLE:
         reason = f"it cannot be judged: outputs of the unchanged job differ by {percent(spread)} between runs; {_SEEDS}"
         return GateResult(is_passed=False, reason=reason)
+    allowed = max(BAND[changes.safety], SPREADS * spread)
     refusal = _other_shape(mine, base[0])
+    if refusal is not None and any(sets_batch(change) for change in changes.changes):
+        return check_samples(mine, base[0], allowed)
     if refusal is not None:
         return GateResult(is_passed=False, reason=refusal)
     difference = _difference(mine, base[0])
-    allowed = max(BAND[changes.safety], SPREADS * spread)
     if not difference <= allowed:  # also if it is not a number
         reason = f"its outputs differ by {difference:.1e} of their size, and {allowed:.1e} is allowed"
         return GateResult(is_passed=False, reason=reason)

@@ -111,6 +111,7 @@ def trial_result(run: TrialRun) -> TrialResult:
         gradients=read_gradients(traces, len(ranks)) if traces is not None else (),
         start=read_start(traces, len(ranks)) if traces is not None else (),
         model_outputs=read_model_outputs(traces) if traces is not None else (),
+        has_overlapping_calls=any(rank.is_pooled for rank in ranks),
         padding=read_padding(run.folder),
         loader_workers=run.loader_workers,
         has_other_samples=run.has_other_samples,

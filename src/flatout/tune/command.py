@@ -68,9 +68,11 @@ class TuneCommand:
         return written
 
 
-def check_knobs(knobs: Sequence[str], command: Sequence[str], allowed_safety: Safety) -> None:
+def check_knobs(
+    knobs: Sequence[str], command: Sequence[str], allowed_safety: Safety, *, only_infers: bool | None = None
+) -> None:
     """Raise UsageError before any trial if a knob cannot be used to tune any job."""
     parsed = [parse_knob(text) for text in knobs]
     check_apart(parsed)
     for knob in parsed:
-        knob_changes(knob, command, JobFacts(has_batch_norm=False), allowed_safety)
+        knob_changes(knob, command, JobFacts(has_batch_norm=False, only_infers=only_infers), allowed_safety)

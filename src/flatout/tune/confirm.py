@@ -128,7 +128,7 @@ def _with_verdict(
     """Adopt the candidate if it is better and passes all checks, and record its outcome."""
     verdict, gate = comparison.verdict, comparison.gate
     if not gate.is_passed:
-        return _refused(setup, progress, this_round, candidate, "unsafe", gate.reason, verdict)
+        return _refused(setup, progress, this_round, candidate, gate.outcome, gate.reason, verdict)
     if epoch is not None and not epoch.is_held:
         return _refused(setup, progress, this_round, candidate, "not confirmed", epoch.reason, verdict)
     if verdict.verdict == "better":

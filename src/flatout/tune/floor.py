@@ -16,6 +16,7 @@ from flatout.report.outlook_phrases import first_outlook_sentence, outlook_sente
 from flatout.report.start_costs import start_hint, start_line
 from flatout.trial.output_gate import reference_notes
 from flatout.tune.budget import FEWEST_FLOOR_TRIALS, NUM_FLOOR_TRIALS, num_floor_trials, time_is_up
+from flatout.tune.call_limit import check_job, check_unchanged
 from flatout.tune.options import OBJECTIVES
 from flatout.tune.outlook import first_outlook, outlook
 from flatout.tune.profile_job import profile_job
@@ -32,9 +33,10 @@ def measure_baseline(setup: Setup) -> Progress:
     Raises InputError if the unchanged command fails, and StoppedError.
     """
     options = setup.options
-    progress = Progress(objective=options.objective or "step_s", num_steps=options.num_steps)
+    progress = Progress(objective=options.objective or "step_s", num_steps=options.num_steps, latency=options.latency)
     setup.say(f"measuring the unchanged job; {first_outlook_sentence(first_outlook(setup))}")
     progress = _with_baseline(setup, progress)
+    check_job(progress.evidence.baselines[0], options.latency)
     setup.say(trial_sentence(outlook(setup, progress)))
     other_samples = _draws_samples(progress.evidence.baselines[0])
     if setup.options.max_trials is None and _is_short(outlook(setup, progress)):
@@ -47,6 +49,7 @@ def measure_baseline(setup: Setup) -> Progress:
         progress = _with_baseline(setup, progress)
     setup.say(outlook_sentence(outlook(setup, progress)))
     baselines = progress.evidence.baselines
+    check_unchanged(baselines, options.latency)
     for sentence in (start_line(baselines), start_hint(baselines)):
         if sentence is not None:
             setup.say(sentence)

@@ -8,6 +8,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nccl_tuner.in_tuning import NcclRequest, nccl_words
+from flatout.records.call_limit import CallLimit
 from flatout.records.change import Safety
 from flatout.records.tuning import TuneRequest
 from flatout.records.verdict import Objective
@@ -44,6 +45,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     uses_history: bool = True  # correct predictions using earlier tuning runs, and add this run to them
     nccl: NcclRequest = NcclRequest()  # how NCCL is measured where communication is exposed
     blocks: bool = False  # compare changes that can be switched in blocks of steps within one job, before their trials
+    latency: CallLimit | None = None  # of a script that only infers
     sbatch_options: tuple[str, ...] | None = None  # each run is a Slurm job with these options; None: runs are local
 
 
@@ -58,6 +60,8 @@ def tune_request(options: TuneOptions, warmup: int | None, *, applies: bool = Fa
         words += ["--allow", options.allowed_safety]
     if options.objective is not None:
         words += ["--objective", next(name for name, objective in OBJECTIVES.items() if objective == options.objective)]
+    if options.latency is not None:
+        words += ["--latency", options.latency.text]
     for name, value in (("--steps", options.num_steps), ("--warmup", warmup)):
         if value is not None:
             words += [name, str(value)]

@@ -17,6 +17,7 @@ import msgspec
 from flatout.change.combine import combine, conflicts
 from flatout.predict.calibrate import PredictionCalibration
 from flatout.predict.situation import Situation
+from flatout.records.call_limit import CallLimit
 from flatout.records.change import Change, ChangeSet, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.records.trial import BASELINE, SpellKind, TrialResult
@@ -190,6 +191,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     objective: Objective
     num_steps: int | None = None  # measured steps of each trial; None: as many as it pays to measure
+    latency: CallLimit | None = None  # of the calls of a script that only infers
     evidence: TuningEvidence = TuningEvidence()
     profiles: Mapping[str, Profiled] = {}  # by the name of the applied changes
     applied: Applied = Applied()

@@ -14,6 +14,7 @@ from flatout.records.trial import TrialResult
 from flatout.records.tuning import Bound, PaddingChange, TuneResult, Tuning, TuningEnd
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
+from flatout.tune.call_limit import latency_note
 from flatout.tune.open_ends import with_open_ends
 from flatout.tune.outlook import outlook
 from flatout.tune.profiled import Profiled
@@ -33,6 +34,7 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
     versions = {"torch": facts.torch, "nccl": facts.nccl}
     tried = with_open_ends(setup, progress, (*progress.outcomes.tried, *progress.outcomes.pending.values()))
     rounding = [ROUNDING_BAND] if any(one.safety == "rounding" for one in tried) else []
+    latencies = latency_note(baselines, tuned if applied else (), setup.options.latency)
     return TuneResult(
         tuning=Tuning(
             command=runner.command,
@@ -67,7 +69,12 @@ def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
         outlook=outlook(setup, progress) if baselines else None,
         separation=runner.separation,
         balanced=_balanced(baselines, tuned),
-        notes=(*progress.notes, *rounding, *output_notes(runner.outputs)),
+        notes=(
+            *progress.notes,
+            *latencies,
+            *rounding,
+            *output_notes(runner.outputs),
+        ),
     )
 
 

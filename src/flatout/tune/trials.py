@@ -7,14 +7,17 @@ from statistics import fmean, median
 
 import msgspec
 
+from flatout.change.arguments import sets_batch
 from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TriedOutcome, TuningEnd
 from flatout.trial.gates import GateResult, check_losses, check_memory
 from flatout.trial.gradient_gate import check_gradients
+from flatout.trial.latency_gate import check_latency
 from flatout.trial.output_gate import check_model_outputs
 from flatout.tune.budget import FEW_TRIALS, num_left, used_up
+from flatout.tune.call_limit import least_calls
 from flatout.tune.progress import Progress, Setup, StoppedError
 from flatout.tune.trial_length import KnownTimes, trial_length
 from flatout.verdict.cost import TIMES, missing, trial_costs
@@ -56,12 +59,13 @@ def next_length(setup: Setup, progress: Progress, changes: ChangeSet) -> StopRul
     if progress.num_steps is not None:
         return progress.num_steps
     is_few = num_left(setup) < FEW_TRIALS
-    return trial_length(
+    rule = trial_length(
         job_times(progress),
         effect=SOUGHT_IN_FEW if is_few else SOUGHT,
         budget_left_s=setup.options.budget_s - setup.runner.spent_s(),
         reference_step_s=_reference_step_s(progress, changes),
     )
+    return msgspec.structs.replace(rule, min_steps=max(rule.min_steps, least_calls(progress.latency)))
 
 
 def job_times(progress: Progress) -> KnownTimes:
@@ -109,7 +113,7 @@ def refusal(progress: Progress, result: TrialResult, changes: ChangeSet) -> Refu
     if absent is not None:
         return Refusal(outcome="failed", reason=absent)
     gate = check_gates(progress, result, changes)
-    return None if gate.is_passed else Refusal(outcome="unsafe", reason=gate.reason)
+    return None if gate.is_passed else Refusal(outcome=gate.outcome, reason=gate.reason)
 
 
 def _other_work(progress: Progress, result: TrialResult) -> str | None:
@@ -149,8 +153,14 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
         ):
             if not gate.is_passed:
                 return msgspec.structs.replace(gate, reason=f"compared with the applied changes: {gate.reason}")
-    memory = check_memory(result, baselines)
-    if not memory.is_passed:
-        return memory
     only_infers = any(trial.model_outputs for trial in baselines)
+    has_other_batch = only_infers and any(sets_batch(change) for change in changes.changes)
+    memory = check_memory(result, baselines)
+    if not memory.is_passed and not has_other_batch:  # a larger batch needs more; too much ends the trial
+        return memory
+    if progress.latency is not None:
+        others = [trial for trial in progress.evidence.of(changes) if trial.index != result.index]
+        latency = check_latency([*others, result], progress.latency)
+        if not latency.is_passed:
+            return latency
     return outputs if only_infers else losses

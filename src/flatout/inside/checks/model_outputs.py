@@ -2,7 +2,8 @@
 
 In: what each call returned. Out: a file of this rank with, for each call, its tensors: shape, norm, a few entries at
 fixed places, and the places of the largest entry along the last dimension, which are a classifier's answers or a
-language model's tokens. Nothing of an output is kept after its call.
+language model's tokens. Of the first samples, which are the rows of a tensor, a few entries each are kept too: they are
+the same samples with another size of the batch. Nothing of an output is kept after its call.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MAX_CALLS = 16
 MAX_TENSORS = 4  # of one call
 MAX_ENTRIES = 64
 MAX_ANSWERS = 64
+MAX_SAMPLES = 64  # of all calls
+MAX_SAMPLE_ENTRIES = 8
 _MAX_DEPTH = 3
 
 
@@ -30,6 +33,7 @@ class ModelOutputRecorder:
 
     def __init__(self) -> None:
         self._calls: dict[int, list[dict[str, Any]]] = {}
+        self._num_samples = 0
 
     def take(self, call: int, output: object) -> None:
         """Keep the digest of the call with this number, if it is one of the first."""
@@ -38,9 +42,10 @@ class ModelOutputRecorder:
         try:
             tensors = []
             for tensor in _tensors(output, _MAX_DEPTH):
-                tensors.append(_digest(tensor))
+                tensors.append(_digest(tensor, MAX_SAMPLES - self._num_samples))
                 if len(tensors) == MAX_TENSORS:
                     break
+            self._num_samples += max((len(tensor.get("samples", ())) for tensor in tensors), default=0)
             self._calls[call] = tensors or [{"shape": []}]  # no tensors: a call whose output is unknown
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("model output")
@@ -70,7 +75,7 @@ def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
         yield from _tensors(each, depth - 1)
 
 
-def _digest(tensor: torch.Tensor) -> dict[str, Any]:
+def _digest(tensor: torch.Tensor, most_samples: int) -> dict[str, Any]:
     shape = list(tensor.shape)
     if tensor.is_nested or tensor.is_sparse or tensor.is_complex() or not tensor.numel():
         return {"shape": shape}
@@ -86,4 +91,15 @@ def _digest(tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.is_floating_point() and tensor.dim() > 1 and shape[-1] > 1:
         rows = tensor.detach().reshape(-1, shape[-1])[:MAX_ANSWERS]
         digest["answers"] = rows.argmax(dim=1).tolist()
+    if tensor.dim() > 1 and most_samples > 0:
+        digest["samples"] = _samples(tensor.detach()[:most_samples])
     return digest
+
+
+def _samples(tensor: torch.Tensor) -> list[list[str]]:
+    """Return entries of each row at places that do not depend on the number of rows, and the row's mean size."""
+    rows = tensor.reshape(len(tensor), -1).to(torch.float64)
+    count = min(MAX_SAMPLE_ENTRIES, rows.shape[1])
+    places = torch.linspace(0, rows.shape[1] - 1, count, dtype=torch.float64).long().to(rows.device)
+    sizes = rows.square().mean(1, keepdim=True).sqrt()
+    return [[str(value) for value in row] for row in torch.cat([rows[:, places], sizes], 1).tolist()]
