@@ -54,13 +54,31 @@ def serve(
         duration("--itl", instead_of="ms", help="Limit of the mean time between tokens, e.g. 50ms."),
     ] = None,
     weights: Annotated[
-        str, typer.Option(metavar="TYPE", help="Type of the weights: bf16, fp16, fp32, fp8, int8, int4 or fp4.")
+        str,
+        typer.Option(metavar="TYPE", help="Type of the weights: bf16, fp16, fp32, fp8, fp8-ffn, int8, int4 or fp4."),
     ] = "bf16",
     kv_cache: Annotated[
         str | None,
         typer.Option(
             metavar="TYPE",
             help="Type of the KV cache: bf16, fp16, fp32, fp8 or int8.  [default: 16 bits]",
+            show_default=False,
+        ),
+    ] = None,
+    max_batched_tokens: Annotated[
+        int,
+        whole_number(
+            least=1,
+            most=_MOST_TOKENS,
+            help="Tokens that the engine computes in one step at most; without chunked prefill its longest prompt.",
+        ),
+    ] = 8192,
+    max_seqs: Annotated[
+        int | None,
+        whole_number(
+            least=1,
+            most=_MOST_TOKENS,
+            help="Requests that the engine holds at a time at most. [default: 1024, with memory to sample 256]",
             show_default=False,
         ),
     ] = None,
@@ -87,7 +105,15 @@ def serve(
         most_ttft_s=None if ttft is None else ttft.seconds,
         most_itl_s=None if itl is None else itl.seconds,
     )
-    request = ServingRequest(model=model, gpu=gpu, weights=weights, cache=kv_cache, load=load)
+    request = ServingRequest(
+        model=model,
+        gpu=gpu,
+        weights=weights,
+        cache=kv_cache,
+        load=load,
+        step_tokens=max_batched_tokens,
+        most_held=max_seqs,
+    )
     plan = planned_serving(request, _note)
     next_command = shlex.join(_next_command(plan, model))
     if html is not None:

@@ -9,9 +9,10 @@ import msgspec
 
 from flatout.plan.clusters import cluster, of_system, system
 from flatout.plan.model_names import executed_file, workload
+from flatout.plan.serving.activations import LargestStep
 from flatout.plan.serving.model import ServedModel, served_model
 from flatout.plan.serving.search import planned
-from flatout.plan.serving.step import Served
+from flatout.plan.serving.step import MOST_REQUESTS, Served
 from flatout.plan.serving.types import cache_bytes, weight_type
 from flatout.records.plan import ClusterSpec
 from flatout.records.serving_plan import ServedLoad, ServingPlan
@@ -28,6 +29,8 @@ class ServingRequest:
     weights: str
     cache: str | None  # None: the weights' type if it has 16 bits or more, else bf16
     load: ServedLoad
+    step_tokens: int = LargestStep().tokens
+    most_held: int | None = None  # None: as many as engines hold by default
 
 
 def planned_serving(request: ServingRequest, note: Callable[[str], object]) -> ServingPlan:
@@ -44,6 +47,7 @@ def planned_serving(request: ServingRequest, note: Callable[[str], object]) -> S
             f"note: `--model` executes `{file}` as you, with all that you may do: plan only with a file that you trust"
         )
     model = served_model(workload(request.model))
+    sampled = LargestStep().requests if request.most_held is None else request.most_held
     copies_of = tuple(
         Served(
             model=model,
@@ -52,6 +56,8 @@ def planned_serving(request: ServingRequest, note: Callable[[str], object]) -> S
             group=group,
             weights=request.weights,
             cache=cache,
+            largest_step=LargestStep(tokens=request.step_tokens, requests=sampled),
+            most_held=request.most_held or MOST_REQUESTS,
         )
         for group in _groups(model, machine)
     )

@@ -24,6 +24,7 @@ class ServingOption(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int
     weight_bytes: float  # on one GPU
     cache_bytes_per_request: float  # on one GPU, for all tokens of one request
+    activation_bytes: float = 0.0  # on one GPU, that the engine keeps for its largest step
     most_concurrent: int  # requests whose caches fit at a time
     rate_per_s: float  # requests that one copy answers within the limits
     rate_interval_per_s: tuple[float, float]
@@ -44,6 +45,7 @@ class RefusedOption(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int
     why: str  # memory, ttft, itl, or heads
     needed_bytes: float | None = None  # on one GPU, for one request
+    usable_bytes: float | None = None  # of one GPU's memory, for weights and cache
     best_s: float | None = None  # the time of a request that is alone, where that is above its limit
 
 
@@ -74,7 +76,9 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     cache: str
     load: ServedLoad
-    usable_bytes: float  # of one GPU's memory, for weights and cache
+    usable_bytes: float  # of one GPU's memory, for weights and cache, with the best option
+    step_tokens: int = 8192  # that the engine computes in one step, at most
+    most_held: int = 1024  # requests that it holds at a time, at most
     options: tuple[ServingOption, ...]  # fewest GPUs first; may be empty
     refused: tuple[RefusedOption, ...]
     cache_needs: tuple[CacheNeed, ...]

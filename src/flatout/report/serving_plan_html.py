@@ -9,11 +9,11 @@ from flatout.records.serving_plan import ServingPlan
 from flatout.report.command import command_line
 from flatout.report.serving_plan_phrases import (
     CACHE_HEADER,
-    LEGEND,
     OPTION_HEADER,
     accuracy_sentence,
     facts,
     headline,
+    legend,
     memory_sentence,
     option_cells,
     refused_words,
@@ -37,7 +37,7 @@ def page_content(plan: ServingPlan, command: Sequence[str], next_command: str) -
         "facts": facts(plan),
         "header": OPTION_HEADER,
         "options": [option_cells(option) for option in plan.options],
-        "legend": LEGEND,
+        "legend": legend(plan),
         "memory": memory_sentence(plan) if plan.options else "",
         "cache_header": CACHE_HEADER,
         "cache": [

@@ -67,16 +67,19 @@ def refused_words(refused: RefusedOption, plan: ServingPlan) -> str:
     """Say why a degree of tensor parallelism is not offered."""
     if refused.why == "memory":
         needed = num_bytes(refused.needed_bytes or 0.0)
-        return f"one request needs {needed} on each GPU, of {num_bytes(plan.usable_bytes)} that engines use"
+        usable = num_bytes(refused.usable_bytes or plan.usable_bytes)
+        return f"one request needs {needed} on each GPU, of {usable} that engines use"
     name = {"ttft": "first token", "itl": "next token"}[refused.why]
     return f"the {name} of a request that is alone takes {seconds(refused.best_s or 0.0)}"
 
 
-LEGEND = (
-    "GPUs: of all copies, with a 90 % interval. TP: GPUs that share a copy. At a time: requests that a copy holds in "
-    "the mean, of those whose KV cache fits. Copy: requests that it answers. Batch: the 1,024 requests that engines "
-    "hold by default."
-)
+def legend(plan: ServingPlan) -> str:
+    """Say what the columns of the options are."""
+    return (
+        "GPUs: of all copies, with a 90 % interval. TP: GPUs that share a copy. At a time: requests that a copy holds "
+        "in the mean, of those whose KV cache fits. Copy: requests that it answers. Batch: the "
+        f"{plan.most_held:,} requests that the engine holds at most."
+    )
 
 
 def memory_sentence(plan: ServingPlan) -> str:
@@ -86,7 +89,8 @@ def memory_sentence(plan: ServingPlan) -> str:
     weights, cache = num_bytes(best.weight_bytes), num_bytes(best.cache_bytes_per_request)
     return (
         f"Each GPU holds {weights} of weights and {cache} of KV cache for each request of {tokens:,} tokens, of "
-        f"{num_bytes(plan.usable_bytes)} that engines use of it by default."
+        f"{num_bytes(plan.usable_bytes)} that engines use of it by default. {num_bytes(best.activation_bytes)} more "
+        f"are kept for activations of {plan.step_tokens:,} tokens a step."
     )
 
 

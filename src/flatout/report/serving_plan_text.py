@@ -5,11 +5,11 @@ from __future__ import annotations
 from flatout.records.serving_plan import ServingPlan
 from flatout.report.serving_plan_phrases import (
     CACHE_HEADER,
-    LEGEND,
     OPTION_HEADER,
     accuracy_sentence,
     facts,
     headline,
+    legend,
     memory_sentence,
     option_cells,
     refused_words,
@@ -25,7 +25,7 @@ def serving_plan_text(plan: ServingPlan, *, style: TextStyle, next_command: str)
     if plan.options:
         rows = [option_cells(option) for option in plan.options]
         lines += text_table(OPTION_HEADER, rows, style=style, flexible=[1])
-        lines += style.wrapped(LEGEND)
+        lines += style.wrapped(legend(plan))
         lines += ["", *style.wrapped(memory_sentence(plan)), "", *_cache_lines(plan, style)]
     if plan.refused:
         lines += ["", style.bold("Not offered")]

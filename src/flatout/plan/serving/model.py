@@ -37,7 +37,9 @@ class ServedModel:
     num_expert_layers: int
     num_heads: int
     hidden: int
+    vocab: int
     dense_weights: int  # in matrices of layers that every token uses
+    attention_weights: int  # of those, in the projections before and after attention
     expert_weights: int  # in matrices of routed experts, all of them
     expert_share: float  # of those, what one token uses
     head_weights: int  # of the product that makes the logits
@@ -70,7 +72,7 @@ def served_model(workload: Workload) -> ServedModel:
     """Return the model as an engine serves it. Raise InputError if it generates no text or its cache is unknown."""
     kinds = layer_kinds(workload)
     _check(workload, kinds)
-    dense = experts = 0
+    dense = experts = attention = 0
     used_experts = 0.0
     for kind in kinds:
         for matrix in kind.matrices:
@@ -80,6 +82,8 @@ def served_model(workload: Workload) -> ServedModel:
                 used_experts += weights * matrix.used / matrix.copies
             else:
                 dense += weights
+            if matrix.part in ("in", "out"):
+                attention += weights
     num_parameters = counts.num_parameters(workload)
     return ServedModel(
         name=workload.name,
@@ -88,7 +92,9 @@ def served_model(workload: Workload) -> ServedModel:
         num_expert_layers=_num_expert_layers(kinds),
         num_heads=workload.num_heads,
         hidden=workload.hidden,
+        vocab=workload.vocab,
         dense_weights=dense,
+        attention_weights=attention,
         expert_weights=experts,
         expert_share=used_experts / experts if experts else 0.0,
         head_weights=workload.vocab * (workload.table_width or workload.hidden),

@@ -23,7 +23,6 @@ from flatout.records.serving_plan import (
     ServingPlan,
 )
 
-MOST_REQUESTS = 1024  # that an engine holds at a time: vLLM's default on GPUs of 70 GB and more
 OF_90_PERCENT = 1.645  # standard deviations on either side of a 90 % interval
 LENGTHS = (1024, 4096, 16_384, 65_536, 131_072)
 
@@ -56,7 +55,9 @@ def planned(copies_of: tuple[Served, ...], load: ServedLoad) -> ServingPlan:
         weights=first.weights,
         cache=first.cache,
         load=load,
-        usable_bytes=first.usable_bytes,
+        usable_bytes=shown.usable_bytes,
+        step_tokens=first.largest_step.tokens,
+        most_held=first.most_held,
         options=tuple(options),
         refused=tuple(refused),
         cache_needs=tuple(_cache_need(shown, tokens) for tokens in LENGTHS),
@@ -70,7 +71,8 @@ def _too_large(served: Served, load: ServedLoad, needed_bytes: float) -> InputEr
     return InputError(
         f"`{served.model.name}` must fit on GPUs that share one copy, but needs {_gib(needed_bytes)} GiB on {gpus} for "
         f"one request of {tokens:,} tokens, of {_gib(served.usable_bytes)} GiB that engines use",
-        hint="pass a GPU with more memory, --weights fp8 or int4, --kv-cache fp8, or fewer tokens",
+        hint="pass a GPU with more memory, --weights fp8 or int4, --kv-cache fp8, fewer tokens, or a smaller "
+        "--max-batched-tokens",
     )
 
 
@@ -81,7 +83,9 @@ def _option(
     fitting = served.most_concurrent(tokens)
     if fitting < 1:
         needed = served.weight_bytes + served.cache_bytes(tokens)
-        return RefusedOption(tensor_parallel=served.group, why="memory", needed_bytes=needed)
+        return RefusedOption(
+            tensor_parallel=served.group, why="memory", needed_bytes=needed, usable_bytes=served.usable_bytes
+        )
     most = _most_within(served, load, constants, fitting)
     if isinstance(most, RefusedOption):
         return most
@@ -91,12 +95,14 @@ def _option(
     rate = most.state.rate_per_s
     copies = _copies(load.rate_per_s, rate)
     slow_copies = _copies(load.rate_per_s, slow) if slow else None
-    shared = at_rate(served, constants, load.rate_per_s / copies, load.input_tokens, load.output_tokens, _held(fitting))
+    held = _held(served, fitting)
+    shared = at_rate(served, constants, load.rate_per_s / copies, load.input_tokens, load.output_tokens, held)
     state = shared or most.state
     return ServingOption(
         tensor_parallel=served.group,
         weight_bytes=served.weight_bytes,
         cache_bytes_per_request=served.cache_bytes(tokens),
+        activation_bytes=served.activation_bytes,
         most_concurrent=fitting,
         rate_per_s=rate,
         rate_interval_per_s=(slow, fast),
@@ -125,7 +131,7 @@ def _most_within(served: Served, load: ServedLoad, constants: StepConstants, fit
     if broken is not None:
         best_s = alone.ttft_s if broken == "ttft" else alone.itl_s
         return RefusedOption(tensor_parallel=served.group, why=broken, best_s=best_s)
-    held = _held(fitting)
+    held = _held(served, fitting)
     all_held = state_of(float(held))
     limited_by = _broken(all_held, load)
     if limited_by is None:
@@ -161,8 +167,8 @@ def _broken(state: SteadyState, load: ServedLoad) -> str | None:
     return None
 
 
-def _held(fitting: int) -> int:
-    return min(fitting, MOST_REQUESTS)
+def _held(served: Served, fitting: int) -> int:
+    return min(fitting, served.most_held)
 
 
 def _copies(wanted_per_s: float, rate_per_s: float) -> int:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 from flatout.errors import InputError
 from flatout.plan.inputs import ASSUMED_SHARE
-from flatout.plan.serving.constants import RESERVE_BYTES, UTILISATION, StepConstants
+from flatout.plan.serving.activations import LargestStep, activation_bytes
+from flatout.plan.serving.constants import CONTEXT_BYTES, UTILISATION, StepConstants
 from flatout.plan.serving.model import ServedModel
 from flatout.plan.serving.types import cache_bytes, weight_type, wide_bytes
 from flatout.records.plan import ClusterSpec
 
 _LOW = ("fp8", "fp4")
+_USUAL_STEP = LargestStep()
+MOST_REQUESTS = 1024  # that an engine holds at a time: vLLM's default on GPUs of 70 GB and more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class Served:
     weights: str
     cache: str
     has_own_attention: bool = False  # each GPU runs the attention of other requests
+    largest_step: LargestStep = _USUAL_STEP
+    most_held: int = MOST_REQUESTS  # requests at a time
 
     @property
     def compute_type(self) -> str:
@@ -54,8 +59,18 @@ class Served:
     def weight_bytes(self) -> float:
         """Return the bytes of the weights on one GPU."""
         model = self.model
-        narrow = (model.dense_weights + model.expert_weights) * weight_type(self.weights).bytes_per_weight
+        narrow = self.bytes_of(model.dense_weights + model.expert_weights)
         return (narrow + model.wide_parameters * wide_bytes(self.weights)) / self.group
+
+    @property
+    def wide_weights(self) -> int:
+        """Return the weights in matrices of layers that stay in 16 bits: those of attention, with some types."""
+        return self.model.attention_weights if weight_type(self.weights).is_of_feed_forward else 0
+
+    def bytes_of(self, weights: float) -> float:
+        """Return the bytes of this many weights in matrices of layers, those of attention among them."""
+        wide = self.wide_weights
+        return (weights - wide) * weight_type(self.weights).bytes_per_weight + wide * wide_bytes(self.weights)
 
     def cache_bytes(self, tokens: float) -> float:
         """Return the bytes that a request of `tokens` keeps on one GPU.
@@ -69,7 +84,12 @@ class Served:
     @property
     def usable_bytes(self) -> float:
         """Return what an engine uses of one GPU's memory for weights and caches."""
-        return self.cluster.memory_bytes * UTILISATION - RESERVE_BYTES
+        return self.cluster.memory_bytes * UTILISATION - CONTEXT_BYTES - self.activation_bytes
+
+    @property
+    def activation_bytes(self) -> float:
+        """Return what an engine keeps of one GPU's memory for the activations of its largest step."""
+        return activation_bytes(self.model, self.group, wide_bytes(self.weights), self.largest_step)
 
     def most_concurrent(self, tokens: float) -> int:
         """Return the requests of this length whose caches fit in addition to the weights."""
@@ -106,20 +126,25 @@ def _weights_read_s(served: Served, constants: StepConstants, requests: float) -
     """Return the time to read the weights that a step of `requests` uses: of experts, those that one chose."""
     model = served.model
     touched = 1.0 - float((1.0 - model.expert_share) ** requests)
-    per_weight = weight_type(served.weights).bytes_per_weight
-    narrow = (model.dense_weights + model.expert_weights * touched) * per_weight
+    narrow = served.bytes_of(model.dense_weights + model.expert_weights * touched)
     head = model.head_weights * wide_bytes(served.weights)
     return (narrow + head) / served.group / (served.cluster.memory_bytes_per_s * constants.memory)
 
 
 def _products_s(served: Served, constants: StepConstants, tokens: float, *, with_head: bool = True) -> float:
-    model, compute_type = served.model, served.compute_type
-    rate = served.rate(compute_type) * constants.matmul
-    if compute_type in _LOW:
-        rate *= constants.low
+    model, wide = served.model, served.wide_weights
     of_experts = model.expert_weights * model.expert_share
     weights = model.dense_weights + of_experts / constants.experts + (model.head_weights if with_head else 0)
-    return 2.0 * weights * tokens / served.group / rate
+    products_s = (weights - wide) / _product_rate(served, constants, served.compute_type)
+    if wide:
+        products_s += wide / _product_rate(served, constants, "bf16")
+    return 2.0 * products_s * tokens / served.group
+
+
+def _product_rate(served: Served, constants: StepConstants, compute_type: str) -> float:
+    """Return the operations per second of a GPU's matrix multiplications in a type."""
+    rate = served.rate(compute_type) * constants.matmul
+    return rate * constants.low if compute_type in _LOW else rate
 
 
 def _reductions_s(served: Served, constants: StepConstants, tokens: float) -> float:

@@ -12,6 +12,7 @@ class WeightType(NamedTuple):
 
     bytes_per_weight: float  # with the scales
     computes_in: str  # type of the matrix multiplications, of the GPU's peaks
+    is_of_feed_forward: bool = False  # the projections of attention stay in 16 bits
 
 
 # int4: one 16-bit scale and one 4-bit zero point for 128 weights (AWQ, GPTQ); fp4: one 8-bit scale for 16 (NVFP4).
@@ -21,6 +22,7 @@ WEIGHTS = {
     "bf16": WeightType(2.0, "bf16"),
     "fp16": WeightType(2.0, "fp16"),
     "fp8": WeightType(1.0, "fp8"),
+    "fp8-ffn": WeightType(1.0, "fp8", is_of_feed_forward=True),
     "int8": WeightType(1.0, "bf16"),
     "int4": WeightType(0.5 + 2.5 / 128, "bf16"),
     "fp4": WeightType(0.5 + 1 / 16, "fp4"),
