@@ -1,11 +1,12 @@
 """A small convolutional network and a small transformer on scikit-learn's digits, for `compress_digits.py`.
 
-    python compress_digits_job.py train|eval|infer|distil|qat cnn|transformer FOLDER [BATCH]
+    python compress_digits_job.py train|eval|infer|distil|qat cnn|transformer|outliers FOLDER [BATCH]
 
 FOLDER has `digits.npz` with 1,797 images of 8 x 8 (`x`, 0 to 1) and their labels (`y`). The first 900 are trained on.
 `distil` trains a transformer of a quarter of the width on the answers of the one in FOLDER as well, and `infer` and
-`eval` take it as the model `student`. `qat` trains with weights that are rounded to four bits, and prints the accuracy
-in four bits before and after.
+`eval` take it as the model `student`. `outliers` is the transformer with two hidden units of its first layer scaled
+by 3,000, and their weights in the next matrix by the inverse: it computes the same. `qat` trains with weights that
+are rounded to four bits, and prints the accuracy in four bits before and after.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 TRAINED = 900
-WIDTHS = {"transformer": 256, "student": 64}
+WIDTHS = {"transformer": 256, "student": 64, "outliers": 256}
+OUTLIER = 3000.0
 
 
 class Rows(nn.Module):
@@ -85,7 +87,17 @@ def train(name: str, folder: Path, teacher: nn.Module | None = None) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+    if name == "outliers":
+        scale_units(model.encoder.layers[0])
     torch.save(model.state_dict(), folder / f"{name}.pt")
+
+
+@torch.no_grad()
+def scale_units(layer: nn.Module, count: int = 2) -> None:
+    """Scale the first hidden units of the feed-forward, between which there is a ReLU, and undo it after them."""
+    layer.linear1.weight[:count] *= OUTLIER
+    layer.linear1.bias[:count] *= OUTLIER
+    layer.linear2.weight[:, :count] /= OUTLIER
 
 
 class Rounded(nn.Module):

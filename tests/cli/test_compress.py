@@ -1,4 +1,4 @@
-"""`flatout compress` as a user runs it: what is refused, and a small model in two unmodified scripts."""
+"""`flatout compress` as a user runs it: what is refused, and small models in two unmodified scripts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,30 @@ import flatout as package
 
 pytestmark = pytest.mark.usefixtures("warm")
 
+# One unit of the first layer is 3,000 times as large, and the next layer makes up for it: in int8 all others vanish.
 MODEL = """
 import json
 import torch
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)).eval()
-data = torch.randn(800, 16)
+layers = [torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)]
+model, data = torch.nn.Sequential(*layers).eval(), torch.randn(800, 16)
+first, _, second, _, last = layers
+def logits(rows):
+    return last(torch.relu(second(torch.relu(first(rows)))))  # calls layers, and not the model
+with torch.no_grad():
+    first.bias[0] = 5.0
+    last.bias -= logits(data).mean(0)
+    labels = logits(data).argmax(1)
+    first.weight[0] *= 3000
+    first.bias[0] *= 3000
+    second.weight[:, 0] /= 3000
 """
 EVAL = (
     MODEL
     + """
 with torch.no_grad():
-    right = (model(data).norm(dim=1) > 0).int().tolist()
+    right = (model(data).argmax(1) == labels).int().tolist()
 print(json.dumps({"accuracy": sum(right) / len(right), "samples": right}))
 """
 )
@@ -38,6 +49,33 @@ with torch.inference_mode():
         model(data[:8])
 """
 )
+# A file that the package `onnx` ships: a convolution from 16 to 13 channels.
+ONNX_MODEL = """
+import sys
+import numpy as np
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+(given,) = session.get_inputs()
+data = np.random.RandomState(0).standard_normal((5, *given.shape)).astype("float32")
+def run(images):
+    return session.run(None, {given.name: images})[0]
+"""
+ONNX_EVAL = (
+    ONNX_MODEL
+    + """
+import json
+from pathlib import Path
+kept = Path(__file__).with_name("answers.npy")
+found = np.array([run(images)[:, :, ::16, ::16].argmax(1) for images in data]).ravel()
+if not kept.exists():
+    np.save(kept, found)
+right = (found == np.load(kept)).astype(int).tolist()
+print(json.dumps({"agreement": sum(right) / len(right), "samples": right}))
+"""
+)
+ONNX_BENCH = ONNX_MODEL + "for _ in range(100_000):\n    run(data[0])\n"
 
 
 def flatout(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -82,30 +120,52 @@ def test_an_evaluation_that_prints_no_metric_is_one_line(tmp_path: Path) -> None
     assert done.stderr.startswith("error: the evaluation of the untouched model fails: `--eval` printed no `accuracy`")
 
 
-def test_a_model_in_two_unmodified_scripts(tmp_path: Path) -> None:
-    """One variant is applied and judged; what is written has the sizes of the files."""
+def test_layers_that_cost_too_much_are_left_out_in_two_unmodified_scripts(tmp_path: Path) -> None:
+    """All variants fail; the layer that does it is found by a measurement, and what is written has the files' sizes."""
     (tmp_path / "eval.py").write_text(EVAL)
     (tmp_path / "infer.py").write_text(BENCH)
-    commands = ["--eval", f"{sys.executable} eval.py", "--bench", f"{sys.executable} infer.py"]
+    commands = ["--eval", f"{sys.executable} eval.py", "--bench", f"{sys.executable} infer.py", "--max-loss", "5%"]
     options = ["--variants", "int8-dynamic", "--trials", "4", "--out", "out", "--json"]
     done = flatout(*BASE, *commands, *options, cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     result = json.loads(done.stdout)
-    (variant,) = result["variants"]
-    assert (variant["outcome"], variant["modules"], variant["num_modules"]) == ("measured", ["0", "2"], 2)
-    assert (variant["search"]["outcome"], variant["search"]["num_samples"]) == ("non_inferior", 400)
-    assert variant["speeds"][0]["verdict"]["num_candidates"] == 2
-    assert variant["disk_bytes"] == (tmp_path / variant["disk_path"]).stat().st_size
-    assert variant["memory_bytes"] > 1 << 20
-    assert 0 < variant["load_s"] < 60
-    assert result["untouched"]["weight_bytes"] == 4 * (16 * 64 + 64 + 64 * 4 + 4)
-    assert result["ended_by"] == "all_tried"
+    whole, part = result["variants"]
+    assert (whole["modules"], whole["search"]["outcome"], whole["speeds"]) == (["0", "2", "4"], "inferior", [])
+    assert (part["name"], part["skipped"], part["modules"]) == ("int8-dynamic without 1", ["2"], ["0", "4"])
+    assert (part["search"]["outcome"], part["search"]["num_samples"]) == ("non_inferior", 400)
+    assert (part["kind"], part["num_modules"]) == ("int8-dynamic", 3)
+    assert part["speeds"][0]["verdict"]["num_candidates"] == 2
+    assert part["disk_bytes"] == (tmp_path / part["disk_path"]).stat().st_size
+    assert part["memory_bytes"] > 1 << 20
+    assert 0 < part["load_s"] < 60
+    assert result["untouched"]["weight_bytes"] == 4 * (16 * 64 + 64 * 64 + 64 * 4 + 64 + 64 + 4)
     other = flatout(*BASE, *commands, *options, "--max-loss", "2%", cwd=tmp_path)
     assert other.returncode == 2
     assert other.stderr.startswith("error: out already has a result")
     before = sorted((tmp_path / "out").rglob("recording"))
     again = flatout(*BASE, *commands, *options, cwd=tmp_path)
     assert "resuming with" in again.stderr
-    resumed = json.loads(again.stdout)
-    assert resumed["variants"] == result["variants"]
+    assert json.loads(again.stdout)["variants"] == result["variants"]
     assert sorted((tmp_path / "out").rglob("recording")) == before
+
+
+def test_a_file_of_onnx_that_a_package_ships(tmp_path: Path) -> None:
+    """Its int8 variant stands in the place of {model} in both commands, and is judged by the answers of the file."""
+    import onnx
+
+    shipped = Path(onnx.__file__).parent / "backend/test/data/pytorch-operator/test_operator_conv/model.onnx"
+    (tmp_path / "eval.py").write_text(ONNX_EVAL)
+    (tmp_path / "infer.py").write_text(ONNX_BENCH)
+    commands = ["--eval", f"{sys.executable} eval.py {{model}}", "--bench", f"{sys.executable} infer.py {{model}}"]
+    limits = ["--metric", "agreement", "--max-loss", "10%", "--variants", "file-int8", "--trials", "4"]
+    done = flatout(*commands, *limits, "--model", shipped, "--out", "out", "--json", cwd=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads(done.stdout)
+    (variant,) = result["variants"]
+    assert (variant["outcome"], variant["search"]["outcome"]) == ("measured", "non_inferior")
+    assert variant["search"]["num_samples"] == 450  # half of 5 x 20 images at 3 x 3 places
+    assert variant["search"]["variant"] < 1  # it is not the same file
+    assert variant["model_path"] == str(tmp_path / "out/variants/file-int8/model.onnx")
+    assert variant["disk_bytes"] == Path(variant["model_path"]).stat().st_size < shipped.stat().st_size / 2
+    assert variant["speeds"][0]["verdict"]["num_candidates"] == 2
+    assert result["untouched"]["disk_path"] == str(shipped)

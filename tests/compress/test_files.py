@@ -71,6 +71,16 @@ def test_what_is_not_onnx_is_not_made(tmp_path: Path) -> None:
         make_model("file-int8", tmp_path / "model.onnx", tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["file-int8", "file-fp16"])
+def test_a_file_whose_weights_stay_as_they_are_is_not_made(tmp_path: Path, name: str) -> None:
+    """ONNX Runtime ships a regression whose weights are attributes: int8 finds none, and float16 only adds casts."""
+    import onnxruntime
+
+    shipped = Path(onnxruntime.__file__).parent / "datasets/logreg_iris.onnx"
+    with pytest.raises(NotMadeError):
+        make_model(name, shipped, tmp_path)
+
+
 def test_a_folder_in_bfloat16_is_what_torch_makes_of_it(tmp_path: Path) -> None:
     """Ties, infinities and NaN too; other files are copied, and the type in the configuration is changed."""
     folder = tmp_path / "model"

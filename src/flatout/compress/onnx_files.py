@@ -7,9 +7,14 @@ be made. The packages `onnx` and `onnxruntime` of this Python make it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
 
 FILE = "model.onnx"
 
@@ -50,7 +55,23 @@ def make_file(name: str, model: Path, folder: Path) -> Path:
             raise NotMadeError(f"{error.name} is not installed in Flatout's environment") from error
         except Exception as error:
             raise NotMadeError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        if _weight_bytes(path) >= _weight_bytes(model):
+            raise NotMadeError("it has no weights that this variant stores in fewer bytes")
     return path
+
+
+def _weight_bytes(path: Path) -> int:
+    """Return the bytes of the tensors that the file stores beside its operators, such as the weights of products."""
+    import onnx
+
+    sizes = [(tensor.dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)) for tensor in _tensors(path)]
+    return sum(math.prod(dims) * kind.itemsize for dims, kind in sizes)
+
+
+def _tensors(path: Path) -> Sequence[TensorProto]:
+    import onnx
+
+    return onnx.load(str(path), load_external_data=False).graph.initializer
 
 
 @contextmanager
