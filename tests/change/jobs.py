@@ -88,6 +88,7 @@ EVERY_KIND = (
     facts(device="cpu", only_infers=True, has_onnx=True),
     facts(device="cuda", only_infers=True, has_transformers=True, threads_per_rank=8),
     facts(device="cpu", only_infers=True, threads_per_rank=8, cores_allowed=16.0),
+    facts(device="cpu", only_infers=True, loader_workers=0, limited_batch=8),
 )
 
 

@@ -25,7 +25,7 @@ EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for chan
 WITHOUT_A_CHANGE = {
     "pipeline-bubble", "late-in-turn", "idle-devices",
     "periodic-stall", "epoch-sawtooth", "drift",
-    "separate-reductions", "repeated-prefill", "small-batch",
+    "separate-reductions", "repeated-prefill",
 }  # fmt: skip
 
 

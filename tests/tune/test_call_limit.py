@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.change.jobs import facts
+from tests.change.jobs import diagnosis, facts
 from tests.trial.training import trial
 from tests.tune.simulated import STEP_S, SimulatedRunner, tuned
 
 from flatout.change.arguments import knob_changes, parse_knob
+from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import InputError, UsageError
 from flatout.records.call_limit import CallLimit
 from flatout.records.change import ChangeSet
+from flatout.records.stop_rule import StopRule
 from flatout.records.trial import OutputDigest, TrialResult
 from flatout.records.tuning import TuneResult
 from flatout.trial.latency_gate import call_percentile_s, check_latency
 from flatout.tune.call_limit import least_calls, parse_call_limit
+from flatout.tune.profiled import Profiled
 from flatout.tune.result import is_better
 
 # A call takes 0.2 s and 6.25 ms more for each sample: 0.25 s at batch 8.
-CALLS_S = {8: 0.25, 16: 0.3, 32: 0.4, 64: 0.6}
+CALLS_S = {8: 0.25, 16: 0.3, 32: 0.4, 64: 0.6, 128: 1.0}
 KNOB = "batch={8,16,32,64}:--batch {}"
 
 
@@ -141,3 +144,34 @@ def test_a_batch_is_exact_only_in_a_script_that_only_infers() -> None:
     for knob, job in ((KNOB, facts()), (KNOB.replace("batch=", "layers="), facts(only_infers=True))):
         with pytest.raises(UsageError, match="is semantic"):
             knob_changes(parse_knob(knob), command, job)
+
+
+def test_without_an_own_knob_larger_batches_of_the_scripts_loader_are_tried() -> None:
+    """The patch cuts the same samples into batches of 16, 32, 64 and 128; the trace shows compute."""
+
+    class OfLoader(SimulatedRunner):
+        def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+            seen = diagnosis({}, step_s=STEP_S, parts={"compute": 0.2})
+            done = Diagnosed(diagnosis=seen, job=None, sources={})  # type: ignore[arg-type]
+            return msgspec.structs.replace(super().profile(changes, rule), done=done)
+
+    def ends(index: int, changes: ChangeSet) -> dict[str, object]:
+        sizes = [int(change.value) for change in changes.changes if change.knob.name == "loader-batch"]
+        return of_inference(index, ChangeSet()) | {"samples_per_step": float(sizes[0] if sizes else 8)}
+
+    def result_with(limit: str | None, **more: object) -> TuneResult:
+        runner = OfLoader(
+            {f"loader-batch={batch}": STEP_S / call_s for batch, call_s in CALLS_S.items()},
+            ends=ends,
+            job=facts(only_infers=True, wrapper=None, loader_workers=0, device="cpu"),
+            costs={},
+            step_sd=0.01,
+        )
+        return tuned(runner, latency=parse_call_limit(limit), max_screened=10, **more)
+
+    result = result_with("p99<500ms")
+    outcomes = {one.name: one.outcome for one in result.tried}
+    assert outcomes["loader-batch=64"] == outcomes["loader-batch=128"] == "over the limit"
+    assert result.tuning.changes.name == "loader-batch=32"
+    for without in (result_with(None), result_with("p99<500ms", knobs=(KNOB,))):
+        assert not any(one.name.startswith("loader-batch") for one in without.tried)

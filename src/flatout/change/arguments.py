@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from flatout.change.batches import LOADER_BATCH
 from flatout.change.candidates import is_allowed
 from flatout.change.setting import setting
 from flatout.errors import UsageError
@@ -150,8 +151,8 @@ def _with_lamb(
 
 
 def sets_batch(change: Change) -> bool:
-    """Whether the change is an argument of the script that sets the size of its batches."""
-    return change.argument is not None and _BATCH in change.knob.name
+    """Whether the change sets the size of batches: an argument of the script, or of its loader where it infers."""
+    return _BATCH in change.knob.name and (change.argument is not None or change.knob.name == LOADER_BATCH.name)
 
 
 def _size(values: Sequence[str]) -> float:

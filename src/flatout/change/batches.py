@@ -1,4 +1,5 @@
-"""Batches of samples of like length: less padding, and steps that take equally long on all ranks.
+"""Batches of samples of like length: less padding, and steps that take equally long on all ranks. And larger batches
+for a script that only infers, where the user limits the latency of its calls.
 
 The recording shows whether lengths differ: by how much the length to which its batches are padded varies. Whether the
 script's loader can be balanced is seen only in the job, where the patch says why not.
@@ -55,10 +56,33 @@ TOKEN_BUDGET = Knob(
     ),
     source=_SOURCE,
 )
-KNOBS = (LENGTH_BUCKETS, TOKEN_BUDGET)
+LARGER = (2, 4, 8, 16)  # times the script's samples in a batch
+LOADER_BATCH = Knob(
+    name="loader-batch",
+    family=FAMILY,
+    summary="larger batches from the script's DataLoader, as far as the user's limit of latency allows",
+    safety="exact",
+    answers={"small-batch": 1.0},
+    reduces={"compute": 0.9},
+    needs=(
+        Need(fact="only_infers", relation="is", value=True),
+        Need(fact="limited_batch", relation="at least", value=1),
+        Need(fact="loader_workers", relation="at least", value=0),
+    ),
+    valid=ValidRange(least=1, most=100_000),
+    doc=(
+        "Offered with `--latency` alone, because the first sample of a batch waits for the last one. The samples and"
+        " their order stay, and their outputs are compared one by one. It needs more memory."
+    ),
+    source="torch.utils.data documentation, automatic batching",
+)
+KNOBS = (LENGTH_BUCKETS, TOKEN_BUDGET, LOADER_BATCH)
 
 
 def changes(facts: JobFacts) -> Iterator[Change]:
+    for times in LARGER if facts.limited_batch else ():
+        size = times * (facts.limited_batch or 1)
+        yield setting(LOADER_BATCH, size, patch="loader_batch", size=size)
     if facts.loader_length_spread is None:
         return
     yield setting(LENGTH_BUCKETS, patch="balanced_batches")

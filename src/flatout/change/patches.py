@@ -20,6 +20,8 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
         "persistent_workers": (True,),
         "multiprocessing_context": ("forkserver",),
     },
+    # DataLoader.__init__: batch_size, where the loader makes its batches itself.
+    "loader_batch": {"size": range(1, 100_001)},
     # DataLoader.__init__: batches of samples of like length, or of at most N tokens with their padding.
     "balanced_batches": {"max_tokens": range(1, 100_000_001)},
     # Tensor.to, .cuda and Module.to from pinned host memory to the device: non_blocking=True. Never the other way.

@@ -42,6 +42,14 @@ def _dataloader(patch: Patch) -> Lines:
     )
 
 
+def _loader_batch(patch: Patch) -> Lines:
+    return _function(
+        "make_loader_of_batches(dataset, **yours)",
+        "# Your own keywords, with the size of the batch replaced.",
+        f"return torch.utils.data.DataLoader(dataset, **(yours | dict(batch_size={patch.parameters['size']})))",
+    )
+
+
 def _balanced_batches(patch: Patch) -> Lines:
     budget = patch.parameters.get("max_tokens")
     size = (
@@ -335,6 +343,7 @@ def _bind_cores(patch: Patch) -> Lines:
 
 SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "dataloader": _dataloader,
+    "loader_batch": _loader_batch,
     "balanced_batches": _balanced_batches,
     "non_blocking_copies": _non_blocking,
     "ddp": _ddp,

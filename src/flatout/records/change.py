@@ -156,6 +156,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     wrapper: str | None = None  # ddp | fsdp2
     passes_per_step: int | None = None  # forward and backward passes between two optimizer steps
     only_infers: bool | None = None  # its steps are calls of a model without gradients
+    limited_batch: int | None = None  # samples of a call, where the user limits its latency, and no own knob sets them
     find_unused_parameters: bool | None = None
     loader_workers: int | None = None
     loader_prefetch: int | None = None

@@ -41,7 +41,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
 
     Only a few values of each knob are among them.
     """
-    profiled = _with_values_from_the_trace(_with_loader_load(profiled))
+    profiled = _with_values_from_the_trace(_with_loader_load(_with_limited_batch(setup, progress, profiled)))
     progress, profiled = _with_measured_collectives(setup, progress, profiled)
     progress = _with_note_on_workers(setup, progress, profiled)
     progress = _with_note_on_not_allowed(setup, progress, profiled)
@@ -101,6 +101,16 @@ def split_by_gain(
         if change.knob.only_if_it_pays and change.name in predictions and predictions[change.name].speedup < MIN_SPEEDUP
     ]
     return [change for change in possible if change not in not_paying], not_paying
+
+
+def _with_limited_batch(setup: Setup, progress: Progress, profiled: Profiled) -> Profiled:
+    """Return the profile with the samples of a call, where their latency is limited and no own knob sets them."""
+    samples = progress.evidence.baselines[0].samples_per_step
+    has_own_knob = any("batch" in parse_knob(text).name for text in setup.options.knobs)
+    if setup.options.latency is None or not samples or has_own_knob:
+        return profiled
+    facts = msgspec.structs.replace(profiled.facts, limited_batch=max(round(samples), 1))
+    return msgspec.structs.replace(profiled, facts=facts)
 
 
 def _with_loader_load(profiled: Profiled) -> Profiled:

@@ -96,7 +96,7 @@ def _reference_step_s(progress: Progress, changes: ChangeSet) -> float | None:
     A trial of the applied changes has no reference: it is one.
     """
     added = progress.applied.added(changes)
-    does_other_work = any(change.argument is not None for change in added)
+    does_other_work = any(change.argument is not None or sets_batch(change) for change in added)
     if not added or does_other_work or progress.objective not in TIMES or not progress.current_trials:
         return None
     return fmean(fmean(trial.step_s) for trial in progress.current_trials)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from flatout.inside.patches import compile as compile_module
 from flatout.inside.patches import models as models_module
 from flatout.inside.patches import report as report_module
 from flatout.inside.patches.compile import compile as compile_in_place
 from flatout.inside.patches.kv_cache import kv_cache
+from flatout.inside.patches.loader_batch import loader_batch
 from flatout.inside.patches.models import _Models
 from flatout.inside.patches.num_threads import num_threads
 from flatout.inside.patches.report import Report, Reports
@@ -71,6 +74,28 @@ def test_threads_hold_against_the_script_but_not_against_a_worker_of_a_loader(mo
     worker = {"__name__": "torch.utils.data._utils.worker", "torch": torch}
     exec("torch.set_num_threads(1)", worker)
     assert counts[-1] == 1
+
+
+def test_batches_are_cut_at_other_places_of_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TensorDataset(torch.arange(10))
+
+    def shuffled() -> list[list[int]]:
+        generator = torch.Generator().manual_seed(0)
+        return [batch.tolist() for (batch,) in DataLoader(data, 2, shuffle=True, generator=generator)]
+
+    before = shuffled()
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    one = report()
+    loader_batch(one, size=4)
+    after = shuffled()
+    assert [len(batch) for batch in after] == [4, 4, 2]
+    assert list(chain(*after)) == list(chain(*before)) != list(range(10))
+    assert [len(batch) for (batch,) in DataLoader(data, batch_size=3, drop_last=True)] == [4, 4]
+    assert one.details == {"loaders": 2}
+    whole = BatchSampler(SequentialSampler(data), 5, drop_last=False)
+    assert [len(batch) for (batch,) in DataLoader(data, batch_sampler=whole)] == [5, 5]
+    assert [int(sample) for (sample,) in DataLoader(data, batch_size=None)] == list(range(10))
+    assert one.details == {"loaders": 2}
 
 
 class Generation:

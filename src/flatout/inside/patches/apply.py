@@ -21,6 +21,7 @@ from flatout.inside.protocol import Variable
 MODULES: Mapping[str, str] = {
     "bind_cores": "bind_cores",
     "num_threads": "num_threads",
+    "loader_batch": "loader_batch",
     "dataloader": "dataloader",
     "balanced_batches": "balanced_batches",
     "non_blocking_copies": "copies",

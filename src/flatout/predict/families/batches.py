@@ -11,4 +11,9 @@ def by_length(situation: Situation, change: Change) -> str:
     return "a trace does not contain the lengths of samples before they are padded"
 
 
-MODELS = {"batches-by-length": by_length, "batches-by-tokens": by_length}
+def by_size(situation: Situation, change: Change) -> str:
+    del situation, change
+    return "how a call's time grows with its batch depends on the operators: a trial shows it"
+
+
+MODELS = {"batches-by-length": by_length, "batches-by-tokens": by_length, "loader-batch": by_size}
