@@ -61,7 +61,7 @@ class Benched(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     is_applied: bool = True  # False: the benchmark's model was not changed, although that of the evaluation was
     is_interrupted: bool = False
-    is_open: bool = False  # a limit or a signal ended it before it was decided: it can go on
+    is_open: bool = False  # a limit or a signal ended it before it was decided: it can continue
 
 
 class CompressionBackend(Protocol):

@@ -1,8 +1,8 @@
-"""Keep what each run of a compression found as it ends, so that the same command goes on after an interruption.
+"""Keep what each run of a compression found as it ends, so that the same command continues after an interruption.
 
 In: a folder and what identifies the compression. Out: a backend that answers from `runs.jsonl` what that has, and runs
 the rest. What failed, and a comparison that a limit or a signal ended, are not kept as ended: they are run again, and
-the comparison goes on with the trials in its own journal. A line that was truncated as the process died is ignored.
+the comparison continues with the trials in its own journal. A line that was truncated as the process died is ignored.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     gradients: tuple[GradientNorms, ...] = ()  # per optimizer, in the order of first use; (): unknown
     start: tuple[StartState, ...] = ()  # per optimizer, as `gradients`; (): unknown
     model_outputs: tuple[OutputDigest, ...] = ()  # of a script that only infers; (): unknown
-    has_overlapping_calls: bool = False  # several threads call the model at once: a step is no call's latency
+    has_overlapping_calls: bool = False  # several threads call the model at once: a step is not the latency of a call
     padding: Padding | None = None  # None: no batches were balanced
     loader_workers: Count | None = None  # of a rank's DataLoader; random augmentation depends on their number
     has_other_samples: bool = False  # its loader drew from another seed, to show how far losses differ by the samples

@@ -70,7 +70,7 @@ class _Scale:
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
 
     def sizes(self) -> list[float]:
-        """Return sizes from 0 on, a round step apart."""
+        """Return sizes from 0, a round step apart."""
         step = next((step for step in _SIZE_STEPS if self._most_size / step < _MOST_TICKS - 1), self._most_size)
         return [step * number for number in range(int(self._most_size / step) + 1)]
 

@@ -90,7 +90,7 @@ def memory_sentence(plan: ServingPlan) -> str:
     return (
         f"Each GPU holds {weights} of weights and {cache} of KV cache for each request of {tokens:,} tokens, of "
         f"{num_bytes(plan.usable_bytes)} that engines use of it by default. {num_bytes(best.activation_bytes)} more "
-        f"are kept for activations of {plan.step_tokens:,} tokens a step."
+        f"are kept for activations of {plan.step_tokens:,} tokens in one step."
     )
 
 

@@ -3,7 +3,7 @@
 In: a model, the GPUs that share it, and the largest step. Out: bytes on one GPU. Two moments compete. In a layer, the
 down projection: every token holds its hidden state, the residual and the output, and the inner values of the
 feed-forward, which the GPUs share. In sampling: the logits of every request, with their probabilities and sorted
-copies, which each GPU has in full, beside the hidden states.
+copies, which each GPU has in full, in addition to the hidden states.
 
 `catalog/serving_memory.toml` has what profile runs measured; the formula is within 7 % of each.
 """
@@ -26,7 +26,7 @@ class LargestStep:
     """The most that an engine computes in one step."""
 
     tokens: int = 8192  # without chunked prefill the longest prompt that it accepts
-    requests: int = 256  # of which it samples a token
+    requests: int = 256  # whose next tokens it samples
 
 
 def activation_bytes(model: ServedModel, group: int, element_bytes: float, step: LargestStep) -> float:
