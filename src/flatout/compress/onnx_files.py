@@ -61,7 +61,7 @@ def make_file(name: str, model: Path, folder: Path) -> Path:
 
 
 def _weight_bytes(path: Path) -> int:
-    """Return the bytes of the tensors that the file stores in addition to its operators, such as the weights of products."""
+    """Return the bytes of the tensors that the file stores next to its operators, such as weights of products."""
     import onnx
 
     sizes = [(tensor.dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)) for tensor in _tensors(path)]
