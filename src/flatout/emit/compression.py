@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.emit.heading import MASKED, measured_words, one_comment_line
+from flatout.inside.protocol import Variable
 from flatout.records.compression import RECOMMENDED, Compression, LossVerdict, VariantResult, variant_file_name
 from flatout.records.tuning import Emitted
 from flatout.secrets import MASK
@@ -58,9 +59,9 @@ def _launcher(variant: VariantResult, result: Compression, startup: Path) -> Emi
     text = "#!/bin/sh\n" + "".join(f"# {line}\n" for line in lines)
     if variant.applied_by == "patch":
         asked = json.dumps({"variant": variant.kind, "skip": list(variant.skipped), **variant.options})
-        text += f"FLATOUT_COMPRESS={shlex.quote(asked)}\n"
+        text += f"{Variable.COMPRESS}={shlex.quote(asked)}\n"
         text += f"PYTHONPATH={shlex.quote(str(startup))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
-        text += "export FLATOUT_COMPRESS PYTHONPATH\n"
+        text += f"export {Variable.COMPRESS} PYTHONPATH\n"
     text += f'[ $# -gt 0 ] || set -- {shlex.join(command)}\nexec "$@"\n'
     notes = (f"values that look like secrets are {MASK} in the written command: replace them",) if is_masked else ()
     return Emitted(path=f"{RECOMMENDED}/{variant_file_name(variant.name)}.sh", text=text, notes=notes)
