@@ -85,6 +85,19 @@ def test_a_compression_that_is_interrupted_at_any_call_goes_on_from_there(tmp_pa
     assert finished.num_calls == 0
 
 
+def test_a_journal_that_was_read_and_then_replaced_begins_anew(tmp_path: Path) -> None:
+    """As with --force on the same commands."""
+    backend = SimulatedBackend({"int8-weights": Truth(speedup=2.0)})
+    compressed(backend, tmp_path)
+    journal = CompressionJournal(tmp_path, "same")
+    runs = journal.read()
+    (tmp_path / NAME).write_bytes(b"")
+    assert runs is not None
+    assert journal.read() is None
+    journal.keep(runs[0])
+    assert CompressionJournal(tmp_path, "same").read() == runs[:1]
+
+
 def test_the_time_of_recorded_runs_counts(tmp_path: Path) -> None:
     first = SimulatedBackend({"int8-weights": Truth(speedup=2.0, size=0.3)})
     compressed(first, tmp_path)
@@ -138,6 +151,7 @@ NAMES = FolderNames(kind="search", journal="runs.jsonl", results=("result.json",
         (["runs.jsonl", "result.json"], False, False, "already has a result"),
         (["runs.jsonl", "result.json", "logs/old"], True, False, None),
         (["runs.jsonl", "result.json", "logs/old"], False, True, None),
+        (["result.json", "logs/old"], False, True, None),  # of a version without a journal
         ([], False, False, None),
     ],
 )

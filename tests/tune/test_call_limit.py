@@ -17,7 +17,7 @@ from flatout.records.stop_rule import StopRule
 from flatout.records.trial import OutputDigest, TrialResult
 from flatout.records.tuning import TuneResult
 from flatout.trial.latency_gate import call_percentile_s, check_latency
-from flatout.tune.call_limit import least_calls, parse_call_limit
+from flatout.tune.call_limit import parse_call_limit, with_latency
 from flatout.tune.profiled import Profiled
 from flatout.tune.result import is_better
 
@@ -126,15 +126,22 @@ def test_limits_that_users_write() -> None:
     limit = parse_call_limit(" p99.9 <= 0.05s ")
     assert limit is not None
     assert (limit.percentile, limit.most_s, limit.text) == (99.9, 0.05, "p99.9 <= 0.05s")
-    assert [least_calls(parse_call_limit(text)) for text in ("p50<1s", "p99<1s", "p99.99<1s", None)] == [
-        2,
-        100,
-        1000,
-        0,
-    ]
     for text in ("50ms", "p99<0ms", "p100<1s", "p0<1s", "p99<50", "p99 ttft<50ms", "p99>50ms"):
         with pytest.raises(UsageError, match="`--latency` must limit a percentile"):
             parse_call_limit(text)
+
+
+@pytest.mark.parametrize(("percentile", "least"), [(50.0, 20), (99.0, 100), (99.99, 1000)])
+def test_a_trial_has_enough_calls_and_ends_early_where_their_mean_is_over_the_limit(
+    percentile: float, least: int
+) -> None:
+    limit = CallLimit(percentile=percentile, most_s=0.1, text="")
+    rule = StopRule(min_steps=20, max_steps=5000, abandon_step_s=0.07)
+    assert with_latency(rule, limit, is_candidate=False).min_steps == least
+    assert with_latency(rule, limit, is_candidate=False).abandon_step_s == 0.07
+    assert with_latency(rule, limit, is_candidate=True).abandon_step_s == 0.07
+    alone = msgspec.structs.replace(rule, abandon_step_s=None)
+    assert with_latency(alone, limit, is_candidate=True).abandon_step_s == 0.1
 
 
 def test_a_batch_is_exact_only_in_a_script_that_only_infers() -> None:

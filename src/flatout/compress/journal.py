@@ -57,6 +57,7 @@ class CompressionJournal:
 
     def read(self) -> tuple[RecordedRun, ...] | None:
         """Return the runs that ended; None without a journal, or if it is of another compression."""
+        self._has_heading = False
         try:
             heading, *lines = self._lines()
             if decode_json(heading, _Heading).identity != self._identity:

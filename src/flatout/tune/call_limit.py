@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from flatout.errors import InputError, UsageError
 from flatout.records.call_limit import CallLimit
+from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
 from flatout.trial.latency_gate import call_percentile_s, check_latency
 from flatout.units import seconds
@@ -62,9 +65,18 @@ def check_unchanged(baselines: Sequence[TrialResult], limit: CallLimit | None) -
         )
 
 
-def least_calls(limit: CallLimit | None) -> int:
+def with_latency(rule: StopRule, limit: CallLimit, *, is_candidate: bool) -> StopRule:
+    """Return the rule with as many calls as show the percentile; a candidate whose mean is over it ends early."""
+    min_steps = max(rule.min_steps, least_calls(limit))
+    if not is_candidate:
+        return msgspec.structs.replace(rule, min_steps=min_steps)
+    abandon_step_s = limit.most_s if rule.abandon_step_s is None else min(rule.abandon_step_s, limit.most_s)
+    return msgspec.structs.replace(rule, min_steps=min_steps, abandon_step_s=abandon_step_s)
+
+
+def least_calls(limit: CallLimit) -> int:
     """Return how many calls a trial needs for one of them to be beyond the percentile."""
-    return 0 if limit is None else min(round(100 / (100 - limit.percentile)), _MOST_CALLS)
+    return min(round(100 / (100 - limit.percentile)), _MOST_CALLS)
 
 
 def latency_note(

@@ -32,7 +32,7 @@ class FolderNames:
 
     kind: str  # what runs there, for the message of a lock: `compression`
     journal: str  # from which it is resumed; an empty one marks a folder of which nothing can be lost
-    results: tuple[str, ...]
+    results: tuple[str, ...]  # the first one has all that was found
     folders: tuple[str, ...] = ()
 
     @property
@@ -49,7 +49,7 @@ def open_folder(limits: SearchLimits, names: FolderNames, *, resumes: bool) -> N
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is not a folder", hint="pass another --out")
     found = {entry.name for entry in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
-    is_ours = not found or names.journal in found
+    is_ours = not found or bool(found & {names.journal, names.results[0]})
     if not is_ours or found - set(names.every):
         raise OutputError(f"{folder} already has other files", hint="pass another --out")
     keeps = resumes and not limits.force

@@ -17,7 +17,7 @@ from flatout.trial.gradient_gate import check_gradients
 from flatout.trial.latency_gate import check_latency
 from flatout.trial.output_gate import check_model_outputs
 from flatout.tune.budget import FEW_TRIALS, num_left, used_up
-from flatout.tune.call_limit import least_calls
+from flatout.tune.call_limit import with_latency
 from flatout.tune.progress import Progress, Setup, StoppedError
 from flatout.tune.trial_length import KnownTimes, trial_length
 from flatout.verdict.cost import TIMES, missing, trial_costs
@@ -65,7 +65,9 @@ def next_length(setup: Setup, progress: Progress, changes: ChangeSet) -> StopRul
         budget_left_s=setup.options.budget_s - setup.runner.spent_s(),
         reference_step_s=_reference_step_s(progress, changes),
     )
-    return msgspec.structs.replace(rule, min_steps=max(rule.min_steps, least_calls(progress.latency)))
+    return (
+        rule if progress.latency is None else with_latency(rule, progress.latency, is_candidate=bool(changes.changes))
+    )
 
 
 def job_times(progress: Progress) -> KnownTimes:
