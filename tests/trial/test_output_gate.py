@@ -185,8 +185,15 @@ def test_another_batch_size_is_compared_sample_by_sample(tmp_path: Path, size: i
 
 
 def test_rows_that_are_no_samples_are_not_compared(tmp_path: Path) -> None:
-    """The rows of another batch are longer, as in an output of length by batch; a single number has no rows."""
-    base = [trial(tmp_path, [torch.ones(5, 8)])]
-    assert "cannot be judged" in check_model_outputs(trial(tmp_path, [torch.ones(5, 4)]), base, BATCH).reason
-    base = [trial(tmp_path, [torch.ones(8)])]
-    assert not check_model_outputs(trial(tmp_path, [torch.ones(4)]), base, BATCH).is_passed
+    """The rows of another batch are longer, as in an output of length by batch, or the output is one mean."""
+    for base, other in ((torch.ones(5, 8), torch.ones(5, 4)), ((torch.ones(8), torch.ones(())), (torch.ones(4), 1.0))):
+        gate = check_model_outputs(trial(tmp_path, [other]), [trial(tmp_path, [base])], BATCH)
+        assert not gate.is_passed
+        assert "cannot be judged" in gate.reason
+
+
+def test_one_number_for_each_sample_is_a_row(tmp_path: Path) -> None:
+    scores = torch.arange(32.0)
+    base = [trial(tmp_path, list(scores.split(8)))]
+    assert check_model_outputs(trial(tmp_path, list(scores.split(16))), base, BATCH).is_passed
+    assert not check_model_outputs(trial(tmp_path, list((scores + 1).split(16))), base, BATCH).is_passed

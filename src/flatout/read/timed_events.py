@@ -8,7 +8,8 @@ cannot be read is counted by the keys of `quality.DAMAGE`. Readers of Kineto's t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import GenericAlias
 from typing import Generic, TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ class EventDecoder(Generic[Event]):
 
     def __init__(self, kind: type[Event]) -> None:
         self._kind = kind
-        self._decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+        self._decode: Callable[[bytes], list[Event]] = msgspec.json.Decoder(GenericAlias(list, (kind,))).decode
 
     def events(self, block: bytes, damage: Counter[str]) -> list[Event]:
         """Return the events of a block; of a damaged one those that can be read."""

@@ -40,7 +40,8 @@ def check_samples(mine: Sequence[OutputDigest], base: Sequence[OutputDigest], al
 def _samples(outputs: Sequence[OutputDigest]) -> _Samples:
     """Return the samples of each tensor of a call; {} if its rows have other lengths from call to call."""
     rows: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    place, call = 0, None
+    place = 0
+    call: int | None = None
     for output in outputs:
         place = place + 1 if output.call == call else 0
         call = output.call

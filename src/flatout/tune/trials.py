@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 import msgspec
@@ -156,13 +156,19 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
             if not gate.is_passed:
                 return msgspec.structs.replace(gate, reason=f"compared with the applied changes: {gate.reason}")
     only_infers = any(trial.model_outputs for trial in baselines)
+    for gate in _check_needs(progress, result, changes, only_infers=only_infers):
+        if not gate.is_passed:
+            return gate
+    return outputs if only_infers else losses
+
+
+def _check_needs(
+    progress: Progress, result: TrialResult, changes: ChangeSet, *, only_infers: bool
+) -> Iterator[GateResult]:
+    """Check the memory that a trial needs, and the time of its calls where the user limits it."""
     has_other_batch = only_infers and any(sets_batch(change) for change in changes.changes)
-    memory = check_memory(result, baselines)
-    if not memory.is_passed and not has_other_batch:  # a larger batch needs more; too much ends the trial
-        return memory
+    if not has_other_batch:  # a larger batch needs more memory; too much of it ends the trial
+        yield check_memory(result, progress.evidence.baselines)
     if progress.latency is not None:
         others = [trial for trial in progress.evidence.of(changes) if trial.index != result.index]
-        latency = check_latency([*others, result], progress.latency)
-        if not latency.is_passed:
-            return latency
-    return outputs if only_infers else losses
+        yield check_latency([*others, result], progress.latency)

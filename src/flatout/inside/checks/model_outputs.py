@@ -91,7 +91,7 @@ def _digest(tensor: torch.Tensor, most_samples: int) -> dict[str, Any]:
     if tensor.is_floating_point() and tensor.dim() > 1 and shape[-1] > 1:
         rows = tensor.detach().reshape(-1, shape[-1])[:MAX_ANSWERS]
         digest["answers"] = rows.argmax(dim=1).tolist()
-    if tensor.dim() > 1 and most_samples > 0:
+    if tensor.dim() > 0 and most_samples > 0:
         digest["samples"] = _samples(tensor.detach()[:most_samples])
     return digest
 
