@@ -60,9 +60,8 @@ def tune_request(options: TuneOptions, warmup: int | None, *, applies: bool = Fa
         words += ["--allow", options.allowed_safety]
     if options.objective is not None:
         words += ["--objective", next(name for name, objective in OBJECTIVES.items() if objective == options.objective)]
-    if options.latency is not None:
-        words += ["--latency", options.latency.text]
-    for name, value in (("--steps", options.num_steps), ("--warmup", warmup)):
+    latency = None if options.latency is None else options.latency.text
+    for name, value in (("--latency", latency), ("--steps", options.num_steps), ("--warmup", warmup)):
         if value is not None:
             words += [name, str(value)]
     if not options.uses_history:
