@@ -43,6 +43,7 @@ NOT_OF_A_USER = {
     "watch.view.node_status": "reads the statuses of the other nodes of a running job, as `keep.peer_board` does",
     "watch.exporter.labels": "reads the control group of its own process",
     "watch.exporter.storage_metrics": "reads the counters that the kernel keeps of mounts and disks",
+    "compress.journal": "reads the runs that the same command wrote",
     "compress.processes": "reads the journals of its own comparisons",
     "compress.reports": "reads what the processes of its own evaluations and trials reported",
     "keep.flight": "waits two seconds for the answers of live ranks",
