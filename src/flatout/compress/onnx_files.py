@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from onnx import TensorProto
 
 FILE = "model.onnx"
 
@@ -64,14 +60,9 @@ def _weight_bytes(path: Path) -> int:
     """Return the bytes of the tensors that the file stores next to its operators, such as weights of products."""
     import onnx
 
-    sizes = [(tensor.dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)) for tensor in _tensors(path)]
-    return sum(math.prod(dims) * kind.itemsize for dims, kind in sizes)
-
-
-def _tensors(path: Path) -> Sequence[TensorProto]:
-    import onnx
-
-    return onnx.load(str(path), load_external_data=False).graph.initializer
+    tensors = onnx.load(str(path), load_external_data=False).graph.initializer
+    kinds = [onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type) for tensor in tensors]
+    return sum(math.prod(tensor.dims) * kind.itemsize for tensor, kind in zip(tensors, kinds, strict=True))
 
 
 @contextmanager
