@@ -88,7 +88,8 @@ def test_every_finding_that_can_be_mended_from_outside_has_an_exact_or_rounding_
 
 def test_every_patch_is_used_and_every_change_of_communication_is_checked_for_its_data() -> None:
     of_catalogue = {c.patch.name for c in EVERYTHING.values() if c.patch is not None}
-    assert of_catalogue | {"lamb"} == set(PATCHES)  # LAMB comes with the user's own larger batches only
+    # LAMB comes with the user's own larger batches only, and a share of the work with `run --adapt-semantic`.
+    assert of_catalogue | {"lamb", "work_share"} == set(PATCHES)
     for change in EVERYTHING.values():
         if change.family in ("nccl", "fsdp2") or change.knob.name in ("ddp-bucket", "ddp-no-sync", "ddp-compression"):
             assert "data" in change.knob.gates

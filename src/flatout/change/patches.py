@@ -24,6 +24,8 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "loader_batch": {"size": range(1, 100_001)},
     # DataLoader.__init__: batches of samples of like length, or of at most N tokens with their padding.
     "balanced_batches": {"max_tokens": range(1, 100_000_001)},
+    # DataLoader.__init__: uneven batches of a DistributedSampler; this rank gets that much of its samples.
+    "work_share": {"rank": range(65_536), "percent": range(10, 100)},
     # Tensor.to, .cuda and Module.to from pinned host memory to the device: non_blocking=True. Never the other way.
     "non_blocking_copies": {},
     # DistributedDataParallel.__init__: these keywords.

@@ -135,10 +135,35 @@ def run(
         str,
         typer.Option(
             metavar="dry-run|on|off",
-            help="Where ranks wait for batches, start the next epoch with more loader workers or more prefetched "
-            "batches, and undo that if it does not help; dry-run only reports it.",
+            help="Adapt the running job, and undo what does not help: more loader workers where ranks wait for "
+            "batches, a smaller microbatch after the GPU memory ran out, an elastic job without a late node; dry-run "
+            "only reports it.",
         ),
     ] = "off",
+    micro_batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OPTION,OPTION",
+            help="The script's options for its microbatch and its passes per step, for --adapt, e.g. "
+            "--micro-batch=--batch-size,--accumulate. [default: those of transformers, nanoGPT and diffusers]",
+        ),
+    ] = None,
+    adapt_semantic: Annotated[
+        bool,
+        typer.Option(
+            "--adapt-semantic",
+            help="With --adapt, also change what is trained: average weights every 8 steps where exchanging gradients "
+            "takes long, or give a late rank fewer samples and the others more.",
+        ),
+    ] = False,
+    adapt_power: Annotated[
+        bool,
+        typer.Option(
+            "--adapt-power",
+            help="With --adapt, also lower the power limits of the job's GPUs to their knee until the job ends: only "
+            "on a machine of your own.",
+        ),
+    ] = False,
     machine_code: Annotated[
         int | None,
         whole_number(
@@ -185,6 +210,7 @@ def run(
 
     Example: flatout run --config tuned.toml --max-restarts 3 -- torchrun --standalone --nproc-per-node 2 train.py
     """
+    from flatout.change.micro_batch import parse_options
     from flatout.launch import end_like
     from flatout.run import RunRequest, prepare
     from flatout.run import run as run_job
@@ -208,6 +234,9 @@ def run(
         metrics=_metrics(metrics_address, metrics_port, metrics_otlp),
         otlp=metrics_otlp,
         adapts=_parse_adapt(adapt),
+        micro_batch_options=parse_options(micro_batch) if micro_batch is not None else None,
+        adapts_semantic=adapt_semantic,
+        adapts_power=adapt_power,
         machine_code=machine_code,
         redacts=redact,
         on_regression=_parse_on_regression(on_regression),

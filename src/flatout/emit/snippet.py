@@ -69,6 +69,21 @@ def _balanced_batches(patch: Patch) -> Lines:
     )
 
 
+def _work_share(patch: Patch) -> Lines:
+    slow, percent = patch.parameters["rank"], patch.parameters["percent"]
+    return _function(
+        "share(order, batch_size, rank, ranks)",
+        f"# Uneven batches of the epoch's order, of all ranks: rank {slow} gets {percent} % of its samples.",
+        f"fewer = max(batch_size * {percent} // 100, 1)",
+        "more, left = divmod(batch_size - fewer, ranks - 1)",
+        "sizes = [batch_size + more + (number < left) for number in range(ranks - 1)]",
+        f"sizes.insert({slow}, fewer)",
+        "begin = sum(sizes[:rank])",
+        "for at in range(0, len(order) - sum(sizes) + 1, sum(sizes)):",
+        "    yield order[at + begin : at + begin + sizes[rank]]",
+    )
+
+
 def _non_blocking(patch: Patch) -> Lines:
     del patch
     return _function(
@@ -345,6 +360,7 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "dataloader": _dataloader,
     "loader_batch": _loader_batch,
     "balanced_batches": _balanced_batches,
+    "work_share": _work_share,
     "non_blocking_copies": _non_blocking,
     "ddp": _ddp,
     "ddp_no_sync": _ddp_no_sync,

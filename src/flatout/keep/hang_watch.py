@@ -102,6 +102,9 @@ class HangWatch:
                 world_size=pulse.world_size,
                 step_s=pulse.block_median_s,
                 data_share=pulse.data_share,
+                exchange_step=pulse.exchange.step if pulse.exchange is not None else None,
+                exposed_s=pulse.exchange.exposed_s if pulse.exchange is not None else None,
+                num_checkpoints=pulse.num_checkpoints,
             )
             for pulse in ranks
             if not pulse.has_ended

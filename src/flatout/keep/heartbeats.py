@@ -46,6 +46,16 @@ class TimedExchange(msgspec.Struct, frozen=True, kw_only=True):
     per_step: int
     num_ranks: int  # participants
 
+    @property
+    def step(self) -> int:
+        """Return the step that the exchange belongs to."""
+        return self.iteration // self.per_step
+
+    @property
+    def exposed_s(self) -> float:
+        """Return the exposed seconds of the whole step."""
+        return self.exposed_ns * self.per_step / 1e9
+
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The times of one step of a rank."""

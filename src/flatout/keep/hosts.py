@@ -19,6 +19,11 @@ def goes_on_without_host(nnodes: str | None) -> bool:
     return low.isdecimal() and high.isdecimal() and int(low) < int(high)
 
 
+def least_nodes(nnodes: str | None) -> int | None:
+    """Return the number of nodes that an elastic job needs; None if torchrun was given no range."""
+    return int((nnodes or "").partition(":")[0]) if goes_on_without_host(nnodes) else None
+
+
 def num_nodes(words: Sequence[str], nnodes: str | None, environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of nodes in the launcher's arguments; 1 if they have none. `nnodes` is torchrun's option."""
     names = [PurePath(word).name for word in words]

@@ -43,6 +43,9 @@ class PeerRank(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 0  # 0: unknown
     step_s: float | None = None  # median of the last steps; None: unknown, or of an older Flatout
     data_share: float | None = None  # share of them spent waiting for batches
+    exchange_step: int | None = None  # of the last exchange of gradients that DDP timed
+    exposed_s: float | None = None  # per step: the exposed communication of that exchange
+    num_checkpoints: int = 0
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from flatout.keep.attempt import AttemptRunner
 from flatout.keep.clocks import ClockWatch
 from flatout.keep.hang import Hang
 from flatout.keep.heartbeats import HeartbeatSample
-from flatout.keep.hosts import goes_on_without_host, without_host
+from flatout.keep.hosts import goes_on_without_host, least_nodes, without_host
 from flatout.keep.job_identity import script_of
 from flatout.keep.ledger_merge import open_own, own_ledger
 from flatout.keep.ledger_writer import LedgerWriter
@@ -34,10 +34,10 @@ from flatout.keep.step_breakdown import StepBreakdown, StepShares
 from flatout.keep.supervise import BadHost, Restarts, StepProgress, keep_alive
 from flatout.launch import ExitStatus
 from flatout.probe.nvml import Gpus
+from flatout.probe.power_limits import PowerLimits
 from flatout.records.watch import ExporterRequest, PeakTime
-from flatout.report.adaptation_text import adaptation_sentence
 from flatout.report.command import command_line
-from flatout.run.adapt import LoaderAdapter
+from flatout.run.adapting import Adapting
 from flatout.run.command import PreparedCommand, prepare
 from flatout.run.messages import say
 from flatout.run.other_jobs import settle_with_others
@@ -71,6 +71,7 @@ class KeptRun:
         command = prepared.command
         self._command = tuple(command)  # changes when a host is excluded, and when the changes are reverted
         self._environment = environment
+        self._variables = dict(prepared.variables)  # set by the changes, as long as they are applied
         self._state = state
         self._masker = Masker(environment, command)
         self._mask_hosts = redactor() if request.redacts else str
@@ -101,8 +102,8 @@ class KeptRun:
             others_go_on=self._others_continue,
             clean=self._clean,
         )
-        self._adapter: LoaderAdapter | None = None
         self._order_notice = OrderNotice(LatestHeartbeats(state).latest_attempt, lambda text: say(self._clean(text)))
+        self._adapting = self._new_adapting()
         self._book = self._ledger_book(node, self._recorded.shares if self._recorded is not None else None)
         self._tuning_check = self._new_tuning_check()
 
@@ -113,6 +114,8 @@ class KeptRun:
             ended = self._keep_alive()
         finally:
             self._nodes.ends()
+            if self._adapting is not None:
+                self._adapting.close()
         self._close()
         return ended
 
@@ -208,7 +211,7 @@ class KeptRun:
             on_problem=lambda problem: say(f"job monitoring stopped on an internal error: {problem}"),
             read_xids=lambda: [entry["number"] for entry in xids.read() or ()],
             nodes=self._nodes,
-            is_reverting=self._tuning_check.ends_attempt if self._tuning_check is not None else lambda _: False,
+            is_reverting=self._ends_attempt,
         )
         restarts = Restarts(
             request.max_restarts,
@@ -230,6 +233,7 @@ class KeptRun:
                     book=self._book,
                     say=lambda text: say(self._clean(text)),
                     nodes=self._nodes,
+                    mends=self._adapting.mends if self._adapting is not None else lambda judgement, done: None,
                 )
             except FlatoutError as error:  # the command cannot be started, or the port is taken
                 self._writer.write("end", code=error.exit_code, why=str(error))
@@ -256,7 +260,8 @@ class KeptRun:
 
     def _on_sample(self, ranks: Sequence[HeartbeatSample]) -> None:
         self._book.look(ranks)
-        self._adapt(ranks)
+        if self._adapting is not None:
+            self._adapting.look(ranks)
         if self._request.max_restarts or self._request.resume_arguments:
             self._order_notice.look(ranks)
         if self._tuning_check is not None:
@@ -267,18 +272,31 @@ class KeptRun:
             name = self._clean(str(self._identity.name))
             say(f"{node} runs another job named {name} (another command or meeting point): its reports are ignored")
 
-    def _adapt(self, ranks: Sequence[HeartbeatSample]) -> None:
-        mode = self._request.adapts
-        if mode == "off" or not ranks:
-            return
-        if self._adapter is None:
-            self._adapter = LoaderAdapter(
-                mode,
-                len(os.sched_getaffinity(0)) // len(ranks),
-                say=lambda adaptation: say(adaptation_sentence(adaptation)),
-                ledger=self._writer,
-            )
-        self._adapter.look(ranks, LatestHeartbeats(self._state).latest_attempt())
+    def _new_adapting(self) -> Adapting | None:
+        request = self._request
+        if request.adapts == "off":
+            return None
+        nnodes = launch_value(self._command, "torchrun", "--nnodes", self._environment)
+        return Adapting(
+            request.adapts,
+            self._command,
+            state=self._state,
+            micro_batch_options=request.micro_batch_options,
+            nodes=self._nodes,
+            least_nodes=least_nodes(nnodes) if self._others_continue else None,
+            spans_nodes=self._spans_nodes,
+            is_semantic=request.adapts_semantic,
+            variables=self._variables,
+            power_limits=PowerLimits() if request.adapts_power else None,
+            say=lambda text: say(self._clean(text)),
+            ledger=self._writer,
+        )
+
+    def _ends_attempt(self, ranks: Sequence[HeartbeatSample]) -> bool:
+        """Return whether to end the attempt: the tuning is reverted, or this node leaves the job."""
+        if self._tuning_check is not None and self._tuning_check.ends_attempt(ranks):
+            return True
+        return self._adapting is not None and self._adapting.ends_attempt(ranks)
 
     def _on_hang(self, hang: Hang) -> None:
         say(self._clean(hang.describe()))
@@ -294,14 +312,19 @@ class KeptRun:
         if self._tuning_check is not None and self._tuning_check.is_reverted:
             self._drop_changes()
         self._choose_checkpoint_interval()
+        command: Sequence[str] = self._command
+        if self._adapting is not None:
+            command = self._adapting.command(command)
+            self._environment.update(self._adapting.variables(self._variables))
         if attempt or self._resumes:
-            return resuming(self._command, self._request.resume_arguments, self._request.checkpoint)
-        return self._command
+            return resuming(command, self._request.resume_arguments, self._request.checkpoint)
+        return command
 
     def _drop_changes(self) -> None:
         """Go back to the command and the environment without the changes, for all further attempts."""
         unchanged = prepare(replace(self._request, config=None), os.environ)
         self._command = unchanged.command
+        self._variables.clear()
         for name in self._prepared.variables:
             self._environment.pop(name, None)
             if name in os.environ:

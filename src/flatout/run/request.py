@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flatout.change.micro_batch import micro_batch_of
 from flatout.errors import UsageError
 from flatout.run.data_cache import CacheRequest
 
@@ -28,7 +29,10 @@ class RunRequest:
     recording: Path | None = None
     num_gpus: int | None = None
     metrics: tuple[str, int] | None = None  # address and port
-    adapts: Literal["off", "dry-run", "on"] = "off"  # the settings of the loader
+    adapts: Literal["off", "dry-run", "on"] = "off"  # the loader, the microbatch, a late node
+    micro_batch_options: tuple[str, str] | None = None  # of the script, for its microbatch and its passes per step
+    adapts_semantic: bool = False  # also what is trained
+    adapts_power: bool = False  # also the power limits of the GPUs
     otlp: str | None = None  # an OpenTelemetry collector to push the metrics to
     machine_code: int | None = None
     redacts: bool = False
@@ -47,7 +51,9 @@ class RunRequest:
     def check(self) -> None:
         """Raise UsageError if the options contradict each other."""
         reverts = self.on_regression == "revert"
-        check_resume(self.resume_arguments, self.checkpoint, self.max_restarts or int(reverts))
+        self._check_adapt()
+        restarts = reverts or self.adapts == "on"
+        check_resume(self.resume_arguments, self.checkpoint, self.max_restarts or int(restarts))
         if reverts:
             self._check_revert()
         if self.recording is not None and self.ledger is None and self.metrics is None:
@@ -62,12 +68,38 @@ class RunRequest:
                 hint="pass a file that a script writes as --checkpoint",
             )
 
+    def _check_adapt(self) -> None:
+        """Raise UsageError for an option of `--adapt` without it, or whose numbers are not in the command."""
+        options = self.micro_batch_options
+        given = {
+            "--micro-batch": options is not None,
+            "--adapt-semantic": self.adapts_semantic,
+            "--adapt-power": self.adapts_power,
+        }
+        name = next((name for name, is_given in given.items() if is_given), None)
+        if self.adapts == "off" and name is not None:
+            raise UsageError(f"`{name}` says what `--adapt` may change", hint="add --adapt dry-run or --adapt on")
+        if self.adapts == "on" and self.adapts_semantic and not self._resumes:
+            raise UsageError(
+                "`--adapt-semantic` restarts the job from a checkpoint, but nothing says how the job resumes",
+                hint="add --checkpoint-folder, or --checkpoint and --resume-arg",
+            )
+        if options is not None and micro_batch_of(self.command, options) is None:
+            raise UsageError(
+                f"the command must state a whole number for {' and for '.join(options)}, but does not",
+                hint="pass both to the script, also where it has defaults",
+            )
+
+    @property
+    def _resumes(self) -> bool:
+        """Whether the job can go on from a checkpoint."""
+        return self.checkpoint_folder is not None or bool(self.resume_arguments)
+
     def _check_revert(self) -> None:
         """Raise UsageError if the job could not go back to its command without the changes."""
         if self.config is None:
             raise UsageError("`--on-regression revert` goes back from the changes of a tuned.toml", hint="add --config")
-        has_checkpoint = self.checkpoint_folder is not None or bool(self.resume_arguments)
-        if not has_checkpoint:
+        if not self._resumes:
             raise UsageError(
                 "`--on-regression revert` restarts from a checkpoint, but nothing says how the job resumes",
                 hint="add --checkpoint-folder, or --checkpoint and --resume-arg",

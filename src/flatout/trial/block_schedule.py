@@ -124,6 +124,7 @@ WHY_NOT: Mapping[str, str] = {
     "fused_attention": "is read when the model is built",
     "background_checkpoint": "acts on checkpoints, which are too rare for blocks",
     "fsdp2": "is read when the model is sharded",
+    "work_share": "is read when the loader is made",
     "local_sgd": "lets the weights of the ranks differ, also in later blocks",
 }
 

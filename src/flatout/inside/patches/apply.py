@@ -24,6 +24,7 @@ MODULES: Mapping[str, str] = {
     "loader_batch": "loader_batch",
     "dataloader": "dataloader",
     "balanced_batches": "balanced_batches",
+    "work_share": "work_share",
     "non_blocking_copies": "copies",
     "optimizer_8bit": "other_optimizers",
     "optimizer": "optimizer",

@@ -35,11 +35,10 @@ class Exchanges:
             exchange = sample.exchange
             if exchange is None or exchange.num_ranks != len(samples):
                 continue
-            step = exchange.iteration // exchange.per_step
-            of_ranks = self._partial.setdefault(step, {})
-            of_ranks[sample.rank or 0] = exchange.exposed_ns * exchange.per_step / 1e9
-            if len(of_ranks) == len(samples) and step >= FIRST_STEP:
-                self._complete.add(step, of_ranks)
+            of_ranks = self._partial.setdefault(exchange.step, {})
+            of_ranks[sample.rank or 0] = exchange.exposed_s
+            if len(of_ranks) == len(samples) and exchange.step >= FIRST_STEP:
+                self._complete.add(exchange.step, of_ranks)
         while len(self._partial) > _MOST_PARTIAL:
             self._partial.popitem(last=False)
 

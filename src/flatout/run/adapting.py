@@ -1,0 +1,152 @@
+"""All that `flatout run --adapt` does to a job: one adapter for each kind of change, each asked for by its option.
+
+    adapt.LoaderAdapter             loader workers and batches ahead, from the next epoch on
+    adapt_memory.MemoryAdapter      a smaller microbatch after the GPU memory ran out
+    adapt_nodes.LateNodeAdapter     an elastic job goes on without this node
+    adapt_semantic.SemanticAdapter  local SGD, or fewer samples for a late rank, only with an option of its own
+    adapt_power.PowerAdapter        power limits, only with an option that says that the machine is the user's
+
+In: heartbeats, and how attempts ended. Out: lines for the user and the ledger, and decisions about attempts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from flatout.keep.attempt import AttemptResult
+from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.ledger import LedgerFile
+from flatout.keep.peer_board import PeerBoard
+from flatout.keep.rules import Judgement
+from flatout.keep.supervise import Decision
+from flatout.probe.power_limits import PowerLimits
+from flatout.records.adaptation import LateNodeAdaptation, MemoryAdaptation, PowerAdaptation, SemanticAdaptation
+from flatout.records.watch import Adaptation
+from flatout.report.adaptation_text import (
+    adaptation_sentence,
+    late_node_sentence,
+    memory_sentence,
+    power_sentence,
+    semantic_sentence,
+)
+from flatout.run.adapt import LoaderAdapter
+from flatout.run.adapt_memory import MemoryAdapter
+from flatout.run.adapt_nodes import LateNodeAdapter
+from flatout.run.adapt_power import PowerAdapter
+from flatout.run.adapt_semantic import SemanticAdapter
+from flatout.watch.exporter.collector import LatestHeartbeats
+
+Mode = Literal["dry-run", "on"]
+
+
+class Adapting:
+    """The adapters of one run."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        command: Sequence[str],
+        *,
+        state: Path,
+        micro_batch_options: tuple[str, str] | None,
+        nodes: PeerBoard,
+        least_nodes: int | None,
+        spans_nodes: bool,
+        is_semantic: bool,
+        variables: Mapping[str, str],
+        power_limits: PowerLimits | None,
+        say: Callable[[str], object],
+        ledger: LedgerFile,
+    ) -> None:
+        """Choose the adapters. `least_nodes` are those that an elastic job needs; None: it is not elastic.
+
+        The microbatch stays as it is on several nodes, where each node restarts for itself and all would have to agree.
+        """
+        self._mode = mode
+        self._state = state
+        self._say = say
+        self._ledger = ledger
+        self._loader: LoaderAdapter | None = None
+        self._memory: MemoryAdapter | None = None
+        self._node: LateNodeAdapter | None = None
+        self._semantic: SemanticAdapter | None = None
+        self._power: PowerAdapter | None = None
+        if not spans_nodes:
+            self._memory = MemoryAdapter(mode, command, micro_batch_options, report=self._tell_memory)
+        if is_semantic and not spans_nodes:
+            semantic = SemanticAdapter(mode, report=self._tell_semantic)
+            self._semantic = None if semantic.excludes(variables) else semantic
+        if is_semantic and self._semantic is None:
+            reason = "several nodes would have to agree" if spans_nodes else "the changes of --config exclude it"
+            say(f"--adapt-semantic changes nothing: {reason}")
+        if least_nodes is not None:
+            self._node = LateNodeAdapter(mode, nodes, least_nodes, report=self._tell_node)
+        if power_limits is not None:
+            self._power = PowerAdapter(mode, power_limits, report=self._tell_power)
+
+    def look(self, ranks: Sequence[HeartbeatSample]) -> None:
+        """Look at the ranks of this node."""
+        if not ranks:
+            return
+        if self._loader is None:
+            cores = len(os.sched_getaffinity(0)) // len(ranks)
+            self._loader = LoaderAdapter(self._mode, cores, say=self._tell_loader, ledger=self._ledger)
+        self._loader.look(ranks, LatestHeartbeats(self._state).latest_attempt())
+        if self._memory is not None:
+            self._memory.look(ranks)
+        if self._node is not None:
+            self._node.look(ranks)
+        if self._semantic is not None:
+            self._semantic.look(ranks)
+        if self._power is not None:
+            self._power.look(ranks)
+
+    def ends_attempt(self, ranks: Sequence[HeartbeatSample]) -> bool:
+        """Return whether to end this node's part of the job now."""
+        adapters = [adapter for adapter in (self._node, self._semantic) if adapter is not None]
+        return any(adapter.ends_attempt(ranks) for adapter in adapters)
+
+    def mends(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
+        """Return the decision about an attempt that an adaptation ended, or whose failure one avoids."""
+        for adapter in (self._memory, self._node, self._semantic):
+            decision = None if adapter is None else adapter.mends(judgement, done)
+            if decision is not None:
+                return decision
+        return None
+
+    def command(self, words: Sequence[str]) -> Sequence[str]:
+        """Return the command of the next attempt."""
+        return words if self._memory is None else self._memory.command(words)
+
+    def variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return variables of the next attempt: with patches added to those in `own`, the variables of its changes."""
+        return {} if self._semantic is None else self._semantic.variables(own)
+
+    def close(self) -> None:
+        """Put back what must not stay after the job."""
+        if self._power is not None:
+            self._power.close()
+
+    def _tell_loader(self, adaptation: Adaptation) -> None:
+        self._say(adaptation_sentence(adaptation))
+
+    def _tell_memory(self, adaptation: MemoryAdaptation) -> None:
+        self._tell("memory", adaptation, memory_sentence(adaptation))
+
+    def _tell_node(self, adaptation: LateNodeAdaptation) -> None:
+        self._tell("late_node", adaptation, late_node_sentence(adaptation))
+
+    def _tell_semantic(self, adaptation: SemanticAdaptation) -> None:
+        self._tell("semantic", adaptation, semantic_sentence(adaptation))
+
+    def _tell_power(self, adaptation: PowerAdaptation) -> None:
+        self._tell("power", adaptation, power_sentence(adaptation))
+
+    def _tell(self, kind: str, adaptation: msgspec.Struct, sentence: str) -> None:
+        self._say(sentence)
+        self._ledger.write("adaptation", kind=kind, **msgspec.to_builtins(adaptation))
