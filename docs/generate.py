@@ -42,6 +42,7 @@ from flatout.predict.collective_time import Link
 from flatout.predict.gradient_exchange import COMPRESSIONS, MIN_GAIN, gain
 from flatout.records.attempts import SkippedRow
 from flatout.records.buying import BuyOrRent, OwnershipCost
+from flatout.records.carbon import CarbonAdvice, CarbonStart
 from flatout.records.ceilings import Ceilings, CollectiveFit, LoadedLink, Measurement, PeerDifference, WrongResult
 from flatout.records.change import Knob, Patch, ValidRange
 from flatout.records.chargeback import BudgetState, Chargeback, CostLine, TeamCost
@@ -442,6 +443,11 @@ def buy_or_rent_json() -> str:
 def power_cap_json() -> str:
     """The contract `flatout/power-cap`."""
     return _contract("flatout/power-cap", (CapAdvice, CapPoint, Ratio))
+
+
+def carbon_json() -> str:
+    """The contract `flatout/carbon`."""
+    return _contract("flatout/carbon", (CarbonAdvice, CarbonStart))
 
 
 def spot_json() -> str:
@@ -1128,6 +1134,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         cost_json,
         buy_or_rent_json,
         power_cap_json,
+        carbon_json,
         spot_json,
         submission_json,
         prices,

@@ -65,6 +65,7 @@ COMPOSERS = {
     "nccl_tuner",
     "packing",
     "plan_pipeline",
+    "power_sweep_pipeline",
     "rank_executor",
     "run",
     "run_trackers",

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.run.test_adapt_power import LimitedGpus
 
 from flatout.cli import main
 
@@ -233,7 +234,7 @@ def test_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     ("arguments", "message"),
     [
         (["jobs", "missing.txt"], "cannot be read"),
-        (["power-cap"], "missing argument 'CURVE.csv'"),
+        (["power-cap"], "missing argument 'CURVE.csv|COMMAND...'"),
         (["spot", "a", "b", "--work-hours=1", "--deadline=2h"], "unexpected extra argument"),
         (["spot", "a"], "missing option '--work-hours'"),
         (["spot", "a", "--work-hours=1"], "missing option '--deadline'"),
@@ -311,7 +312,7 @@ def test_a_file_without_a_command_is_refused_with_the_command_to_type(
 ) -> None:
     _, err = run(monkeypatch, capfd, *arguments, code=2)
     assert err.splitlines() == [
-        f"error: `flatout cost` needs one of jobs, buy, power-cap, spot, but got `{arguments[0]}`",
+        f"error: `flatout cost` needs one of jobs, buy, power-cap, spot, carbon, but got `{arguments[0]}`",
         f"hint: to charge jobs: {hint}",
     ]
 
@@ -324,3 +325,45 @@ def test_a_file_that_is_called_as_a_command_is_not_taken_for_jobs(
     _, err = run(monkeypatch, capfd, "spot", "us.json", "--work-hours=1", "--deadline=2h", "--gpu-type=h100", code=2)
     assert err.startswith("error: `us.json` cannot be read")
     assert run_json(monkeypatch, capfd, "jobs", "spot")["sources"] == ["spot"]
+
+
+def test_a_sweep_says_what_it_would_set_and_measures_with_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gpus = LimitedGpus()
+    monkeypatch.setattr("flatout.probe.power_limits._of_this_host", lambda: (gpus, [0, 1]))
+    monkeypatch.chdir(tmp_path)
+    words = ["power-cap", "--sweep", "--limits", "700,350"]
+    text, _ = run(monkeypatch, capfd, *words, "--", "true", "a b")
+    assert "would set 2 GPUs to 700, 350 W, run the command twice at each, and put the limits back" in text
+    assert text.splitlines()[-1] == "next: flatout cost power-cap --sweep --limits 700,350 --apply -- true 'a b'"
+    assert gpus.sets == [] and not (tmp_path / "power-curve.csv").exists()
+    energy = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(gpus, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: next(energy))
+    said = json.loads(run(monkeypatch, capfd, *words, "--apply", "--json", "--", "true")[0])
+    assert (said["schema"], said["no_cap_w"], len(said["points"])) == ("flatout/power-cap", 700, 2)
+    assert len(gpus.sets) == 10 and gpus.limits_mw == [700_000, 700_000], "four runs on two GPUs, and back"
+    assert (tmp_path / "power-curve.csv").read_text().count("\n") == 5
+    for bad, problem in (
+        (["curve.csv", "b"], "takes one measured curve"),
+        (["--sweep", "--limits", "a", "b"], "watts"),
+    ):
+        _, error = run(monkeypatch, capfd, "power-cap", *bad, code=2)
+        assert problem in error
+
+
+def test_carbon_says_when_to_start(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(Path(__file__).parents[1] / "data" / "readers" / "hours.csv")
+    said = run_json(monkeypatch, capfd, "carbon", path, "--takes", "6h", "--now", "20", "--power", "11000")
+    # From 20:00: 420, 410, 400, 390, 380, 360. From 01:00: 360, 340, 330, 330, 340, 370.
+    assert said["now"]["g_per_kwh"] == pytest.approx(2360 / 6)
+    assert (said["best"]["hour"], said["best"]["delay_h"]) == ("01:00", 5)
+    assert said["best"]["less"] == pytest.approx(1 - 2070 / 2360)
+    assert said["best"]["kg_co2"] == pytest.approx(11 * 6 * 345 / 1000)
+    text, _ = run(monkeypatch, capfd, "carbon", path, "--takes", "6h", "--now", "20")
+    assert text.splitlines()[0] == "start at 01:00: 12 % less, 5 h later"
+    assert text.splitlines()[-1].startswith("next: flatout submit --sbatch-options=--begin=now+5hours --dry-run")
+    text, _ = run(monkeypatch, capfd, "carbon", path, "--takes", "6h", "--now", "1")
+    assert text.splitlines()[0] == "start now: no start within 23 h emits 1 % less"
+    _, error = run(monkeypatch, capfd, "carbon", path, code=2)
+    assert "--takes" in error

@@ -939,7 +939,12 @@ READERS: tuple[Reader, ...] = (
         "cost power-cap",
         _one("curve.csv"),
         _command("cost", "power-cap", "{}", "--gpu-type", "h100"),
-        ("flatout cost power-cap curve",),
+    ),
+    Reader(
+        "cost carbon",
+        _one("hours.csv"),
+        _command("cost", "carbon", "{}", "--takes", "90m", "--power", "700"),
+        ("flatout cost carbon hours",),
     ),
     Reader(
         "cost spot",

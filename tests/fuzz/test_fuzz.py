@@ -74,7 +74,7 @@ WRITTEN = {
         "flatout schedule replay --html",
     ),
     *("flatout schedule kubernetes --out", "flatout compare --out", "flatout init --out"),
-    *("flatout cost jobs --html", "flatout index --out"),
+    *("flatout cost jobs --html", "flatout index --out", "flatout cost power-cap --out"),
     *("flatout profile --html", "flatout cost jobs --csv", "flatout schedule replay --csv"),
     *("flatout log --wandb", "flatout log --tensorboard"),
     *("flatout compare --a-python", "flatout compare --b-python"),  # programs of an environment, which are run

@@ -1,4 +1,4 @@
-"""`flatout cost jobs`: GPU time that teams used, held idle and lost; `buy`, `power-cap`, `spot`: ways to save money."""
+"""`flatout cost jobs`: GPU time that teams used, held idle and lost; `buy`, `power-cap`, `spot`, `carbon`: savings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flatout.cli import cost_carbon
+from flatout.cli.cost_sweep import swept
 from flatout.cli.durations import Duration, duration
 from flatout.cli.help import Command, Group
 from flatout.cli.next_command import has_option, repeated
 from flatout.cli.output import print_json, text_style, typed_command
-from flatout.cli.paths import path_argument, path_option
+from flatout.cli.paths import given_path, path_argument, path_option
 from flatout.cli.values import amount, whole_number
 from flatout.secrets import masked_command
 from flatout.units import MOST_USD_PER_GPU_HOUR, MOST_USD_PER_KWH
@@ -39,7 +41,7 @@ class _CostGroup(Group):
 
 app = typer.Typer(
     cls=_CostGroup,
-    help="Charge GPU time to teams, and find what would cost less: buying, a power cap, or spot instances.",
+    help="Charge GPU time to teams, and find what would cost less: buying, a power cap, spot instances, another hour.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -234,10 +236,30 @@ def buy(
 
 @app.command("power-cap", cls=Command)
 def power_cap(
-    curve: Annotated[
-        Path,
-        path_argument(metavar="CURVE.csv", help="Measured time and power of workloads at each power limit."),
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CURVE.csv|COMMAND...",
+            help="Measured time and power of workloads at each power limit; with --sweep, the command, after `--`.",
+            show_default=False,
+        ),
     ],
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Measure the curve of a command here; without --apply, only say how.")
+    ] = False,
+    limits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="W,W,...", help="Power limits to measure. [default: tenths, from the current one to half]"
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Set the limits of all GPUs here, as root, and put them back at the end.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", readable=False, help="Write the measured curve to this file.")
+    ] = Path("power-curve.csv"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     gpu_type: GpuType = None,
     gpu_price: GpuPrice = None,
     terms: PriceTerms = "on-demand",
@@ -248,9 +270,20 @@ def power_cap(
     """Find the knee of measured power-cap curves, and determine whether a cap pays off at the given prices.
 
     Example: flatout cost power-cap curve.csv --gpu-price 2.10 --electricity 0.09
+
+    Example: flatout cost power-cap --sweep --apply -- torchrun --nproc-per-node 8 train.py --steps 300
     """
     from flatout.cost_pipeline import PriceOptions, advise_power_cap
+    from flatout.errors import UsageError
 
+    if not sweep and (limits is not None or apply or len(words) > 1):
+        raise UsageError(
+            "without `--sweep`, `flatout cost power-cap` takes one measured curve and no limits",
+            hint="to measure one: flatout cost power-cap --sweep -- COMMAND",
+        )
+    curve = swept(words, limits, applies=apply, out=out, force=force) if sweep else given_path(words[0])
+    if curve is None:
+        return
     options = PriceOptions(
         gpu_type=gpu_type, usd_per_gpu_hour=gpu_price, terms=terms, file=prices, usd_per_kwh=electricity
     )
@@ -319,3 +352,6 @@ def spot(
     from flatout.report.cost_text import spot_text
 
     print(spot_text(result, style=text_style()))
+
+
+cost_carbon.register(app)
