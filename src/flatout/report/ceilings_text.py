@@ -32,6 +32,7 @@ def ceilings_text(ceilings: Ceilings, *, style: TextStyle) -> str:
         *_collectives(ceilings, style),
         *pair_lines(ceilings, style),
         *_notes([each for each in single if each.name not in noted_in_table], style),
+        *_per_watt(single, style),
         *_links(single, style),
         "",
         *_peers(ceilings, style),
@@ -80,6 +81,17 @@ def _notes(measurements: Iterable[Measurement], style: TextStyle) -> list[str]:
     for name, note in notes:
         lines += style.wrapped(note, label=f"{name}: ")
     return lines
+
+
+def _per_watt(measurements: Sequence[Measurement], style: TextStyle) -> list[str]:
+    """Return a line per operand type whose power was measured, as a median over the GPUs."""
+    lines = []
+    for group in _grouped([each for each in measurements if each.power_w is not None]):
+        rate = statistics.median(each.rate_per_w or 0.0 for each in group)
+        watts = statistics.median(each.power_w or 0.0 for each in group)
+        text = f"{flops_per_s(rate)} per W at {number(watts)} W, over two seconds"
+        lines += style.wrapped(text, label=f"{group[0].name} {group[0].dtype}: ")
+    return ["", *lines] if lines else []
 
 
 def _not_measured(reasons: Mapping[str, str], style: TextStyle) -> list[str]:

@@ -14,10 +14,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError, Who
 from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
+from flatout.probe.ceilings.energy import SECONDS, SETTLING_S, Joules, note_power
 from flatout.probe.ceilings.queued import calls_of
 from flatout.probe.ceilings.rank_group import RankGroup, tell
 from flatout.probe.ceilings.raw import BenchSettings, RawBenchmark, key_of
@@ -26,6 +28,7 @@ from flatout.probe.limits import allowed_cores
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 _SHARE_OF_WARMING = 0.4  # share of the time, before the first repetition that counts
 _SHARE_OF_CHECKS = 0.1  # share of the time, after the last repetition
+_SHARE_OF_POWER = 0.15  # share of the time, before the first repetition that counts
 _PASSES = 3  # passes, each over the measurements that the previous pass had no time for
 _CHEAP = 5  # samples: a larger size of a curve that costs fewer is not dropped for lack of time
 # A first call is repeated if it took longer than this, and longer than this factor times the previous size explains.
@@ -85,6 +88,17 @@ class Rounds:
 
     def _left_s(self) -> float:
         return self._time_s - (time.monotonic() - self._began)
+
+    def note_power(self, joules: Joules) -> None:
+        """Measure the power of matrix multiplications on this rank's GPU, if a small part of the time is enough."""
+        kept = [index for index, calls in enumerate(self._calls) if calls]
+        types = {
+            self.benchmarks[index].labels.get("dtype") for index in kept if self.benchmarks[index].name == "matmul"
+        }
+        if len(types) * (SECONDS + SETTLING_S) > _SHARE_OF_POWER * self._time_s:
+            return
+        with suppress(*_FAILURES):
+            note_power([self.benchmarks[index] for index in kept], [self.found[index] for index in kept], joules)
 
     def warm(self) -> None:
         """Run each measurement once, with its check; one that fails is dropped, with the larger sizes of its curve.

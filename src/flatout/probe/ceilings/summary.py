@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from flatout.probe.ceilings.bus import COLLECTIVES
+from flatout.probe.ceilings.energy import Sustained
 from flatout.probe.ceilings.fit import fitted
 from flatout.probe.ceilings.pairs import NAMES as PAIRS
 from flatout.probe.ceilings.raw import Raw, RawBenchmark, what_of
@@ -102,6 +103,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawBenchmark], raw: Raw) -> 
     seconds = queued if is_queued else as_called
     rates = [ones[0].work / value for value in seconds]
     labels = ones[0].labels
+    power = msgspec.convert(labels.get("power"), Sustained | None)
     low, high = np.percentile(rates, [25, 75])
     return Measurement(
         name=ones[0].name,
@@ -123,6 +125,8 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawBenchmark], raw: Raw) -> 
         backend=labels.get("backend", ""),
         note=labels.get("note", ""),
         pcie=msgspec.convert(labels.get("pcie"), LoadedLink | None),
+        power_w=power.watts if power is not None else None,
+        rate_per_w=power.rate_per_w if power is not None else None,
     )
 
 

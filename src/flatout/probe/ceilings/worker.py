@@ -23,6 +23,8 @@ from flatout.probe.ceilings import copy, decode, launch_rate, matmul, pairs, sto
 from flatout.probe.ceilings.benchmark import Benchmark, Who
 from flatout.probe.ceilings.bus import COLLECTIVES
 from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
+from flatout.probe.ceilings.energy import energy_counter
+from flatout.probe.ceilings.link import pci_address
 from flatout.probe.ceilings.names import concerns
 from flatout.probe.ceilings.rank_group import RankGroup, tell
 from flatout.probe.ceilings.raw import About, BenchSettings, Raw, RawBenchmark
@@ -75,6 +77,9 @@ def main() -> int:
         benchmarks = _benchmarks(settings, torch, device, rank_group, stack, not_measured, where)
         rounds = Rounds(benchmarks, settings, rank_group, torch, began, is_gpu, where)
         rounds.warm()
+        joules = energy_counter(pci_address(torch, device)) if is_gpu else None
+        if joules is not None:
+            rounds.note_power(joules)
         rounds.measure(tell_result if settings.meeting_file else _nothing)
         rounds.check_again()
         where.at(None)
