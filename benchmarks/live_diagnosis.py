@@ -1,7 +1,9 @@
 """How soon a slowdown of a running job is found, and how often one is found that is none.
 
 Step times of 0.3 s are made up: correlated noise of 1.2 %, 2 % of the steps 1.3 to 2.5 times as long, a wander of 1 %
-per day, and a checkpoint of five steps' time each 1,000 steps. The rule of `flatout watch` is compared with
+per day, and a checkpoint of five steps' time each 1,000 steps. Three more series, of 100,000 steps each, are those of a
+job on a machine that becomes busy: more noise after an hour, blocks that wander by 2 %, and bursts of 10 to 30 steps.
+The two other tests end with their first alarm. The rule of `flatout watch` is compared with
 Page-Hinkley's test (on the logarithm of the step time, with 0.02 and 3) and with a fixed threshold (the median of 60
 steps 5 % above that of the first 300).
 
@@ -38,6 +40,40 @@ def step_times(num_steps: int, generator: np.random.Generator) -> NDArray[np.flo
     logarithms += WANDER * np.sin(np.arange(num_steps) / STEPS_PER_DAY * 2 * math.pi + phase)
     logarithms[::CHECKPOINT_EVERY] += math.log(1 + CHECKPOINT_STEPS)
     return STEP_S * np.exp(logarithms)
+
+
+def _noisier(num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return steps whose noise grows to 5 % after an hour."""
+    times = step_times(num_steps, generator)
+    times[12_000:] *= np.exp(generator.normal(0, 0.05, num_steps - 12_000))
+    return times
+
+
+def _wandering(num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return steps whose blocks of 20 wander by 2 %, each half of the way back, and less in the first 3,000."""
+    times = step_times(num_steps, generator)
+    changes = generator.normal(0, 0.02, num_steps // 20)
+    levels = np.array(list(accumulate(changes, lambda before, new: 0.5 * before + new)))
+    levels[:150] *= 0.2
+    return times * np.exp(np.repeat(levels, 20))
+
+
+def _with_bursts(num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return steps of which, once in 300, 10 to 30 are slower by 3 to 8 %."""
+    times = step_times(num_steps, generator)
+    step = int(generator.exponential(300))
+    while step < num_steps:
+        length = int(generator.integers(10, 30))
+        times[step : step + length] *= 1 + generator.uniform(0.03, 0.08)
+        step += length + int(generator.exponential(300))
+    return times
+
+
+BUSY: dict[str, Callable[[int, np.random.Generator], NDArray[np.float64]]] = {
+    "noisier": _noisier,
+    "wandering": _wandering,
+    "bursts": _with_bursts,
+}
 
 
 def slower(times: NDArray[np.float64], share: float) -> NDArray[np.float64]:
@@ -106,12 +142,13 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=20)
     arguments = parser.parse_args()
-    print(f"| rule | days of {arguments.days} with a false alarm | " + " | ".join(SHAPES) + " |")
-    print("|---" * (2 + len(SHAPES)) + "|")
+    heads = [f"days of {arguments.days} with a false alarm", *(f"{name}: alarms in 8 h" for name in BUSY), *SHAPES]
+    print("| rule | " + " | ".join(heads) + " |")
+    print("|---" * (1 + len(heads)) + "|")
     for name, rule in RULES.items():
         days = [step_times(STEPS_PER_DAY, np.random.default_rng(1000 + day)) for day in range(arguments.days)]
         num_false = sum(bool(rule(day)) for day in days)
-        cells = []
+        cells = [str(len(rule(make(100_000, np.random.default_rng(0))))) for make in BUSY.values()]
         for shape in SHAPES:
             seen = delays(rule, shape, arguments.repeats)
             in_time = [delay for delay in seen if delay is not None]

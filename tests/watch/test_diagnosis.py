@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,15 +14,25 @@ import pytest
 from tests.keep.beating import Clock, Rank
 
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
+from flatout.launch.process_identity import core_wait_s
 from flatout.records.watch import LiveFinding
 from flatout.report.watch_text import finding_sentence
 from flatout.watch.diagnosis.causes import JobParts, RankParts, name_cause
-from flatout.watch.diagnosis.change_points import ALLOWANCE, LEARN_BLOCKS, ChangePoints
+from flatout.watch.diagnosis.change_points import (
+    ALLOWANCE,
+    ALLOWANCE_SDS,
+    BLOCK_STEPS,
+    LEARN_BLOCKS,
+    LEAST_BLOCKS,
+    RETURN_BLOCKS,
+    SHORT_BLOCKS,
+    ChangePoints,
+)
 from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.diagnosis.memory_growth import LEAST_GROWTH_BYTES, NUM_BLOCKS, MemoryGrowth
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from live_diagnosis import AT, STEPS_PER_DAY, decaying, delays, own_alarms, slower, step_times
+from live_diagnosis import AT, BUSY, STEPS_PER_DAY, decaying, delays, own_alarms, slower, step_times
 
 S = 10**9
 MS = 10**6
@@ -54,6 +65,36 @@ def test_a_slowdown_ends_when_the_steps_are_back_and_a_second_one_is_another() -
     assert (first.first_step, first.last_step) == (1001, 1400)
     assert (first.before_s, first.after_s) == pytest.approx((0.3, 0.36), rel=0.001)
     assert changes.shift is not None and changes.shift.first_step == 1801
+
+
+def blocks(*levels: float) -> list[float]:
+    """Return the steps of blocks at these multiples of 0.3 s."""
+    return [0.3 * level for level in levels for _ in range(BLOCK_STEPS)]
+
+
+@pytest.mark.parametrize(("num_slow", "is_found"), [(LEAST_BLOCKS - 1, False), (LEAST_BLOCKS, True)])
+def test_a_single_block_is_no_slowdown(num_slow: int, is_found: bool) -> None:
+    assert bool(own_alarms(blocks(*[1.0] * 20, *[1.5] * num_slow, *[1.0] * 20))) is is_found
+
+
+@pytest.mark.parametrize(("share", "is_found"), [(0.9, False), (1.1, True)])
+def test_blocks_that_differ_raise_the_allowance(share: float, is_found: bool) -> None:
+    """Blocks 2 % above and below have a standard deviation of 1.4826 x 2 %."""
+    slower_by = share * ALLOWANCE_SDS * 1.4826 * 0.02
+    assert bool(own_alarms(blocks(*[1.02, 1.0, 0.98] * 20, *[1 + slower_by] * 70))) is is_found
+
+
+def test_a_machine_that_becomes_busy_raises_no_alarm() -> None:
+    """The noise of the first 300 steps alone raised 82, 184 and 166 alarms in these 100,000 steps (8 h)."""
+    most = {"noisier": 1, "wandering": 10, "bursts": 70}
+    found = {name: len(own_alarms(make(100_000, np.random.default_rng(0)))) for name, make in BUSY.items()}
+    assert all(found[name] <= most[name] for name in BUSY), found
+
+
+@pytest.mark.parametrize(("num_slow", "is_noise"), [(SHORT_BLOCKS - RETURN_BLOCKS, True), (8, False)])
+def test_short_slowdowns_that_come_again_and_again_are_noise(num_slow: int, is_noise: bool) -> None:
+    alarms = own_alarms(blocks(*[1.0] * 20, *([1.06] * num_slow + [1.0] * 4) * 40))
+    assert len(alarms) <= 5 if is_noise else len(alarms) == 40
 
 
 def test_a_single_slow_step_and_a_checkpoint_are_no_slowdown() -> None:
@@ -104,6 +145,32 @@ def test_a_throttled_rank_and_a_neighbour_are_named() -> None:
     busy = [job(0.3, [None], other_cores=cores) for cores in (0.5, 1.4, 1.6)]
     causes = [name_cause(busy[0], msgspec.structs.replace(each, step_s=0.36)).cause for each in busy[1:]]
     assert causes == ["unknown", "noisy_neighbour"]
+
+
+@pytest.mark.parametrize(
+    ("waits", "cause", "ranks"),
+    [
+        ((0.031, 0.001), "noisy_neighbour", (0,)),
+        ((0.031, 0.031), "noisy_neighbour", ()),
+        ((0.030, 0.001), "unknown", ()),
+        ((None, None), "unknown", ()),
+    ],
+)
+def test_ranks_that_wait_for_a_core_have_a_neighbour_although_no_more_cores_are_busy(
+    waits: tuple[float | None, ...], cause: str, ranks: tuple[int, ...]
+) -> None:
+    def waiting(step_s: float, waits: tuple[float | None, ...]) -> JobParts:
+        of_ranks = {rank: RankParts(data_s=0.0, core_wait_s=wait) for rank, wait in enumerate(waits)}
+        return JobParts(step_s=step_s, ranks=of_ranks, other_cores=2.0)
+
+    named = name_cause(waiting(0.30, (0.0005, 0.0005)), waiting(0.36, waits))
+    assert (named.cause, named.ranks) == (cause, ranks)
+
+
+def test_waits_for_a_core_are_read_of_a_process() -> None:
+    waited_s = core_wait_s(os.getpid())
+    assert waited_s is not None and 0 <= waited_s < 3600
+    assert core_wait_s(0) is None
 
 
 @pytest.mark.parametrize(

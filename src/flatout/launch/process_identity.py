@@ -68,6 +68,14 @@ def resident_bytes(pid: int) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def core_wait_s(pid: int) -> float | None:
+    """Return how long the main thread of a process was ready to run but waited for a core; None if it is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _fields(pid: int) -> list[str]:
     """Return the fields of `/proc/PID/stat` after the name of the program, which can contain anything."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

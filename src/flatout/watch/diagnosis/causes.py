@@ -26,6 +26,7 @@ class RankParts(msgspec.Struct, frozen=True, kw_only=True):
 
     data_s: float | None = None  # wait for batches
     exposed_s: float | None = None  # exposed communication, in which it waits for late ranks
+    core_wait_s: float | None = None  # ready to run, but without a core
     throttle: tuple[str, ...] = ()
     is_stopped: bool = False
 
@@ -89,7 +90,7 @@ def _throttling(before: JobParts, since: JobParts) -> NamedCause | None:
 
 
 def _growth_of_ranks(
-    part: Literal["data_s", "exposed_s"], before: JobParts, since: JobParts
+    part: Literal["data_s", "exposed_s", "core_wait_s"], before: JobParts, since: JobParts
 ) -> dict[int, float] | None:
     """Return by how much this time of each rank grew; None if it is unknown for one of them."""
     growth = {}
@@ -123,6 +124,17 @@ def _communication(before: JobParts, since: JobParts) -> NamedCause | None:
 
 
 def _noisy_neighbour(before: JobParts, since: JobParts) -> NamedCause | None:
+    """Name other programs: ranks wait longer for a core, or more cores are busy with them.
+
+    On a host without an idle core, other programs take no more cores however many they are: only the waits grow.
+    """
+    growth = _growth_of_ranks("core_wait_s", before, since) or {}
+    enough_s = EXPLAINS * _growth_s(before, since)
+    waiting = tuple(rank for rank, grown_s in growth.items() if grown_s >= enough_s)
+    if waiting:
+        is_everybody = len(waiting) == len(since.ranks)
+        evidence = {"core_wait_growth_s": max(growth.values())}
+        return NamedCause(cause="noisy_neighbour", ranks=() if is_everybody else waiting, evidence=evidence)
     if before.other_cores is None or since.other_cores is None:
         return None
     more_cores = since.other_cores - before.other_cores

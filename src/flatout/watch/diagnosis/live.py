@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 from flatout.keep.heartbeats import HeartbeatSample
-from flatout.launch.process_identity import resident_bytes
+from flatout.launch.process_identity import core_wait_s, resident_bytes
 from flatout.records.watch import LiveFinding
 from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause
 from flatout.watch.diagnosis.change_points import BLOCK_STEPS, ChangePoints, Shift
@@ -41,6 +41,8 @@ class LiveDiagnosis:
         self._changes = ChangePoints()
         self._exchanges = Exchanges()
         self._data = RankTimes()
+        self._core_waits = RankTimes()
+        self._core_wait_s: dict[int, float] = {}  # of each rank, in total
         self._memory = MemoryGrowth()
         self._window: deque[JobStep] = deque(maxlen=_WINDOW_STEPS)
         self._before: JobParts | None = None
@@ -121,10 +123,11 @@ class LiveDiagnosis:
             return NamedCause(cause="unknown")
         slower_s = shift.after_s - shift.before_s
         waits = self._data.compared(shift.first_step, slower_s)
+        cores = self._core_waits.compared(shift.first_step, slower_s)
         # Without the waits for batches, a rank that comes late because it waits for one would be called slow.
         exposed = UNKNOWN if waits is UNKNOWN else self._exchanges.compared(shift.first_step, slower_s)
-        before = _with_times(self._before, shift.before_s, exposed.before_s, waits.before_s)
-        since = _with_times(parts, shift.after_s, exposed.since_s, waits.since_s)
+        before = _with_times(self._before, shift.before_s, exposed.before_s, waits.before_s, cores.before_s)
+        since = _with_times(parts, shift.after_s, exposed.since_s, waits.since_s, cores.since_s)
         return name_cause(before, since)
 
     def _parts(self, samples: Sequence[HeartbeatSample]) -> JobParts:
@@ -132,6 +135,7 @@ class LiveDiagnosis:
         block = list(self._window)[-BLOCK_STEPS:]
         ranks = [sample.rank or 0 for sample in samples]
         self._data.add(block[0].step, {rank: median(step.data_s.get(rank, 0.0) for step in block) for rank in ranks})
+        self._note_core_waits(block[0].step, samples)
         throttle = self._throttle()
         parts = {
             sample.rank or 0: RankParts(throttle=throttle.get(sample.gpu or "", ()), is_stopped=sample.is_stopped)
@@ -139,6 +143,15 @@ class LiveDiagnosis:
         }
         step_s = median(step.duration_s for step in block)
         return JobParts(step_s=step_s, ranks=parts, other_cores=self._other_cores())
+
+    def _note_core_waits(self, first_step: int, samples: Sequence[HeartbeatSample]) -> None:
+        """Note how long each rank waited for a core per step of the last block."""
+        totals = {sample.rank or 0: core_wait_s(sample.pid) if sample.is_local else None for sample in samples}
+        known = {rank: total_s for rank, total_s in totals.items() if total_s is not None}
+        if len(known) == len(samples) and known.keys() == self._core_wait_s.keys():
+            waits = {rank: max(total_s - self._core_wait_s[rank], 0.0) for rank, total_s in known.items()}
+            self._core_waits.add(first_step, {rank: wait_s / BLOCK_STEPS for rank, wait_s in waits.items()})
+        self._core_wait_s = known
 
     def _look_for_stops(self, samples: Sequence[HeartbeatSample], now_s: float) -> None:
         """Find ranks that a signal has stopped: they make no step, so no change point shows it."""
@@ -190,10 +203,12 @@ class LiveDiagnosis:
             self._ended.append(msgspec.structs.replace(self._open.pop("memory"), last_step=step))
 
 
-def _with_times(parts: JobParts, step_s: float, exposed_s: OfRanks, data_s: OfRanks) -> JobParts:
+def _with_times(parts: JobParts, step_s: float, exposed_s: OfRanks, data_s: OfRanks, core_waits_s: OfRanks) -> JobParts:
     """Return the parts with the job's step time, and what is known of each rank's waits."""
     ranks = {
-        rank: msgspec.structs.replace(of_rank, exposed_s=exposed_s.get(rank), data_s=data_s.get(rank))
+        rank: msgspec.structs.replace(
+            of_rank, exposed_s=exposed_s.get(rank), data_s=data_s.get(rank), core_wait_s=core_waits_s.get(rank)
+        )
         for rank, of_rank in parts.ranks.items()
     }
     return msgspec.structs.replace(parts, step_s=step_s, ranks=ranks)
