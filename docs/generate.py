@@ -165,6 +165,7 @@ from flatout.records.serving_plan import (
     ServingOption,
     ServingPlan,
 )
+from flatout.records.sharing import Beside, GpuSlice, PairSharing, Sharing
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.staging import StageResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
@@ -505,6 +506,11 @@ def grids() -> str:
 def schedule_cycle_json() -> str:
     """The contract `flatout/schedule-cycle`."""
     return _contract("flatout/schedule-cycle", (Cycle, Action, NodeReservation))
+
+
+def sharing_json() -> str:
+    """The contract `flatout/sharing`."""
+    return _contract("flatout/sharing", (Sharing, GpuSlice, Beside, PairSharing))
 
 
 def replay_json() -> str:
@@ -1135,6 +1141,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         buy_or_rent_json,
         power_cap_json,
         carbon_json,
+        sharing_json,
         spot_json,
         submission_json,
         prices,

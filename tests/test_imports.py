@@ -71,6 +71,7 @@ COMPOSERS = {
     "run_trackers",
     "schedule",
     "serving",
+    "share_pipeline",
     "staging",
     "storage_pipeline",
     "submit",

@@ -632,7 +632,7 @@ READERS: tuple[Reader, ...] = (
         "diagnose --ceilings",
         lambda: [Sample(files=_recording_of_two() | {"ceilings.json": (OWN / "ceilings.json").read_bytes()})],
         lambda path: run("diagnose", str(path), "--ceilings", str(path / "ceilings.json")),
-        ("flatout diagnose --ceilings",),
+        ("flatout diagnose --ceilings", "flatout bench --whole"),
     ),
     Reader(
         "data show",
@@ -939,6 +939,12 @@ READERS: tuple[Reader, ...] = (
         "cost power-cap",
         _one("curve.csv"),
         _command("cost", "power-cap", "{}", "--gpu-type", "h100"),
+    ),
+    Reader(
+        "schedule replay --sharing",
+        _one("sharing.json"),
+        _command(*_REPLAY, str(OWN / "history" / "openb.csv"), "--sharing", "{}"),
+        ("flatout schedule replay --sharing",),
     ),
     Reader(
         "cost carbon",

@@ -123,6 +123,7 @@ def replay(
     repair_s: float = 14_400.0,
     seeds: int = 1,
     starved_after_s: float = 1_209_600.0,
+    sharing: Sequence[AnyPath] = (),
     progress: Progress | None = None,
 ) -> ReplayResult:
     """Replay a job history under scheduling policies: completion times, utilization, goodput, fairness, money.
@@ -131,7 +132,8 @@ def replay(
     with `gpus_per_node` each, or the file `cluster`. The first of `policies` is the baseline of the differences.
     `checkpoint_s` is the work between two checkpoints, `restart_s` the time that a stopped job needs to start again,
     `failures` the node failures per 1,000 node-days, each repaired after `repair_s`, over `seeds` random seeds, and a
-    job is starved after waiting longer than `starved_after_s`. `progress` is called with the jobs done and their total.
+    job is starved after waiting longer than `starved_after_s`. `sharing` are results of `flatout bench --share`, by
+    which jobs with a share of a GPU take longer. `progress` is called with the jobs done and their total.
 
     Raises UsageError for a policy or cluster that does not exist, and InputError for a file that cannot be used.
     """
@@ -141,6 +143,7 @@ def replay(
     from flatout.schedule.load.detect import load
     from flatout.schedule.policies.names import check
     from flatout.schedule.replay import replay as replay_history
+    from flatout.schedule.sharing import read_sharing, with_sharing
 
     check_range("seeds", seeds, least=1, most=MAX_SEEDS)
     check_range("failures", failures, least=0.0)
@@ -150,8 +153,10 @@ def replay(
     machine = _cluster(nodes, gpus_per_node, optional_path(cluster))
     check(list(policies))
     failure_model = FailureModel(per_1000_node_days=failures, repair_s=repair_s) if failures else None
+    measured = [read_sharing(path_of(path)) for path in sharing]
+    history = load(path_of(jobs))
     report = replay_history(
-        load(path_of(jobs)),
+        with_sharing(history, measured) if measured else history,
         machine,
         list(policies),
         assumptions=Assumptions(checkpoint_s=checkpoint_s, restart_s=restart_s),

@@ -46,16 +46,48 @@ def bench(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     fail_on: Annotated[list[str] | None, fail_on_option("bench")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the ceilings as JSON.")] = False,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share", help="Measure what a share of the GPU delivers (MIG, MPS, HAMi, time slices), not the ceilings."
+        ),
+    ] = False,
+    with_command: Annotated[
+        str | None,
+        typer.Option("--with", metavar="COMMAND", help="With --share, whether two commands gain from sharing."),
+    ] = None,
+    whole: Annotated[
+        Path | None,
+        path_option("--whole", help="With --share, ceilings of the whole GPU, from `flatout bench --out`."),
+    ] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND...]", help="With --share --with, the other command.")
+    ] = None,
 ) -> None:
     """Measure achievable rates of this machine: matrix multiplication, memory, links, collectives, storage.
 
     Example: flatout bench --path /data/train
+
+    Example: flatout bench --share --with "python b.py" -- python a.py
     """
+    from flatout.errors import OutputError, UsageError
+
+    if share:
+        if only or path is not None or allow_write or fail_on:
+            raise UsageError(
+                "`--share` measures shares alone: not with --path, --allow-write, --only or --fail-on",
+                hint="flatout bench --share --out share.json",
+            )
+        from flatout.cli.bench_share import share as share_gpu
+
+        share_gpu(command or [], with_command, ranks=ranks, whole=whole, out=out, force=force, json=json)
+        return
     from flatout.bench_pipeline import BenchRequest, is_reporting_rank, measure, save
     from flatout.conditions.met import met_by_ceilings
     from flatout.conditions.words import parse_conditions
-    from flatout.errors import OutputError
 
+    if command or with_command is not None or whole is not None:
+        raise UsageError("a command, `--with` and `--whole` need `--share`", hint="flatout bench --share --help")
     conditions = parse_conditions("bench", fail_on or ())
     request = BenchRequest(
         time_s=time.seconds,

@@ -13,6 +13,7 @@ from flatout.cli.durations import Duration, duration
 from flatout.cli.help import Command
 from flatout.cli.next_command import has_option, repeated
 from flatout.cli.output import text_style, typed_command
+from flatout.cli.paths import path_option
 from flatout.cli.values import amount, whole_number
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ def replay(
             help="A job is starved after waiting longer than this without interruption.",
         ),
     ] = Duration("14d", 1_209_600.0),
+    sharing: Annotated[
+        list[Path] | None,
+        path_option("--sharing", help="Result of `flatout bench --share`: what shares of a GPU deliver. Repeatable."),
+    ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="List the policies and exit.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", readable=False, help="Write a self-contained HTML report.")
@@ -102,6 +107,7 @@ def replay(
             repair_s=repair.seconds,
             seeds=seeds,
             starved_after_s=starved_after.seconds,
+            sharing=tuple(sharing or ()),
             progress=lambda done, total: progress.show(max(1, done), total),
         )
     if csv is not None:
