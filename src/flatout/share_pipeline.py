@@ -50,7 +50,7 @@ def measure_shares(
     worker: Sequence[str] = _WORKER,
     progress: Progress = lambda done, total: None,
 ) -> Sharing:
-    """Measure matrix multiplication and copying alone, and beside others, with this many processes at once."""
+    """Measure matrix multiplication and copying alone, and with others, with this many processes at once."""
     workers = _Workers(num_processes, worker, environment)
     try:
         pairs = [(work, beside) for work in _WORKS for beside in _WORKS]
@@ -243,7 +243,7 @@ class _Running:
 def pair_sharing(
     names: tuple[str, str], alone: Sequence[Sequence[Ran]], together: Sequence[Sequence[Ran]]
 ) -> PairSharing:
-    """Return what each command keeps of its speed beside the other."""
+    """Return what each command keeps of its speed together with the other."""
     step_s = [[_step_s(ran, 0.0, ran.took_s) for ran in of_command] for of_command in alone]
     both_s = [_steps_together(ran) for ran in together]
     counts_steps = None not in [*step_s[0], *step_s[1]] and None not in both_s

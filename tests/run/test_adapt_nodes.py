@@ -99,7 +99,7 @@ class Job:
         self.run(1, late_ms=50, num_checkpoints=1)
         assert self.ends_attempt()
         self.step = 0
-        return self.adapter.mends(REVERTED, DONE)
+        return self.adapter.settles(REVERTED, DONE)
 
     @property
     def outcomes(self) -> Sequence[str]:
@@ -182,7 +182,7 @@ def test_a_signal_while_it_is_away_ends_it(job: Job) -> None:
 
 def test_other_ends_are_not_its_own(job: Job) -> None:
     failed = Judgement(rule="crash", fault="unknown", restart="yes", says="")
-    assert job.adapter.mends(failed, DONE) is None and job.adapter.mends(REVERTED, DONE) is None
+    assert job.adapter.settles(failed, DONE) is None and job.adapter.settles(REVERTED, DONE) is None
 
 
 @pytest.mark.parametrize(("nnodes", "least"), [("2:4", 2), ("4", None), ("4:4", None), (None, None)])

@@ -68,7 +68,7 @@ class Job:
         assert not self.adapter.ends_attempt(ranks_of(self.reader.read())), "no checkpoint was written since"
         self.ranks[0].beat.set("num_checkpoints", 1)
         assert self.adapter.ends_attempt(ranks_of(self.reader.read()))
-        decision = self.adapter.mends(REVERTED, DONE)
+        decision = self.adapter.settles(REVERTED, DONE)
         assert decision is not None and decision.restarts
         self.begin()
         return self.adapter.variables({})

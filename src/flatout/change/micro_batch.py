@@ -2,7 +2,7 @@
 
 In: a command, and the names of the script's two options, unless they are known. Out: what they are now, the next
 smaller microbatch, and the command with it. A command that does not state both is left alone, as the script's own
-default is not known.
+default is unknown.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def swept(command: list[str], limits: str | None, *, applies: bool, out: Path, f
         planned = planned_limits(request, own)
         watts = ", ".join(f"{limit:g}" for limit in planned)
         print(f"would set {len(own)} GPUs to {watts} W, run the command twice at each, and put the limits back")
-        print("only on a machine of your own: other jobs on these GPUs would be slowed, too")
+        print("only on a machine that is yours: other jobs on these GPUs would be slowed, too")
         words = repeated(sys.argv[1:])
         position = words.index("--") if "--" in words else len(words)
         print(f"next: {' '.join(map(quoted, [*words[:position], '--apply', *words[position:]]))}")

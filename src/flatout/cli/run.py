@@ -161,7 +161,7 @@ def run(
         typer.Option(
             "--adapt-power",
             help="With --adapt, also lower the power limits of the job's GPUs to their knee until the job ends: only "
-            "on a machine of your own.",
+            "on a machine that is yours.",
         ),
     ] = False,
     machine_code: Annotated[

@@ -1,7 +1,7 @@
 """Find the full hour at which a job of known duration emits least. In: the grid's hours. Out: `CarbonAdvice`.
 
 A job draws the same power all the time, so what counts is the mean emission per kWh over its hours. The future is
-assumed to be as the file says: a forecast's error is not known here.
+assumed to be as the file says: a forecast's error is unknown here.
 """
 
 from __future__ import annotations

@@ -247,12 +247,12 @@ def keep_alive(
     book: LedgerLike,
     say: Callable[[str], object],
     nodes: PeerBoard,
-    mends: Callable[[Judgement, AttemptResult], Decision | None] = lambda judgement, done: None,
+    settles: Callable[[Judgement, AttemptResult], Decision | None] = lambda judgement, done: None,
 ) -> ExitStatus:
     """Run attempts of `next_words(attempt, bad_host)` until the job is done or given up; return how the last one ended.
 
     `state` is a folder in which each attempt gets a folder. `nodes` are the job's other nodes, each with its own
-    `flatout run`, as torchrun has an agent on each. `mends` is asked first about each attempt that ended: it decides
+    `flatout run`, as torchrun has an agent on each. `settles` is asked first about each attempt that ended: it decides
     about those that ended for a reason which the next command avoids.
     """
     hosts = SuspectedHosts()
@@ -270,7 +270,7 @@ def keep_alive(
         if _is_failure(judgement) and nodes.reverted_node() is not None and watched.is_reverting(done.ranks):
             judgement = REVERTED  # that node ended its ranks a moment before
         is_silent = not done.ranks and done.ended.shell_code < _BY_SIGNAL
-        decision = mends(judgement, done)
+        decision = settles(judgement, done)
         if decision is None:
             decision = restarts.decide(judgement, done.evidence.step, silent_s=ran_s if is_silent else None)
         if _is_failure(judgement):
@@ -288,7 +288,7 @@ def keep_alive(
             is_moved = judgement.leaves_host and decision.goes_on and restarts.machine_code is not None
             if is_moved:
                 return msgspec.structs.replace(done.ended, code=restarts.machine_code, signal=None)
-            if judgement.rule == REVERTED.rule:  # Flatout itself ended this part of the job, which goes on elsewhere
+            if judgement.rule == REVERTED.rule:  # Flatout itself ended this part of the job, which continues elsewhere
                 return msgspec.structs.replace(done.ended, code=0, signal=None)
             return done.ended
         bad_host = hosts.bad(done.evidence.host, judgement)

@@ -69,7 +69,7 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def core_wait_s(pid: int) -> float | None:
-    """Return how long the main thread of a process was ready to run but waited for a core; None if it is not known."""
+    """Return how long the main thread of a process was ready to run but waited for a core; None if unknown."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -1,10 +1,10 @@
-"""Read and set the power limits of GPUs through NVML, and put back what was there.
+"""Read and set the power limits of GPUs through NVML, and restore what was there.
 
 In: the driver. Out: limits in watts and energy in joules; while a `PowerLimits` is entered, limits may be set, and at
 its end, however it ends, each GPU gets back the limit that it had. A process that is killed cannot do that: the limit
 then stays until somebody sets it or the driver is loaded again.
 
-Nothing here is called unless the user asks for it by an option of its own.
+Nothing here is called unless the user asks for it by a separate option.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PowerLimits:
             nvml, handles = _of_this_host()
         self._nvml = nvml
         self._handles = handles
-        self._own_mw: dict[int, int] = {}  # limits to put back, by index
+        self._own_mw: dict[int, int] = {}  # limits to restore, by index
 
     def __enter__(self) -> PowerLimits:
         return self
@@ -50,7 +50,7 @@ class PowerLimits:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.put_back()
+        self.restore()
 
     def read(self) -> list[PowerLimit]:
         """Return the limit of each GPU. Raises PowerLimitError if the driver does not give it."""
@@ -85,8 +85,8 @@ class PowerLimits:
             ) from None
         self._own_mw.setdefault(index, own_mw)
 
-    def put_back(self) -> None:
-        """Give each GPU whose limit was set the one that it had."""
+    def restore(self) -> None:
+        """Give each GPU whose limit was set its earlier limit."""
         for index, own_mw in self._own_mw.items():
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlDeviceSetPowerManagementLimit(self._handles[index], own_mw)

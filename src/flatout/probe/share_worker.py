@@ -1,4 +1,4 @@
-"""One process of `flatout bench --share`: `python -m flatout.probe.share_worker`, which works when it is told to.
+"""One process of `flatout bench --share`: `python -m flatout.probe.share_worker`, which works on demand.
 
 In: lines of JSON on standard input, `{"work": "matmul", "start_unix_s": .., "seconds": ..}`. Out: a line of JSON each,
 `{"rate": ..}`, and first one that says the device. Calls are queued without waiting for each, as in a job: a limit on

@@ -28,7 +28,7 @@ class MemoryAdaptation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LateNodeAdaptation(msgspec.Struct, frozen=True, kw_only=True):
-    """A late node that an elastic job goes on without. Null: not measured yet. Gains are in samples per second."""
+    """A late node without which an elastic job continues. Null: not measured yet. Gains are in samples per second."""
 
     outcome: Literal["would_leave", "leaves", "left", "kept", "undone"]
     node: str

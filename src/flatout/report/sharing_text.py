@@ -48,7 +48,7 @@ def _slice(own: GpuSlice) -> str:
 
 def _delivered(sharing: Sharing, style: TextStyle) -> list[str]:
     rows = list(_rows(sharing))
-    lines = text_table(["work", "beside", "asked", "delivered", "range"], rows, style=style, flexible=[0, 1])
+    lines = text_table(["work", "together with", "asked", "delivered", "range"], rows, style=style, flexible=[0, 1])
     if sharing.whole_share is not None:
         asked = sharing.gpu_slice.asked_share
         of_asked = "" if asked is None else f", and {percent(asked)} was asked for"

@@ -23,7 +23,7 @@ SETTLED_STEPS = 2 * BLOCK_STEPS  # without running out of memory, until a smalle
 
 
 class MemoryAdapter:
-    """Follows one run. `options` are the script's own two options, if they are not known ones."""
+    """Follows one run. `options` are the script's own two options, unless they are in `KNOWN_OPTIONS`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MemoryAdapter:
         self._first = micro_batch_of(command, options)
         self._now = self._first
         self._step_s: float | None = None  # in this attempt
-        self._pending: MemoryAdaptation | None = None  # changed, but not known to fit yet
+        self._pending: MemoryAdaptation | None = None  # changed, and still to be seen whether it fits
 
     @property
     def micro_batch(self) -> MicroBatch | None:
@@ -61,8 +61,8 @@ class MemoryAdapter:
             self._report(msgspec.structs.replace(self._pending, outcome="kept", after_s=self._step_s))
             self._pending = None
 
-    def mends(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
-        """Return the decision to restart an attempt that ran out of GPU memory; None if this cannot mend its end."""
+    def settles(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
+        """Return the decision to restart an attempt that ran out of GPU memory; None for any other end."""
         before, step_s = self._now, self._step_s
         self._step_s = None
         if judgement.failure_class != "device-oom" or before is None:

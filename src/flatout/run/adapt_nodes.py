@@ -1,6 +1,6 @@
-"""Let an elastic job go on without this node, from the next checkpoint on, if it is late; back if that does not pay.
+"""Let an elastic job continue without this node after the next checkpoint, if it is late; back if that does not pay.
 
-In: the heartbeats of this node's ranks, and what the other nodes tell of theirs. Out: whether to end this node's part
+In: the heartbeats of this node's ranks, and what the other nodes report of theirs. Out: whether to end this node's part
 of the job, and reports. In a dry run, only the report says what would be done.
 
 In an exchange of gradients the ranks of a late node wait least. Without them each step takes as much less time as the
@@ -35,7 +35,7 @@ _MOST_AWAY_S = 1800.0
 
 
 class LateNodeAdapter:
-    """Follows one node of an elastic job, which may go on with `least_nodes`."""
+    """Follows one node of an elastic job, which needs `least_nodes`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class LateNodeAdapter:
         self._is_leaving = _num_checkpoints(ranks, self._ranks_of_others()) > self._num_checkpoints
         return self._is_leaving
 
-    def mends(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
+    def settles(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
         """Return what happens after this node has left: it stays away, or comes back if that did not pay."""
         if judgement.rule != REVERTED.rule or not self._is_leaving or self._action is None:
             return None
@@ -119,7 +119,7 @@ class LateNodeAdapter:
             self._exposed_s.popitem(last=False)
 
     def _late_node(self, ranks: Sequence[HeartbeatSample], others: Sequence[PeerRank]) -> LateNodeAdaptation | None:
-        """Return what leaving would gain; None if it is not known yet, not enough, or too few nodes would be left."""
+        """Return what leaving would gain; None if it is unknown yet, not enough, or too few nodes would be left."""
         num_ranks, own = ranks[0].world_size, {rank.rank or 0 for rank in ranks}
         step_s = ranks[0].block_median_s
         num_others = sum(bool(status.ranks) for status in self._nodes.others())

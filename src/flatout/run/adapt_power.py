@@ -1,4 +1,4 @@
-"""Lower the power limit of a job's GPUs to the knee of its own curve while it runs, and put it back at its end.
+"""Lower the power limit of a job's GPUs to the knee of its curve while it runs, and restore it at its end.
 
 In: the heartbeats of the ranks and the energy counters of their GPUs. Out: limits that are set through `PowerLimits`,
 and reports. In a dry run, nothing is set: one report says what would be tried.
@@ -67,13 +67,13 @@ class PowerAdapter:
             self._look(ranks)
         except PowerLimitError as error:
             self._is_over = True
-            self._limits.put_back()
+            self._limits.restore()
             if self._measured:
                 self._tell("stopped", self._measured[0], problem=str(error))
 
     def close(self) -> None:
-        """Put back the limits that the GPUs had before."""
-        self._limits.put_back()
+        """Restore the limits that the GPUs had before."""
+        self._limits.restore()
 
     def _look(self, ranks: Sequence[HeartbeatSample]) -> None:
         names = tuple(rank.name for rank in ranks)

@@ -3,7 +3,7 @@
     exposed communication on all ranks      weights are averaged every 8 steps instead of gradients in each (local SGD)
     one rank that the others wait for       fewer of the step's samples for it, more for the others
 
-Both are `semantic`: the model is trained in another way, so an option of its own asks for them. In: the heartbeats of
+Both are `semantic`: the model is trained in another way, so a separate option asks for them. In: the heartbeats of
 the ranks. Out: whether to end the attempt at a checkpoint, the patch of the next one, and reports. One change is made;
 if it does not pay, the training goes back at the next checkpoint. In a dry run, only the report says what would be.
 """
@@ -83,7 +83,7 @@ class SemanticAdapter:
         self._is_restarting = _num_checkpoints(ranks) > self._num_checkpoints
         return self._is_restarting
 
-    def mends(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
+    def settles(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
         """Return the decision to restart with the change or without it, if this ended the attempt."""
         if judgement.rule != REVERTED.rule or not self._is_restarting or self._action is None:
             return None
@@ -98,7 +98,7 @@ class SemanticAdapter:
         return Decision(restarts=True, why="restarted from its checkpoint with the training as it was")
 
     def variables(self, own_variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variable of the patches of the next attempt, added to those of its own variables."""
+        """Return the variable of the patches of the next attempt, added to those in `own_variables`."""
         own = _patches(own_variables)
         if not self._is_on or self._action is None:
             return {Variable.PATCHES: json.dumps(own)}

@@ -2,8 +2,8 @@
 
     adapt.LoaderAdapter             loader workers and batches ahead, from the next epoch on
     adapt_memory.MemoryAdapter      a smaller microbatch after the GPU memory ran out
-    adapt_nodes.LateNodeAdapter     an elastic job goes on without this node
-    adapt_semantic.SemanticAdapter  local SGD, or fewer samples for a late rank, only with an option of its own
+    adapt_nodes.LateNodeAdapter     an elastic job continues without this node
+    adapt_semantic.SemanticAdapter  local SGD, or fewer samples for a late rank, only with a separate option
     adapt_power.PowerAdapter        power limits, only with an option that says that the machine is the user's
 
 In: heartbeats, and how attempts ended. Out: lines for the user and the ledger, and decisions about attempts.
@@ -65,7 +65,7 @@ class Adapting:
     ) -> None:
         """Choose the adapters. `least_nodes` are those that an elastic job needs; None: it is not elastic.
 
-        The microbatch stays as it is on several nodes, where each node restarts for itself and all would have to agree.
+        The microbatch does not change on several nodes: each node restarts alone, and all would have to agree.
         """
         self._mode = mode
         self._state = state
@@ -111,10 +111,10 @@ class Adapting:
         adapters = [adapter for adapter in (self._node, self._semantic) if adapter is not None]
         return any(adapter.ends_attempt(ranks) for adapter in adapters)
 
-    def mends(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
+    def settles(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
         """Return the decision about an attempt that an adaptation ended, or whose failure one avoids."""
         for adapter in (self._memory, self._node, self._semantic):
-            decision = None if adapter is None else adapter.mends(judgement, done)
+            decision = None if adapter is None else adapter.settles(judgement, done)
             if decision is not None:
                 return decision
         return None
@@ -128,7 +128,7 @@ class Adapting:
         return {} if self._semantic is None else self._semantic.variables(own)
 
     def close(self) -> None:
-        """Put back what must not stay after the job."""
+        """Restore what must not stay changed after the job."""
         if self._power is not None:
             self._power.close()
 

@@ -233,7 +233,7 @@ class KeptRun:
                     book=self._book,
                     say=lambda text: say(self._clean(text)),
                     nodes=self._nodes,
-                    mends=self._adapting.mends if self._adapting is not None else lambda judgement, done: None,
+                    settles=self._adapting.settles if self._adapting is not None else lambda judgement, done: None,
                 )
             except FlatoutError as error:  # the command cannot be started, or the port is taken
                 self._writer.write("end", code=error.exit_code, why=str(error))

@@ -92,7 +92,7 @@ class RunRequest:
 
     @property
     def _resumes(self) -> bool:
-        """Whether the job can go on from a checkpoint."""
+        """Whether the job can resume from a checkpoint."""
         return self.checkpoint_folder is not None or bool(self.resume_arguments)
 
     def _check_revert(self) -> None:

@@ -7,7 +7,7 @@ garbage) do not matter. The sum of what blocks are above the reference, less an 
 falls back to 0 otherwise (CUSUM). The allowance is half of the least slowdown worth reporting, in percent of the
 step: with an allowance in standard deviations, a slow drift of 1 % per day raises an alarm on most days. Where blocks
 differ by more than that, because the machine is busy, the allowance is 1.5 of their standard deviations; what they
-differ by is learned anew all the time, as a machine can become busy later. A single block raises no alarm.
+differ by is learned again all the time, as a machine can become busy later. A single block raises no alarm.
 
 Source: Page, Continuous inspection schemes (1954); `benchmarks/live_diagnosis.py` compares it with Page-Hinkley's
 test and a fixed threshold.
@@ -28,7 +28,7 @@ ALLOWANCE_SDS = 1.5  # standard deviations of the blocks, where these are more
 ALARM_SDS = 8.0
 LEAST_BLOCKS = 2  # blocks above the allowance, the last one among them, before an alarm
 NOISE_BLOCKS = 45  # the last blocks of which the noise is learned
-SHORT_BLOCKS = 10  # a slowdown that ended within so many blocks was noise
+SHORT_BLOCKS = 10  # a slowdown that ended within these was noise
 RETURN_BLOCKS = 3  # blocks in a row near the reference that end a slowdown
 _MAD_TO_SD = 1.4826
 _LEAST_SD = 0.002  # share: a series without noise would raise an alarm at any change
