@@ -16,13 +16,15 @@ import msgspec
 
 from flatout.doctor.compare import compare_snapshots
 from flatout.doctor.inputs import merge, read_bundle, read_inputs, read_log
-from flatout.doctor.machine import NCCL_LOG
+from flatout.doctor.machine import BMC_SENSORS, NCCL_LOG
 from flatout.doctor.secrets import without_secrets
 from flatout.errors import InputError, UsageError
 from flatout.launch.hosts import HostOutput, Via, host_names, on_hosts, way_to
+from flatout.probe.redfish import read_redfish
+from flatout.probe.redfish_client import RedfishClient, credentials
 from flatout.probe.snapshot import read_machine
 from flatout.records.doctor import HostsReport, JobTraffic
-from flatout.records.snapshot import Snapshot
+from flatout.records.snapshot import Output, Snapshot
 from flatout.report.progress import WaitingLine
 
 HOST_LIMIT_S = 120.0
@@ -35,10 +37,13 @@ def read_snapshot(
     topology: Sequence[Path] = (),
     nccl_logs: Sequence[Path] = (),
     data: Path | None = None,
+    redfish: str | None = None,
+    redfish_credentials: Path | None = None,
 ) -> Snapshot:
     """Read `files` as one machine (without any: this machine), and add logs and topologies; without secrets.
 
-    `data` is the folder of the training data. Raises InputError for a file that cannot be used.
+    `data` is the folder of the training data, and `redfish` the address of the machine's BMC, whose user and password
+    are in the environment or in `redfish_credentials`. Raises InputError for a file or a BMC that cannot be read.
     """
     if data is not None and not data.is_dir():
         raise InputError(f"`--data` must be a folder, but `{data}` is not")
@@ -52,6 +57,10 @@ def read_snapshot(
         snapshot = merge(snapshot, Snapshot(outputs={NCCL_LOG: read_log(path)}))
     if topology:
         snapshot = merge(snapshot, read_inputs(topology))
+    if redfish is not None:
+        sensors = read_redfish(RedfishClient(redfish, credentials(redfish_credentials)))
+        text = msgspec.json.encode(sensors).decode()
+        snapshot = merge(snapshot, Snapshot(outputs={BMC_SENSORS: Output(text=text)}))
     added = tuple(str(path) for path in (*nccl_logs, *topology))
     return without_secrets(msgspec.structs.replace(snapshot, read_from=(*read_from, *added)))
 

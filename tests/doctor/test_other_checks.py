@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.doctor.samples import (
     ADDRESSES,
@@ -18,6 +20,8 @@ from tests.doctor.samples import (
 )
 
 from flatout.doctor.checks import CHECKS
+from flatout.doctor.machine import BMC_SENSORS
+from flatout.records.bmc import BmcReading, BmcSensor
 from flatout.records.snapshot import Output, Snapshot
 
 NO_RDMA = {"/sys/class/infiniband": "no such file or directory"}
@@ -527,3 +531,30 @@ def test_the_sensors_of_the_bmc(text: str, status: str, words: str) -> None:
     found = result("bmc-sensors", Snapshot(outputs={"ipmitool sdr elist": Output(text=text)}))
     assert found.status == status and words in found.reason
     assert result("bmc-sensors", Snapshot()).status == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("sensors", "redundant", "status", "words"),
+    [
+        ([("Inlet", "ok"), ("Fan 1", None)], True, "ok", "2 sensors in order"),
+        ([("Inlet", "ok"), ("Fan 1", "warning")], True, "warn", "Fan 1 warning"),
+        ([("Inlet", "ok")], False, "warn", "not redundant"),
+    ],
+)
+def test_sensors_by_redfish_come_before_those_of_ipmitool(
+    sensors: list[tuple[str, Any]], redundant: bool, status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flatout import doctor_pipeline
+
+    reading = BmcReading(
+        sensors=tuple(BmcSensor(name=name, kind="other", health=health) for name, health in sensors),
+        is_redundant=redundant,
+    )
+    here = Snapshot(outputs={"ipmitool sdr elist": Output(text=SDR)})
+    monkeypatch.setattr(doctor_pipeline, "read_machine", lambda data: here)
+    monkeypatch.setattr(doctor_pipeline, "read_redfish", lambda client: reading)
+    snapshot = doctor_pipeline.read_snapshot([], redfish="https://bmc-n7")
+    found = result("bmc-sensors", snapshot)
+    assert found.status == status and words in found.reason
+    damaged = Snapshot(outputs={BMC_SENSORS: Output(text='{"sensors": 3}')})
+    assert result("bmc-sensors", damaged).status == "unknown"

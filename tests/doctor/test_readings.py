@@ -11,12 +11,22 @@ from tests.doctor.samples import BY_ID, kernel_log, nccl_log, smi
 from tests.doctor.test_other_checks import ENVIRONMENT, HOST, KERNEL, NCCL, env, host
 
 from flatout.doctor.check import run_check
-from flatout.doctor.machine import FABRIC_MANAGER_LOG, KERNEL_LOG, NCCL_GRAPH, NCCL_LOG, NCCL_TOPOLOGY, Machine
+from flatout.doctor.machine import (
+    BMC_SENSORS,
+    FABRIC_MANAGER_LOG,
+    KERNEL_LOG,
+    NCCL_GRAPH,
+    NCCL_LOG,
+    NCCL_TOPOLOGY,
+    Machine,
+)
 from flatout.probe import snapshot as probe
 from flatout.records.snapshot import Snapshot
 
 # The probe reads these by functions of their own, or the user gives them.
-OTHER_OUTPUTS = {KERNEL_LOG, "python packages", NCCL_TOPOLOGY, NCCL_LOG, NCCL_GRAPH, FABRIC_MANAGER_LOG}
+OTHER_OUTPUTS = {
+    *(KERNEL_LOG, "python packages", NCCL_TOPOLOGY, NCCL_LOG, NCCL_GRAPH, FABRIC_MANAGER_LOG, BMC_SENSORS),
+}
 
 
 class AskedVariables(dict[str, str]):

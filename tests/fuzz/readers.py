@@ -684,7 +684,7 @@ READERS: tuple[Reader, ...] = (
         "watch node --redfish-credentials",
         _one("redfish_credentials.txt"),
         _redfish_credentials,
-        ("flatout watch node --redfish-credentials",),
+        ("flatout watch node --redfish-credentials", "flatout doctor --redfish-credentials"),
     ),
     Reader("watch node --redfish, its answers", services.redfish, services.read_bmc),
     Reader("schedule slurm --usage, Prometheus", services.prometheus, services.read_prometheus),

@@ -14,7 +14,8 @@ from tests.watch.nvml import FakeNvml, h100
 from flatout.errors import InputError
 from flatout.keep.ledger import LedgerFile
 from flatout.probe.gpu_health import read_gpu_health
-from flatout.records.gpu_health import GpuHealth, HealthReading
+from flatout.probe.port_counters import read_port_health
+from flatout.records.gpu_health import GpuHealth, HealthReading, PortHealth
 from flatout.watch.health.history import KEPT_S, LEAST_APART_S, read_history, renewed, write_history
 from flatout.watch.health.node import NodeQuestion, NodeSources, judge_node
 from flatout.watch.health.signs import (
@@ -23,8 +24,13 @@ from flatout.watch.health.signs import (
     LEAST_PEERS,
     MOST_CORRECTABLE_REMAPS_PER_DAY,
     MOST_CORRECTED_PER_H,
+    MOST_LINK_DOWNS_PER_DAY,
+    MOST_LINK_RECOVERIES_PER_DAY,
     MOST_NODE_FAILURES,
+    MOST_NVLINK_RECOVERIES_PER_DAY,
+    MOST_NVLINK_REPLAYS_PER_H,
     MOST_PCIE_REPLAYS_PER_H,
+    MOST_SYMBOL_ERRORS_PER_H,
     MOST_UNCORRECTABLE_REMAPS_PER_DAY,
     find_signs,
 )
@@ -33,6 +39,7 @@ HOUR_S, DAY_S, NOW_S = 3600.0, 86_400.0, 1e9
 WELL = GpuHealth(
     gpu=0, uuid="GPU-1", model="H100", corrected_errors=5, uncorrected_errors=0, correctable_remaps=1,
     uncorrectable_remaps=1, is_remap_pending=False, has_remap_failed=False, pcie_replays=3, margin_c=30,
+    nvlink_replays=7, nvlink_recoveries=0,
     busy_percent=98, sm_clock_hz=1.755e9, recovery_action=0,
 )  # fmt: skip
 
@@ -71,6 +78,8 @@ def test_the_state_of_a_gpu(values: dict[str, Any], signs: dict[str, str]) -> No
     [
         ("corrected_errors", "corrected_error_rate", HOUR_S, MOST_CORRECTED_PER_H),
         ("pcie_replays", "pcie_replay_rate", HOUR_S, MOST_PCIE_REPLAYS_PER_H),
+        ("nvlink_replays", "nvlink_replay_rate", HOUR_S, MOST_NVLINK_REPLAYS_PER_H),
+        ("nvlink_recoveries", "nvlink_recovery_rate", DAY_S, MOST_NVLINK_RECOVERIES_PER_DAY),
         ("correctable_remaps", "correctable_remap_rate", DAY_S, MOST_CORRECTABLE_REMAPS_PER_DAY),
         ("uncorrectable_remaps", "uncorrectable_remap_rate", DAY_S, MOST_UNCORRECTABLE_REMAPS_PER_DAY),
     ],
@@ -84,6 +93,43 @@ def test_a_rate_beyond_its_limit_warns(counter: str, kind: str, span_s: float, m
     other = msgspec.structs.replace(WELL, uuid="GPU-2")
     assert found(changed(**{counter: first + 10**6}), other, span_s) == {}, "another card was in this slot"
     assert found(changed(**{counter: None}), WELL, span_s) == {}
+
+
+@pytest.mark.parametrize(
+    ("counter", "kind", "span_s", "most"),
+    [
+        ("symbol_errors", "symbol_error_rate", HOUR_S, MOST_SYMBOL_ERRORS_PER_H),
+        ("link_recoveries", "link_recovery_rate", DAY_S, MOST_LINK_RECOVERIES_PER_DAY),
+        ("link_downs", "link_down_rate", DAY_S, MOST_LINK_DOWNS_PER_DAY),
+    ],
+)
+def test_errors_of_a_port_warn_and_those_of_another_port_do_not(
+    counter: str, kind: str, span_s: float, most: float
+) -> None:
+    port = PortHealth(device="mlx5_0", port="1", symbol_errors=3, link_recoveries=0, link_downs=1)
+    first = getattr(port, counter)
+
+    def signs(now: PortHealth, before: PortHealth = port) -> list[str]:
+        history = [HealthReading(unix_s=NOW_S - span_s, gpus=(), ports=(before,))]
+        found = find_signs(HealthReading(unix_s=NOW_S, gpus=(), ports=(now,)), history)
+        assert all(sign.action == "none" and "port 1 of mlx5_0" in sign.reason for sign in found)
+        return [sign.kind for sign in found]
+
+    assert signs(msgspec.structs.replace(port, **{counter: first + most})) == []
+    worse = msgspec.structs.replace(port, **{counter: first + most + 1})
+    assert signs(worse) == [kind]
+    assert signs(worse, msgspec.structs.replace(port, device="mlx5_1")) == []
+    assert signs(msgspec.structs.replace(port, **{counter: None})) == []
+
+
+def test_the_health_of_ports_is_read_from_the_kernel(tmp_path: Path) -> None:
+    counters = tmp_path / "infiniband" / "mlx5_0" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True)
+    (counters / "symbol_error").write_text("12\n")
+    (counters / "link_downed").write_text("2\n")
+    (port,) = read_port_health(tmp_path)
+    assert port == PortHealth(device="mlx5_0", port="1", symbol_errors=12, link_downs=2)
+    assert read_port_health(tmp_path / "none") == ()
 
 
 def test_a_counter_that_was_reset_counts_from_0() -> None:
@@ -124,6 +170,8 @@ def test_a_history_keeps_a_week_and_one_reading_per_interval(tmp_path: Path) -> 
     assert renewed(readings, now) == [readings[1], now]
     assert renewed([HealthReading(unix_s=NOW_S - LEAST_APART_S + 1, gpus=(WELL,))], now) is None
     assert renewed([], msgspec.structs.replace(now, gpus=())) is None
+    with_port = msgspec.structs.replace(now, gpus=(), ports=(PortHealth(device="mlx5_0", port="1"),))
+    assert renewed([], with_port) == [with_port]
     path = tmp_path / "history.jsonl"
     assert read_history(path) == []
     write_history(path, [now])

@@ -12,6 +12,7 @@ import typer
 
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.paths import path_argument, path_option
+from flatout.inside.protocol import Variable
 
 if TYPE_CHECKING:
     from flatout.records.doctor import DoctorReport, HostsReport
@@ -69,6 +70,17 @@ def doctor(
             help="A recording or traces of the job, to show how much fixing a path or link defect would gain.",
         ),
     ] = None,
+    redfish: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Address of the machine's BMC, whose sensors are read by Redfish, e.g. https://bmc-n7. The user and "
+            f"the password are in {Variable.REDFISH_USER} and {Variable.REDFISH_PASSWORD}.",
+        ),
+    ] = None,
+    redfish_credentials: Annotated[
+        Path | None, path_option(help="File with one line `user:password`, of mode 0600, instead of the variables.")
+    ] = None,
     capture: Annotated[
         Path | None,
         path_option(
@@ -99,7 +111,7 @@ def doctor(
     only_bundle = capture == _STANDARD_OUTPUT
     _check_status(fail_on)
     if hosts:
-        _refuse_with_hosts(given, topology, nccl_log, capture, data, recording)
+        _refuse_with_hosts(given, topology, nccl_log, capture, data, recording, redfish)
     else:
         _refuse_without_hosts(via, flatout, bundles)
     if only_bundle:
@@ -114,7 +126,14 @@ def doctor(
         statuses = [difference.status for difference in report.differences]
         _exit([*statuses, *("fail" for _ in report.not_captured)], fail_on)
         return
-    snapshot = read_snapshot(given or [], topology=topology or [], nccl_logs=nccl_log or [], data=data)
+    snapshot = read_snapshot(
+        given or [],
+        topology=topology or [],
+        nccl_logs=nccl_log or [],
+        data=data,
+        redfish=redfish,
+        redfish_credentials=redfish_credentials,
+    )
     if capture is not None:
         _write_bundle(snapshot, capture, force=force)
     if not only_bundle:

@@ -26,6 +26,7 @@ SMI_QUERY, SMI_TOPOLOGY, SMI_P2P = "nvidia-smi -q", "nvidia-smi topo -m", "nvidi
 SMI_NVLINK, SMI_NVLINK_ERRORS, SMI_LIST = "nvidia-smi nvlink -s", "nvidia-smi nvlink -e", "nvidia-smi -L"
 NVML = "NVML"
 LSPCI, KERNEL_LOG, NCCL_LOG = "lspci -vvv", "kernel log", "NCCL log"
+BMC_SENSORS = "sensors of the BMC"  # a `BmcReading` as JSON, read through Redfish
 NCCL_TOPOLOGY, NCCL_GRAPH, FABRIC_MANAGER_LOG = "NCCL topology XML", "NCCL graph XML", "fabric manager log"
 NVIDIA, AMD, INTEL, AMD_CHIPSET = "0x10de", "0x1002", "0x8086", "0x1022"  # vendors of PCI devices
 _MOST_GPUS = 1024

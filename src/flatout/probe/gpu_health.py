@@ -47,6 +47,8 @@ def _health(nvml: Any, handle: Any, index: int) -> GpuHealth:
         is_remap_pending=None if rows[2] is None else bool(rows[2]),
         has_remap_failed=None if rows[3] is None else bool(rows[3]),
         pcie_replays=known(lambda: int(nvml.nvmlDeviceGetPcieReplayCounter(handle))),
+        nvlink_replays=known(lambda: field("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL")),
+        nvlink_recoveries=known(lambda: field("NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL")),
         margin_c=known(lambda: float(nvml.nvmlDeviceGetMarginTemperature(handle))),
         busy_percent=known(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         sm_clock_hz=None if clock_mhz is None else clock_mhz * _HZ_PER_MHZ,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.records.gpu_health import PortHealth
+
 _SYS = Path("/sys/class")
 _WORD_BYTES = 4  # InfiniBand counts its data in words of four bytes
 # Metric -> file below `statistics/`.
@@ -64,6 +66,20 @@ class PortCounters(msgspec.Struct, frozen=True, kw_only=True):
 def read_port_counters(sys_class: Path = _SYS) -> list[PortCounters]:
     """Return the counters of all ports of this host."""
     return [*_interfaces(sys_class / "net"), *_adapters(sys_class / "infiniband")]
+
+
+def read_port_health(sys_class: Path = _SYS) -> tuple[PortHealth, ...]:
+    """Return what says how well the ports of InfiniBand and RoCE adapters are."""
+    return tuple(
+        PortHealth(
+            device=counters.device,
+            port=counters.port,
+            symbol_errors=counters.values.get("flatout_port_symbol_errors"),
+            link_recoveries=counters.values.get("flatout_port_link_recoveries"),
+            link_downs=counters.values.get("flatout_port_link_downs"),
+        )
+        for counters in _adapters(sys_class / "infiniband")
+    )
 
 
 def _interfaces(folder: Path) -> Iterator[PortCounters]:

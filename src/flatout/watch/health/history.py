@@ -39,7 +39,8 @@ def read_history(path: Path) -> list[HealthReading]:
 
 def renewed(history: list[HealthReading], now: HealthReading) -> list[HealthReading] | None:
     """Return the history with this reading and without those that are too old; None if the last one is recent."""
-    if not now.gpus or (history and now.unix_s - history[-1].unix_s < LEAST_APART_S):
+    is_empty = not now.gpus and not now.ports
+    if is_empty or (history and now.unix_s - history[-1].unix_s < LEAST_APART_S):
         return None
     return [*(reading for reading in history if now.unix_s - reading.unix_s <= KEPT_S), now]
 

@@ -14,11 +14,12 @@ from flatout.errors import InputError
 from flatout.input_files import bounded_log, read_bytes, read_text
 from flatout.keep.ledger_lines import FailureLine, decode_line
 from flatout.probe.nvml import Gpus
+from flatout.probe.port_counters import read_port_health
 from flatout.probe.redfish import read_redfish
 from flatout.probe.redfish_client import RedfishClient, credentials
 from flatout.probe.snapshot import read_kernel_log
 from flatout.records.bmc import BmcReading
-from flatout.records.gpu_health import GpuHealth, HealthReading
+from flatout.records.gpu_health import GpuHealth, HealthReading, PortHealth
 from flatout.records.watch import DrainCost, GpuAdvice, NodeAction, NodeHealth, NodeSign
 from flatout.watch.health.bmc_signs import bmc_signs
 from flatout.watch.health.expected_loss import Evidence, StopCosts, drain_cost, failure_probability
@@ -62,6 +63,7 @@ def judge_node(
     question: NodeQuestion,
     *,
     read_gpus: Callable[[], tuple[Sequence[GpuHealth], str | None]] = read_own_gpus,
+    read_ports: Callable[[], tuple[PortHealth, ...]] = read_port_health,
     now_s: float | None = None,
 ) -> NodeHealth:
     """Return the actions for the node. Raise InputError if its log, its history or a ledger cannot be read."""
@@ -74,7 +76,7 @@ def judge_node(
         GpuAdvice(address=address, action="drain", xid=None, num_xids=0, reason="the GPU has fallen off the bus")
         for address in lost
     )
-    signs, problem = _signs(sources, read_gpus, now_s)
+    signs, problem = _signs(sources, read_gpus, read_ports, now_s)
     bmc = _read_bmc(sources)
     signs += tuple(sign for reading in bmc for sign in bmc_signs(reading))
     actions = {gpu.action for gpu in gpus} | {sign.action for sign in signs}
@@ -89,15 +91,20 @@ def judge_node(
 
 
 def _signs(
-    sources: NodeSources, read_gpus: Callable[[], tuple[Sequence[GpuHealth], str | None]], now_s: float
+    sources: NodeSources,
+    read_gpus: Callable[[], tuple[Sequence[GpuHealth], str | None]],
+    read_ports: Callable[[], tuple[PortHealth, ...]],
+    now_s: float,
 ) -> tuple[tuple[NodeSign, ...], str | None]:
     """Return the signs, and why the GPUs are unknown. The log of another node says nothing of the GPUs here."""
     failures = sum(num_failures(path, now_s) for path in sources.ledgers)
     gpus: Sequence[GpuHealth] = ()
+    ports: tuple[PortHealth, ...] = ()
     problem = None
     if sources.log is None or sources.history is not None:
         gpus, problem = read_gpus()
-    now = HealthReading(unix_s=now_s, gpus=tuple(gpus))
+        ports = read_ports()
+    now = HealthReading(unix_s=now_s, gpus=tuple(gpus), ports=ports)
     history = read_history(sources.history) if sources.history is not None else []
     signs = find_signs(now, history, failures)
     more = renewed(history, now)

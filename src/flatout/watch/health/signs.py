@@ -1,8 +1,8 @@
-"""Signs of a coming failure in the counters of a node's GPUs.
+"""Signs of a coming failure in the counters of a node's GPUs and network ports.
 
-In: the readings of its GPUs now and earlier, and the failures of its jobs. Out: `NodeSign`s with the action that each
-calls for. Only what NVIDIA itself calls for an action leads to one; the others warn, because no published rate says
-that they lead to a failure.
+In: the readings of its GPUs and ports now and earlier, and the failures of its jobs. Out: `NodeSign`s with the action
+that each calls for. Only what NVIDIA itself calls for an action leads to one; the others warn, because no published
+rate says that they lead to a failure.
 
 Sources: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/ (row remapping), NVML's recovery action. The limits of
 the warnings are assumed.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from flatout.records.gpu_health import GpuHealth, HealthReading
+from flatout.records.gpu_health import GpuHealth, HealthReading, PortHealth
 from flatout.records.watch import NodeAction, NodeSign
 
 # Assumed limits of warnings: nothing is published from which on a GPU fails.
@@ -21,6 +21,11 @@ MOST_CORRECTED_PER_H = 100.0
 MOST_UNCORRECTABLE_REMAPS_PER_DAY = 2.0
 MOST_CORRECTABLE_REMAPS_PER_DAY = 2.0
 MOST_PCIE_REPLAYS_PER_H = 60.0
+MOST_NVLINK_REPLAYS_PER_H = 60.0
+MOST_NVLINK_RECOVERIES_PER_DAY = 2.0
+MOST_SYMBOL_ERRORS_PER_H = 100.0
+MOST_LINK_RECOVERIES_PER_DAY = 2.0
+MOST_LINK_DOWNS_PER_DAY = 2.0
 LEAST_MARGIN_C = 5.0
 BUSY_PERCENT, LEAST_PEERS = 90.0, 3
 LEAST_CLOCK_SHARE = 0.9  # of the median of busy peers
@@ -56,6 +61,25 @@ _RATES: tuple[_Rated, ...] = (
         "rows remapped for corrected errors/day",
     ),
     ("pcie_replay_rate", lambda gpu: gpu.pcie_replays, _HOUR_S, MOST_PCIE_REPLAYS_PER_H, "PCIe replays/h"),
+    ("nvlink_replay_rate", lambda gpu: gpu.nvlink_replays, _HOUR_S, MOST_NVLINK_REPLAYS_PER_H, "NVLink replays/h"),
+    (
+        "nvlink_recovery_rate",
+        lambda gpu: gpu.nvlink_recoveries,
+        _DAY_S,
+        MOST_NVLINK_RECOVERIES_PER_DAY,
+        "NVLink recoveries/day",
+    ),
+)
+_PORT_RATES: tuple[tuple[str, Callable[[PortHealth], float | None], float, float, str], ...] = (
+    ("symbol_error_rate", lambda port: port.symbol_errors, _HOUR_S, MOST_SYMBOL_ERRORS_PER_H, "symbol errors/h"),
+    (
+        "link_recovery_rate",
+        lambda port: port.link_recoveries,
+        _DAY_S,
+        MOST_LINK_RECOVERIES_PER_DAY,
+        "recoveries of the link/day",
+    ),
+    ("link_down_rate", lambda port: port.link_downs, _DAY_S, MOST_LINK_DOWNS_PER_DAY, "times down/day"),
 )
 
 
@@ -66,6 +90,8 @@ def find_signs(now: HealthReading, history: Sequence[HealthReading], num_failure
         signs += _of_state(gpu)
         signs += _of_rates(gpu, now.unix_s, history)
     signs += _slow_clocks(now.gpus)
+    for port in now.ports:
+        signs += _of_port(port, now.unix_s, history)
     if num_failures > MOST_NODE_FAILURES:
         reason = f"{num_failures} failures by the machine's fault in a week"
         signs.append(NodeSign(gpu=None, kind="repeated_failures", action="none", value=num_failures, reason=reason))
@@ -100,22 +126,44 @@ def _rate(
     history: Sequence[HealthReading],
     per_s: float,
 ) -> float | None:
+    """Return the growth per `per_s` of a GPU's counter."""
+    earlier = [
+        (reading.unix_s, count(before)) for reading in history for before in reading.gpus if _is_same(before, gpu)
+    ]
+    return _growth(count(gpu), earlier, now_s, per_s)
+
+
+def _growth(
+    last: float | None, earlier: Sequence[tuple[float, float | None]], now_s: float, per_s: float
+) -> float | None:
     """Return the growth per `per_s` over that time, or an hour at least; None without readings of then.
 
     A counter that fell was reset in between, and counts from 0.
     """
     span_s = max(per_s, _LEAST_SPAN_S)
-    earlier = [(reading.unix_s, before) for reading in history for before in reading.gpus if _is_same(before, gpu)]
-    within = [(unix_s, before) for unix_s, before in earlier if _LEAST_SPAN_S <= now_s - unix_s <= span_s * 1.5]
-    last = count(gpu)
+    within = [(unix_s, count) for unix_s, count in earlier if _LEAST_SPAN_S <= now_s - unix_s <= span_s * 1.5]
     if not within or last is None:
         return None
-    unix_s, before = min(within, key=lambda pair: abs(now_s - pair[0] - span_s))
-    first = count(before)
+    unix_s, first = min(within, key=lambda pair: abs(now_s - pair[0] - span_s))
     if first is None:
         return None
     grown = last if last < first else last - first
     return grown * per_s / (now_s - unix_s)
+
+
+def _of_port(port: PortHealth, now_s: float, history: Sequence[HealthReading]) -> Iterator[NodeSign]:
+    earlier = [
+        (reading.unix_s, before)
+        for reading in history
+        for before in reading.ports
+        if (before.device, before.port) == (port.device, port.port)
+    ]
+    for kind, count, per_s, most, unit in _PORT_RATES:
+        counts = [(unix_s, count(before)) for unix_s, before in earlier]
+        rate = _growth(count(port), counts, now_s, per_s)
+        if rate is not None and rate > most:
+            reason = f"{rate:.3g} {unit} at port {port.port} of {port.device}"
+            yield NodeSign(gpu=None, kind=kind, action="none", value=rate, reason=reason)
 
 
 def _is_same(before: GpuHealth, now: GpuHealth) -> bool:
