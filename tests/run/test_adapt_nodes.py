@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -16,8 +17,8 @@ from flatout.keep.attempt import AttemptResult
 from flatout.keep.heartbeats import HeartbeatReader, ranks_of
 from flatout.keep.hosts import least_nodes
 from flatout.keep.peer_board import PeerBoard, PeerRank
-from flatout.keep.rules import Judgement
-from flatout.keep.supervise import REVERTED, Decision
+from flatout.keep.rules import ASKED, Judgement
+from flatout.keep.supervise import REVERTED, Decision, Restarts, StepProgress, keep_alive
 from flatout.launch import ExitStatus
 from flatout.records.adaptation import LateNodeAdaptation
 from flatout.report.adaptation_text import late_node_sentence
@@ -178,6 +179,27 @@ def test_a_signal_while_it_is_away_ends_it(job: Job) -> None:
     job.stops = True
     decision = job.leave()
     assert decision is not None and not decision.restarts and job.outcomes == ["leaves", "left"]
+
+
+@pytest.mark.parametrize(("why", "code"), [("the others continue", 0), (ASKED, 143)])
+def test_a_node_that_left_ends_well_and_one_that_was_asked_to_end_as_it_did(
+    why: str, code: int, tmp_path: Path
+) -> None:
+    runner = Mock(run=Mock(return_value=DONE), is_reverting=lambda ranks: False)
+    board = PeerBoard(None, "n0", TORCHRUN)
+    ended = keep_alive(
+        runner,
+        Restarts(3),
+        StepProgress(),
+        next_words=lambda *_: ("job",),
+        environment={},
+        state=tmp_path,
+        book=Mock(),
+        say=lambda text: None,
+        nodes=board,
+        settles=lambda judgement, done: Decision(restarts=False, why=why, goes_on=True),
+    )
+    assert ended.shell_code == code and runner.run.call_count == 1
 
 
 def test_other_ends_are_not_its_own(job: Job) -> None:

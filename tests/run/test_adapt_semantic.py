@@ -63,15 +63,15 @@ class Job:
             if self.step % 10 == 0:
                 self.adapter.look(ranks_of(self.reader.read()))
 
-    def restart_at_checkpoint(self) -> dict[str, str]:
-        """Write a checkpoint. Return the variables of the attempt that follows."""
+    def restart_at_checkpoint(self) -> str | None:
+        """Write a checkpoint. Return the patches of the attempt that follows."""
         assert not self.adapter.ends_attempt(ranks_of(self.reader.read())), "no checkpoint was written since"
         self.ranks[0].beat.set("num_checkpoints", 1)
         assert self.adapter.ends_attempt(ranks_of(self.reader.read()))
         decision = self.adapter.settles(REVERTED, DONE)
         assert decision is not None and decision.restarts
         self.begin()
-        return self.adapter.variables({})
+        return self.adapter.patches(None)
 
     @property
     def outcomes(self) -> list[str]:
@@ -105,7 +105,7 @@ def test_the_share_makes_all_ranks_equally_long(job: Job) -> None:
     job.run(ENOUGH, 100, (40, 10, 40))
     (told,) = job.told
     assert (told.percent, told.expected_gain) == (75, pytest.approx(0.25 * 0.9))
-    assert json.loads(job.restart_at_checkpoint()["FLATOUT_PATCHES"]) == [
+    assert json.loads(job.restart_at_checkpoint() or "") == [
         {"name": "work_share", "parameters": {"rank": 1, "percent": 75}}
     ]
     assert semantic_sentence(told) == (
@@ -117,13 +117,13 @@ def test_the_share_makes_all_ranks_equally_long(job: Job) -> None:
 @pytest.mark.parametrize(("gain", "is_kept"), [(LEAST_GAIN + 0.005, True), (LEAST_GAIN - 0.005, False)])
 def test_a_change_that_does_not_pay_is_undone_at_the_next_checkpoint(job: Job, gain: float, is_kept: bool) -> None:
     job.run(ENOUGH, 100, (60, 60, 60))
-    patches = json.loads(job.restart_at_checkpoint()["FLATOUT_PATCHES"])
+    patches = json.loads(job.restart_at_checkpoint() or "")
     assert patches == [{"name": "local_sgd", "parameters": {"every": 8}}]
     job.run(ENOUGH, 100 * (1 - gain), (0, 0, 0))
     assert job.outcomes == ["change", "changed", "kept" if is_kept else "undo"]
     assert job.told[-1].measured_gain == pytest.approx(gain, abs=0.001)
     if not is_kept:
-        assert json.loads(job.restart_at_checkpoint()["FLATOUT_PATCHES"]) == []
+        assert job.restart_at_checkpoint() is None
         job.run(ENOUGH, 100, (60, 60, 60))
         assert job.outcomes[3:] == ["undone"], "nothing follows"
 
@@ -136,15 +136,13 @@ def test_a_dry_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_its_patch_is_added_to_those_of_the_job_which_may_exclude_it(job: Job) -> None:
-    own = {"FLATOUT_PATCHES": json.dumps([{"name": "tf32", "parameters": {}}])}
-    assert not job.adapter.excludes(own)
-    assert job.adapter.excludes({"FLATOUT_PATCHES": '[{"name": "ddp_hook", "parameters": {"hook": "bf16"}}]'})
+    own = json.dumps([{"name": "tf32", "parameters": {}}])
+    assert not job.adapter.excludes(own) and not job.adapter.excludes(None)
+    assert job.adapter.excludes('[{"name": "ddp_hook", "parameters": {"hook": "bf16"}}]')
     job.run(ENOUGH, 100, (60, 60, 60))
     job.restart_at_checkpoint()
-    assert [patch["name"] for patch in json.loads(job.adapter.variables(own)["FLATOUT_PATCHES"])] == [
-        "tf32",
-        "local_sgd",
-    ]
+    patches = json.loads(job.adapter.patches(own) or "")
+    assert [patch["name"] for patch in patches] == ["tf32", "local_sgd"]
 
 
 def test_it_needs_a_way_to_resume() -> None:

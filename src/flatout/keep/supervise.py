@@ -18,7 +18,7 @@ from flatout.keep.hang import Hang
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.peer_board import PeerBoard
 from flatout.keep.previous_runs import PreviousRuns
-from flatout.keep.rules import START_UP_S, Judgement, judge
+from flatout.keep.rules import ASKED, START_UP_S, Judgement, judge
 from flatout.launch import ExitStatus, pause
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -288,7 +288,8 @@ def keep_alive(
             is_moved = judgement.leaves_host and decision.goes_on and restarts.machine_code is not None
             if is_moved:
                 return msgspec.structs.replace(done.ended, code=restarts.machine_code, signal=None)
-            if judgement.rule == REVERTED.rule:  # Flatout itself ended this part of the job, which continues elsewhere
+            has_left = judgement.rule == REVERTED.rule and decision.why != ASKED
+            if has_left:  # Flatout itself ended this part of the job, which continues on other nodes
                 return msgspec.structs.replace(done.ended, code=0, signal=None)
             return done.ended
         bad_host = hosts.bad(done.evidence.host, judgement)

@@ -18,7 +18,6 @@ from typing import Literal
 
 import msgspec
 
-from flatout.inside.protocol import Variable
 from flatout.keep.attempt import AttemptResult
 from flatout.keep.heartbeats import BLOCK_STEPS, HeartbeatSample
 from flatout.keep.rules import Judgement
@@ -97,19 +96,18 @@ class SemanticAdapter:
         self._report(msgspec.structs.replace(self._action, outcome="undone"))
         return Decision(restarts=True, why="restarted from its checkpoint with the training as it was")
 
-    def variables(self, own_variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variable of the patches of the next attempt, added to those in `own_variables`."""
-        own = _patches(own_variables)
+    def patches(self, own: str | None) -> str | None:
+        """Return the patches of the next attempt, added to the job's own; both as the value of the variable."""
         if not self._is_on or self._action is None:
-            return {Variable.PATCHES: json.dumps(own)}
+            return own
         action = self._action
         parameters = {"every": action.every, "rank": action.rank, "percent": action.percent}
         stated = {name: value for name, value in parameters.items() if value is not None}
-        return {Variable.PATCHES: json.dumps([*own, {"name": action.change, "parameters": stated}])}
+        return json.dumps([*_decoded(own), {"name": action.change, "parameters": stated}])
 
-    def excludes(self, own_variables: Mapping[str, str]) -> bool:
+    def excludes(self, own: str | None) -> bool:
         """Return whether the job has patches which these changes exclude."""
-        return any(patch.get("name") in _EXCLUDING for patch in _patches(own_variables))
+        return any(patch.get("name") in _EXCLUDING for patch in _decoded(own))
 
     def _begin(self) -> None:
         """Forget the steps of the attempt before."""
@@ -192,8 +190,8 @@ def _percent(late_compute_s: float, late_s: float, num_ranks: int) -> int:
     return min(max(round(100 * share), _LEAST_PERCENT), _MOST_PERCENT)
 
 
-def _patches(variables: Mapping[str, str]) -> list[dict[str, object]]:
-    return list(json.loads(variables.get(Variable.PATCHES) or "[]"))
+def _decoded(patches: str | None) -> list[dict[str, object]]:
+    return list(json.loads(patches or "[]"))
 
 
 def _num_checkpoints(ranks: Sequence[HeartbeatSample]) -> int:

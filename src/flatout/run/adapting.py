@@ -12,7 +12,7 @@ In: heartbeats, and how attempts ended. Out: lines for the user and the ledger, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -58,7 +58,7 @@ class Adapting:
         least_nodes: int | None,
         spans_nodes: bool,
         is_semantic: bool,
-        variables: Mapping[str, str],
+        patches: str | None,
         power_limits: PowerLimits | None,
         say: Callable[[str], object],
         ledger: LedgerFile,
@@ -80,7 +80,7 @@ class Adapting:
             self._memory = MemoryAdapter(mode, command, micro_batch_options, report=self._tell_memory)
         if is_semantic and not spans_nodes:
             semantic = SemanticAdapter(mode, report=self._tell_semantic)
-            self._semantic = None if semantic.excludes(variables) else semantic
+            self._semantic = None if semantic.excludes(patches) else semantic
         if is_semantic and self._semantic is None:
             reason = "several nodes would have to agree" if spans_nodes else "the changes of --config exclude it"
             say(f"--adapt-semantic changes nothing: {reason}")
@@ -123,9 +123,9 @@ class Adapting:
         """Return the command of the next attempt."""
         return words if self._memory is None else self._memory.command(words)
 
-    def variables(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return variables of the next attempt: with patches added to those in `own`, the variables of its changes."""
-        return {} if self._semantic is None else self._semantic.variables(own)
+    def patches(self, own: str | None) -> str | None:
+        """Return the patches of the next attempt: the job's own, and that of a change of its training."""
+        return own if self._semantic is None else self._semantic.patches(own)
 
     def close(self) -> None:
         """Restore what must not stay changed after the job."""

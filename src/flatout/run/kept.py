@@ -18,6 +18,7 @@ import msgspec
 from flatout import __version__
 from flatout.change.launchers import launch_value, launched_program
 from flatout.errors import FlatoutError, UsageError
+from flatout.inside.protocol import Variable
 from flatout.keep.attempt import AttemptRunner
 from flatout.keep.clocks import ClockWatch
 from flatout.keep.hang import Hang
@@ -286,7 +287,7 @@ class KeptRun:
             least_nodes=least_nodes(nnodes) if self._others_continue else None,
             spans_nodes=self._spans_nodes,
             is_semantic=request.adapts_semantic,
-            variables=self._variables,
+            patches=self._own_patches(),
             power_limits=PowerLimits() if request.adapts_power else None,
             say=lambda text: say(self._clean(text)),
             ledger=self._writer,
@@ -315,10 +316,19 @@ class KeptRun:
         command: Sequence[str] = self._command
         if self._adapting is not None:
             command = self._adapting.command(command)
-            self._environment.update(self._adapting.variables(self._variables))
+            self._set_patches(self._adapting.patches(self._own_patches()))
         if attempt or self._resumes:
             return resuming(command, self._request.resume_arguments, self._request.checkpoint)
         return command
+
+    def _own_patches(self) -> str | None:
+        """Return the patches of the changes as long as they are applied, else those of the environment here."""
+        return self._variables.get(Variable.PATCHES) or os.environ.get(Variable.PATCHES)
+
+    def _set_patches(self, patches: str | None) -> None:
+        self._environment.pop(Variable.PATCHES, None)
+        if patches is not None:
+            self._environment[Variable.PATCHES] = patches
 
     def _drop_changes(self) -> None:
         """Go back to the command and the environment without the changes, for all further attempts."""
