@@ -30,6 +30,8 @@ from flatout.watch.diagnosis.change_points import (
 )
 from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.diagnosis.memory_growth import LEAST_GROWTH_BYTES, NUM_BLOCKS, MemoryGrowth
+from flatout.watch.diagnosis.work_per_step import LEAST_BLOCKS as LEAST_BLOCKS_OF_WORK
+from flatout.watch.diagnosis.work_per_step import LEAST_CHANGE, WorkPerStep
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from live_diagnosis import AT, BUSY, STEPS_PER_DAY, decaying, delays, own_alarms, slower, step_times
@@ -200,6 +202,7 @@ class ReplayedJob:
         self.diagnosis = LiveDiagnosis()
         self.news: list[LiveFinding] = []
         self.step = 0
+        self.tokens: int | None = None  # of each batch
         self.change: Callable[[list[HeartbeatSample]], list[HeartbeatSample]] = list
 
     def run(self, num_steps: int, late: int | None = None, late_ms: int = 0, data_ms: int = 0) -> None:
@@ -210,6 +213,8 @@ class ReplayedJob:
                 is_late = number == late
                 if is_late and data_ms:
                     rank.spends("data", data_ms * MS)
+                if self.tokens is not None:
+                    rank.beat.loaded(None, self.tokens)
                 rank.spends("compute", (100 + late_ms + (0 if is_late else data_ms)) * MS)
                 rank.steps()
                 if self.step % 50 == 0:
@@ -270,6 +275,50 @@ def test_a_stopped_rank_is_a_finding_until_it_continues(replayed: ReplayedJob) -
     replayed.change = list
     replayed.look()
     assert replayed.diagnosis.findings[0].last_step == 20
+
+
+@pytest.mark.parametrize(("tokens", "num_findings"), [(1300, 0), (1030, 1)])
+def test_steps_with_more_tokens_are_no_slowdown(tokens: int, num_findings: int, replayed: ReplayedJob) -> None:
+    """Steps take 30 % longer, with 30 % more tokens or with 3 %."""
+    replayed.tokens = 1000
+    replayed.run(WARMUP)
+    replayed.tokens = tokens
+    replayed.run(200, late_ms=30)
+    assert len(replayed.diagnosis.findings) == num_findings
+    replayed.run(WARMUP, late_ms=30)
+    replayed.run(100, late_ms=60)
+    assert len(replayed.diagnosis.findings) == num_findings + (num_findings == 0), "it is found after it has learned"
+
+
+def test_a_slowdown_ends_with_its_attempt_and_the_next_one_is_learned_again(replayed: ReplayedJob) -> None:
+    replayed.run(WARMUP)
+    replayed.run(100, late=2, late_ms=20)
+    assert [each.last_step for each in replayed.diagnosis.findings] == [None]
+
+    def restarted(samples: list[HeartbeatSample]) -> list[HeartbeatSample]:
+        return [msgspec.structs.replace(sample, name=f"again-{sample.name}") for sample in samples]
+
+    replayed.change = restarted
+    replayed.run(200, late_ms=40)
+    (ended,) = replayed.diagnosis.findings
+    assert ended.last_step == WARMUP + 100
+
+
+def test_work_that_differs_from_block_to_block_is_no_change() -> None:
+    generator = np.random.default_rng(3)
+    work = WorkPerStep()
+    assert not any(work._is_other(float(tokens)) for tokens in generator.normal(1000, 100, 2000))
+    assert [work._is_other(1000 * (1 + share)) for share in (0.9, 0.9)] == [False, True]
+    assert not any(work._is_other(1900.0) for _ in range(LEAST_BLOCKS_OF_WORK))
+    assert work._is_other(1000.0, 2), "two blocks since the last look"
+
+
+@pytest.mark.parametrize(("share", "is_other"), [(LEAST_CHANGE * 0.9, False), (LEAST_CHANGE * 1.1, True)])
+def test_a_small_change_of_the_work_is_none(share: float, is_other: bool) -> None:
+    work = WorkPerStep()
+    for _ in range(10):
+        work._is_other(1000.0)
+    assert [work._is_other(1000 * (1 + share)) for _ in range(2)][-1] is is_other
 
 
 def test_evaluations_and_checkpoints_are_not_part_of_the_step_time(replayed: ReplayedJob) -> None:

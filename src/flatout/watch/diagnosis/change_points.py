@@ -45,16 +45,12 @@ class Shift(msgspec.Struct, kw_only=True):
 
 
 class ChangePoints:
-    """Follows the step times of one job. A change of the work (another batch size) calls for `relearn`."""
+    """Follows the step times of one job, as long as its steps do the same work."""
 
     def __init__(self) -> None:
         self.shift: Shift | None = None  # the slowdown that continues
         self.ended: list[Shift] = []
         self._block: list[float] = []
-        self.relearn()
-
-    def relearn(self) -> None:
-        """Learn the reference from the next blocks."""
         self._learned: list[float] = []
         self._reference_s = 0.0
         self._sd = _LEAST_SD

@@ -21,6 +21,7 @@ from flatout.watch.diagnosis.exchanges import Exchanges
 from flatout.watch.diagnosis.job_steps import JobStep, JobSteps
 from flatout.watch.diagnosis.memory_growth import MemoryGrowth
 from flatout.watch.diagnosis.rank_times import UNKNOWN, OfRanks, RankTimes
+from flatout.watch.diagnosis.work_per_step import WorkPerStep
 
 _HOUR_S = 3600.0
 _MOST_ENDED = 20  # ended findings that are kept
@@ -44,6 +45,8 @@ class LiveDiagnosis:
         self._core_waits = RankTimes()
         self._core_wait_s: dict[int, float] = {}  # of each rank, in total
         self._memory = MemoryGrowth()
+        self._work = WorkPerStep()
+        self._names: tuple[str, ...] = ()  # of the ranks
         self._window: deque[JobStep] = deque(maxlen=_WINDOW_STEPS)
         self._before: JobParts | None = None
         self._open: dict[str, LiveFinding] = {}  # by what found it
@@ -59,6 +62,12 @@ class LiveDiagnosis:
     def look(self, samples: Sequence[HeartbeatSample], now_s: float) -> tuple[LiveFinding, ...]:
         """Look at the ranks. Return the findings that begin or end now."""
         before = self.findings
+        names = tuple(sample.name for sample in samples)
+        if names and names != self._names:
+            if self._names:
+                self._begin_again()
+                self._work, self._memory = WorkPerStep(), MemoryGrowth()
+            self._names = names
         self._look_for_stops(samples, now_s)
         self._exchanges.add(samples)
         for step in self._steps.new_steps(samples):
@@ -81,7 +90,22 @@ class LiveDiagnosis:
             cost = finding.cost_gpu_h + lost_s * len(samples) / _HOUR_S
             self._open["steps"] = msgspec.structs.replace(finding, cost_gpu_h=cost)
 
+    def _begin_again(self) -> None:
+        """Learn the step time again: another attempt runs, or the steps do other work. What was slow has ended."""
+        finding = self._open.pop("steps", None)
+        if finding is not None:
+            last_step = self._window[-1].step if self._window else finding.first_step
+            self._ended.append(msgspec.structs.replace(finding, last_step=last_step))
+        self._changes = ChangePoints()
+        self._data.clear()
+        self._core_waits.clear()
+        self._before, self._num_in_block = None, 0
+        self._window.clear()
+
     def _end_block(self, samples: Sequence[HeartbeatSample]) -> None:
+        if self._work.changes(samples):
+            self._begin_again()
+            return
         parts = self._parts(samples)
         shift = self._changes.shift
         if shift is not None:
