@@ -1,8 +1,8 @@
 """Find that a job does other work per step: another batch, another sequence length. In: the counts of its ranks.
 
-A step with more tokens takes longer, and that is not a slowdown. Tokens per step are compared, or samples where batches do
-not show tokens, as means over blocks of steps: with the median of the blocks before, and by how much these differ among
-each other, as batches of texts of different lengths do.
+A step with more tokens takes longer, and that is not a slowdown. Tokens per step are compared, or samples where batches
+do not show tokens, as means over blocks of steps: with the median of the blocks before, and by how much these differ
+among each other, as batches of texts of different lengths do.
 """
 
 from __future__ import annotations
