@@ -43,7 +43,7 @@ SIGNATURES = {
     "target='any', calibrate=None, risk=0.1, top=10, goal=None, gpu_price=None, prices=None, terms='on-demand', "
     "region=None, fabric=None, oversubscription=None, leaf_nodes=None, torus=None, note=no_note",
     "replay": "jobs, *, nodes=None, gpus_per_node=None, cluster=None, policies=('fifo',), checkpoint_s=1800.0, "
-    "restart_s=180.0, failures=0.0, repair_s=14400.0, seeds=1, starved_after_s=1209600.0, progress=None",
+    "restart_s=180.0, failures=0.0, repair_s=14400.0, seeds=1, starved_after_s=1209600.0, sharing=(), progress=None",
 }
 # What composes the stages of each command: only `flatout.api` may call it, not the command line.
 COMPOSERS = {

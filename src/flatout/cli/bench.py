@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,13 @@ from flatout.cli.fail_on import exit_if_met, fail_on_option
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.cli.paths import path_option
 from flatout.cli.values import whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flatout.bench_pipeline import BenchRequest
+    from flatout.conditions.words import Condition
+    from flatout.records.ceilings import Ceilings
 
 _LEAST_S, _MOST_S = 10.0, 86_400.0
 
@@ -70,21 +77,15 @@ def bench(
 
     Example: flatout bench --share --with "python b.py" -- python a.py
     """
-    from flatout.errors import OutputError, UsageError
-
     if share:
-        if only or path is not None or allow_write or fail_on:
-            raise UsageError(
-                "`--share` measures shares alone: not with --path, --allow-write, --only or --fail-on",
-                hint="flatout bench --share --out share.json",
-            )
         from flatout.cli.bench_share import share as share_gpu
 
-        share_gpu(command or [], with_command, ranks=ranks, whole=whole, out=out, force=force, json=json)
+        others = bool(only or fail_on or allow_write or path is not None)
+        share_gpu(command or [], with_command, ranks=ranks, whole=whole, out=out, force=force, json=json, others=others)
         return
-    from flatout.bench_pipeline import BenchRequest, is_reporting_rank, measure, save
-    from flatout.conditions.met import met_by_ceilings
+    from flatout.bench_pipeline import BenchRequest, is_reporting_rank, measure
     from flatout.conditions.words import parse_conditions
+    from flatout.errors import UsageError
 
     if command or with_command is not None or whole is not None:
         raise UsageError("a command, `--with` and `--whole` need `--share`", hint="flatout bench --share --help")
@@ -101,8 +102,16 @@ def bench(
     request.check()
     with _Bar(is_quiet=not is_reporting_rank()) as bar:
         ceilings = measure(request, bar.show)
-    if ceilings is None:
-        return
+    if ceilings is not None:
+        _report(ceilings, request, conditions, json=json)
+
+
+def _report(ceilings: Ceilings, request: BenchRequest, conditions: Sequence[Condition], *, json: bool) -> None:
+    """Save and print the ceilings, and exit with 1 for a wrong result or a condition that is met."""
+    from flatout.bench_pipeline import save
+    from flatout.conditions.met import met_by_ceilings
+    from flatout.errors import OutputError
+
     target, problem = None, None
     try:
         target = save(ceilings, request, typed_command())

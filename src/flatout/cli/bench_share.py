@@ -23,8 +23,14 @@ def share(
     out: Path | None,
     force: bool,
     json: bool,
+    others: bool,
 ) -> None:
-    """Measure, print, and write the result to `out` if there is one."""
+    """Measure, print, and write the result to `out` if there is one. `others`: options of ceilings were given, too."""
+    if others:
+        raise UsageError(
+            "`--share` measures shares alone: not with --path, --allow-write, --only or --fail-on",
+            hint="flatout bench --share --out share.json",
+        )
     from flatout.report.files import check_new, write_new
     from flatout.report.json import enveloped_json
 
