@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.keep.beating import Clock, Rank
 from tests.keep.test_rules import evidence
@@ -12,6 +13,7 @@ from tests.keep.test_rules import evidence
 from flatout.errors import UsageError
 from flatout.keep.attempt import AttemptResult
 from flatout.keep.heartbeats import HeartbeatReader, ranks_of
+from flatout.keep.rules import Judgement
 from flatout.keep.supervise import REVERTED
 from flatout.launch import ExitStatus
 from flatout.records.adaptation import SemanticAdaptation
@@ -126,6 +128,24 @@ def test_a_change_that_does_not_pay_is_undone_at_the_next_checkpoint(job: Job, g
         assert job.restart_at_checkpoint() is None
         job.run(ENOUGH, 100, (60, 60, 60))
         assert job.outcomes[3:] == ["undone"], "nothing follows"
+
+
+def test_a_job_that_does_not_start_with_the_change_starts_without_it(job: Job) -> None:
+    job.run(ENOUGH, 100, (60, 60, 60))
+    assert job.restart_at_checkpoint() is not None
+    refused = Judgement(rule="refused-checkpoint", fault="user", restart="no", says="")
+    decision = job.adapter.settles(refused, DONE)
+    assert decision is not None and decision.restarts
+    assert (job.outcomes, job.adapter.patches(None)) == (["change", "changed", "undone"], None)
+    assert job.adapter.settles(refused, DONE) is None, "once"
+
+
+def test_a_failure_later_is_not_its_own(job: Job) -> None:
+    job.run(ENOUGH, 100, (60, 60, 60))
+    job.restart_at_checkpoint()
+    job.run(5, 100, (0, 0, 0))
+    done = msgspec.structs.replace(DONE, ranks=tuple(ranks_of(job.reader.read())))
+    assert job.adapter.settles(Judgement(rule="crash", fault="unknown", restart="yes", says=""), done) is None
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def semantic_sentence(adaptation: SemanticAdaptation) -> str:
         case "changed":
             return f"a checkpoint was written: {change}"
         case "undone":
-            return "a checkpoint was written: the training is as it was"
+            return "the training is as it was from this checkpoint on"
     steps = f"{seconds(adaptation.before_s)} to {seconds(adaptation.after_s or 0.0)} per step"
     if adaptation.outcome == "kept":
         return f"it stays that {change}: {steps}"

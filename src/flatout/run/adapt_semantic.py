@@ -83,7 +83,13 @@ class SemanticAdapter:
         return self._is_restarting
 
     def settles(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
-        """Return the decision to restart with the change or without it, if this ended the attempt."""
+        """Return the decision to restart with the change or without it, if this ended the attempt.
+
+        An attempt that fails with the change before its second step, such as one that cannot continue the order of its
+        data, is restarted without it.
+        """
+        if self._fails_to_start(judgement, done):
+            return self._undo("it failed to start with another training: restarted with its own")
         if judgement.rule != REVERTED.rule or not self._is_restarting or self._action is None:
             return None
         self._is_restarting = False
@@ -92,9 +98,18 @@ class SemanticAdapter:
             self._state, self._is_on = "measuring", True
             self._report(msgspec.structs.replace(self._action, outcome="changed"))
             return Decision(restarts=True, why="restarted from its checkpoint with another training")
+        return self._undo("restarted from its checkpoint with the training as it was")
+
+    def _fails_to_start(self, judgement: Judgement, done: AttemptResult) -> bool:
+        has_failed = judgement.rule not in ("done", "asked-to-end", REVERTED.rule)
+        has_begun = any(rank.num_steps > 1 for rank in done.ranks)
+        return self._state == "measuring" and has_failed and not has_begun
+
+    def _undo(self, why: str) -> Decision:
+        assert self._action is not None
         self._state, self._is_on = "over", False
         self._report(msgspec.structs.replace(self._action, outcome="undone"))
-        return Decision(restarts=True, why="restarted from its checkpoint with the training as it was")
+        return Decision(restarts=True, why=why)
 
     def patches(self, own: str | None) -> str | None:
         """Return the patches of the next attempt, added to the job's own; both as the value of the variable."""
