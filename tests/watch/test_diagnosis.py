@@ -15,8 +15,10 @@ from tests.keep.beating import Clock, Rank
 
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.launch.process_identity import core_wait_s
+from flatout.probe.port_counters import PortCounters
 from flatout.records.watch import LiveFinding
 from flatout.report.watch_text import finding_sentence
+from flatout.storage.counts import Counts
 from flatout.watch.diagnosis.causes import JobParts, RankParts, name_cause
 from flatout.watch.diagnosis.change_points import (
     ALLOWANCE,
@@ -28,6 +30,7 @@ from flatout.watch.diagnosis.change_points import (
     SHORT_BLOCKS,
     ChangePoints,
 )
+from flatout.watch.diagnosis.host_evidence import HostEvidence
 from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.diagnosis.memory_growth import LEAST_GROWTH_BYTES, NUM_BLOCKS, MemoryGrowth
 from flatout.watch.diagnosis.work_per_step import LEAST_BLOCKS as LEAST_BLOCKS_OF_WORK
@@ -173,6 +176,51 @@ def test_waits_for_a_core_are_read_of_a_process() -> None:
     waited_s = core_wait_s(os.getpid())
     assert waited_s is not None and 0 <= waited_s < 3600
     assert core_wait_s(0) is None
+
+
+LOADING = job(0.36, [0.02] * 2, [0.05] * 2)
+EXCHANGING = job(0.36, [0.08] * 2)
+CALM = job(0.30, [0.02] * 2, port_errors=3.0, read_latencies_s={"/data": 0.002, "sda": 0.001})
+
+
+@pytest.mark.parametrize(
+    ("since", "facts", "cause"),
+    [
+        (LOADING, {"read_latencies_s": {"/data": 0.0031}}, "storage"),
+        (LOADING, {"read_latencies_s": {"/data": 0.0029}}, "data_loading"),
+        (LOADING, {"read_latencies_s": {"/new": 9.0}}, "data_loading"),
+        (LOADING, {"port_errors": 99.0}, "data_loading"),
+        (EXCHANGING, {"port_errors": 6.0}, "link_errors"),
+        (EXCHANGING, {"port_errors": 5.0}, "communication"),
+        (EXCHANGING, {"port_errors": None}, "communication"),
+        (EXCHANGING, {"read_latencies_s": {"/data": 9.0}}, "communication"),
+        (job(0.36, [0.02] * 2), {"read_latencies_s": {"/data": 9.0}, "port_errors": 99.0}, "unknown"),
+    ],
+)
+def test_counters_of_the_host_name_a_cause_only_with_the_waits_of_the_job(
+    since: JobParts, facts: dict[str, object], cause: str
+) -> None:
+    assert name_cause(CALM, msgspec.structs.replace(since, **facts)).cause == cause
+    quiet = msgspec.structs.replace(CALM, port_errors=0.0)
+    assert name_cause(quiet, msgspec.structs.replace(EXCHANGING, port_errors=0.0)).cause == "communication"
+
+
+def test_errors_and_latencies_are_those_since_the_last_call() -> None:
+    errors, reads = iter([100.0, 100.0, 107.0, 3.0]), iter([(10, 1.0), (15, 1.5), (19, 9.0), (30, 9.11)])
+
+    def ports() -> list[PortCounters]:
+        values = {"flatout_port_symbol_errors": next(errors), "flatout_port_received_bytes": 1e9}
+        return [PortCounters(device="mlx5_0", port="1", values=values)]
+
+    def storage() -> dict[str, Counts]:
+        num_reads, read_s = next(reads)
+        return {"/data": Counts(num_reads=num_reads, read_s=read_s)}
+
+    host = HostEvidence(ports, storage)
+    assert [host.port_errors() for _ in range(4)] == [None, 0.0, 7.0, 0.0]
+    found = [host.read_latencies_s() for _ in range(4)]
+    assert found == [{}, {"/data": pytest.approx(0.1)}, {}, {"/data": pytest.approx(0.01)}]
+    assert HostEvidence(list, dict).port_errors() is None
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,16 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Cause = Literal[
-    "late_rank", "data_loading", "memory", "throttling", "communication", "stopped", "noisy_neighbour", "unknown"
+    "late_rank",
+    "data_loading",
+    "storage",
+    "memory",
+    "throttling",
+    "communication",
+    "link_errors",
+    "stopped",
+    "noisy_neighbour",
+    "unknown",
 ]
 
 

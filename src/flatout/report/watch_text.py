@@ -23,9 +23,11 @@ _MEGA = 1e6
 _CAUSES = {
     "late_rank": "one rank is late",
     "data_loading": "waiting for batches",
+    "storage": "waiting for batches, and storage answers slowly",
     "memory": "host memory grows",
     "throttling": "GPU clocks are lowered",
     "communication": "exchange of gradients",
+    "link_errors": "exchange of gradients, with errors on network links",
     "stopped": "processes are stopped",
     "noisy_neighbour": "other processes use the host",
     "unknown": "cause unknown",

@@ -18,6 +18,8 @@ from flatout.records.watch import Cause
 # wait grew by less than the other share.
 EXPLAINS, WAITS_LITTLE = 0.5, 0.25
 BUSY_CORES = 1.0  # cores of other programs that make a neighbour noisy
+SLOWER_READS = 1.5  # factor of the latency of reads from which storage is named for waits for batches
+MORE_ERRORS = 2.0  # factor of the errors at ports from which links are named for longer exchanges
 THROTTLED = {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
 
 
@@ -37,6 +39,8 @@ class JobParts(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     ranks: Mapping[int, RankParts]
     other_cores: float | None = None  # cores of this host that are busy with other programs
+    port_errors: float | None = None  # at all ports of this host in a block of steps
+    read_latencies_s: Mapping[str, float] = {}  # by mount or disk of this host, in that block
 
 
 class NamedCause(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +54,7 @@ def name_cause(before: JobParts, since: JobParts) -> NamedCause:
     if _growth_s(before, since) <= 0:
         return _stopped(before, since) or NamedCause(cause="unknown")
     rules: tuple[Callable[[JobParts, JobParts], NamedCause | None], ...] = (
-        _stopped, _data_loading, _throttling, _late_rank, _communication, _noisy_neighbour,
+        _stopped, _storage, _data_loading, _throttling, _late_rank, _link_errors, _communication, _noisy_neighbour,
     )  # fmt: skip
     for rule in rules:
         named = rule(before, since)
@@ -77,6 +81,19 @@ def _data_loading(before: JobParts, since: JobParts) -> NamedCause | None:
     is_everybody = len(slow) == len(since.ranks)
     evidence = {"data_wait_growth_s": max(growth.values())}
     return NamedCause(cause="data_loading", ranks=() if is_everybody else slow, evidence=evidence)
+
+
+def _storage(before: JobParts, since: JobParts) -> NamedCause | None:
+    """Name storage where ranks wait longer for batches while reads of a mount or disk take longer."""
+    waiting = _data_loading(before, since)
+    if waiting is None:
+        return None
+    for name, now_s in since.read_latencies_s.items():
+        earlier_s = before.read_latencies_s.get(name)
+        if earlier_s is not None and now_s >= SLOWER_READS * earlier_s > 0:
+            evidence = waiting.evidence | {"read_before_s": earlier_s, "read_since_s": now_s}
+            return NamedCause(cause="storage", ranks=waiting.ranks, evidence=evidence)
+    return None
 
 
 def _throttling(before: JobParts, since: JobParts) -> NamedCause | None:
@@ -121,6 +138,16 @@ def _communication(before: JobParts, since: JobParts) -> NamedCause | None:
     if not growth or min(growth.values()) < EXPLAINS * _growth_s(before, since):
         return None
     return NamedCause(cause="communication", evidence={"exposed_growth_s": min(growth.values())})
+
+
+def _link_errors(before: JobParts, since: JobParts) -> NamedCause | None:
+    """Name links where exchanges take longer on all ranks while ports count more errors."""
+    longer = _communication(before, since)
+    if longer is None or before.port_errors is None or since.port_errors is None:
+        return None
+    if since.port_errors < max(MORE_ERRORS * before.port_errors, 1.0):
+        return None
+    return NamedCause(cause="link_errors", evidence=longer.evidence | {"port_errors": since.port_errors})
 
 
 def _noisy_neighbour(before: JobParts, since: JobParts) -> NamedCause | None:

@@ -18,6 +18,7 @@ from flatout.records.watch import LiveFinding
 from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause
 from flatout.watch.diagnosis.change_points import BLOCK_STEPS, ChangePoints, Shift
 from flatout.watch.diagnosis.exchanges import Exchanges
+from flatout.watch.diagnosis.host_evidence import HostEvidence
 from flatout.watch.diagnosis.job_steps import JobStep, JobSteps
 from flatout.watch.diagnosis.memory_growth import MemoryGrowth
 from flatout.watch.diagnosis.rank_times import UNKNOWN, OfRanks, RankTimes
@@ -29,15 +30,21 @@ _WINDOW_STEPS = 2 * BLOCK_STEPS
 
 
 class LiveDiagnosis:
-    """Follows one job. `throttle` returns the reasons for a lowered clock by GPU, and `other_cores` foreign load."""
+    """Follows one job.
+
+    `throttle` returns the reasons for a lowered clock by GPU, and `other_cores` foreign load. `host` reads the counters
+    of ports and storage; None: they are unknown.
+    """
 
     def __init__(
         self,
         throttle: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         other_cores: Callable[[], float | None] = lambda: None,
+        host: HostEvidence | None = None,
     ) -> None:
         self._throttle = throttle
         self._other_cores = other_cores
+        self._host = host
         self._steps = JobSteps()
         self._changes = ChangePoints()
         self._exchanges = Exchanges()
@@ -166,7 +173,13 @@ class LiveDiagnosis:
             for sample in samples
         }
         step_s = median(step.duration_s for step in block)
-        return JobParts(step_s=step_s, ranks=parts, other_cores=self._other_cores())
+        return JobParts(
+            step_s=step_s,
+            ranks=parts,
+            other_cores=self._other_cores(),
+            port_errors=self._host.port_errors() if self._host is not None else None,
+            read_latencies_s=self._host.read_latencies_s() if self._host is not None else {},
+        )
 
     def _note_core_waits(self, first_step: int, samples: Sequence[HeartbeatSample]) -> None:
         """Note how long each rank waited for a core per step of the last block."""
