@@ -247,7 +247,7 @@ def pair_sharing(
     step_s = [[_step_s(ran, 0.0, ran.took_s) for ran in of_command] for of_command in alone]
     both_s = [_steps_together(ran) for ran in together]
     counts_steps = None not in [*step_s[0], *step_s[1]] and None not in both_s
-    shares = []
+    shares: list[tuple[float, float]] = []
     if counts_steps:
         means = tuple(fmean([time_s for time_s in times if time_s is not None]) for times in step_s)
         for times in both_s:

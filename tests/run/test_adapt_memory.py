@@ -142,9 +142,9 @@ def test_a_smaller_microbatch_is_kept_once_it_has_made_enough_steps(
         adapter.look(ranks_of(reader.read()))
         return told
 
-    pending = MemoryAdaptation(
-        outcome="changed", before=adapter.micro_batch, after=adapter.micro_batch, failed_at_step=3, before_s=None
-    )  # type: ignore[arg-type]
+    own = adapter.micro_batch
+    assert own is not None
+    pending = MemoryAdaptation(outcome="changed", before=own, after=own, failed_at_step=3, before_s=None)
     adapter._pending = pending
     assert look(SETTLED_STEPS - 1) == []
     (kept,) = look(1)

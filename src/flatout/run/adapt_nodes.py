@@ -168,4 +168,5 @@ def _late_s(exposed_s: dict[int, float], own: set[int]) -> float:
 
 
 def _num_checkpoints(ranks: Sequence[HeartbeatSample], others: Sequence[PeerRank]) -> int:
-    return max((rank.num_checkpoints for rank in (*ranks, *others)), default=0)
+    own = [rank.num_checkpoints for rank in ranks]
+    return max([*own, *(rank.num_checkpoints for rank in others)], default=0)

@@ -72,22 +72,39 @@ class Adapting:
         self._say = say
         self._ledger = ledger
         self._loader: LoaderAdapter | None = None
+        self._looks: list[Callable[[Sequence[HeartbeatSample]], None]] = []
+        self._ends: list[Callable[[Sequence[HeartbeatSample]], bool]] = []
+        self._settles: list[Callable[[Judgement, AttemptResult], Decision | None]] = []
         self._memory: MemoryAdapter | None = None
-        self._node: LateNodeAdapter | None = None
         self._semantic: SemanticAdapter | None = None
         self._power: PowerAdapter | None = None
         if not spans_nodes:
             self._memory = MemoryAdapter(mode, command, micro_batch_options, report=self._tell_memory)
-        if is_semantic and not spans_nodes:
-            semantic = SemanticAdapter(mode, report=self._tell_semantic)
-            self._semantic = None if semantic.excludes(patches) else semantic
-        if is_semantic and self._semantic is None:
-            reason = "several nodes would have to agree" if spans_nodes else "the changes of --config exclude it"
-            say(f"--adapt-semantic changes nothing: {reason}")
+            self._looks.append(self._memory.look)
+            self._settles.append(self._memory.settles)
         if least_nodes is not None:
-            self._node = LateNodeAdapter(mode, nodes, least_nodes, report=self._tell_node)
+            node = LateNodeAdapter(mode, nodes, least_nodes, report=self._tell_node)
+            self._looks.append(node.look)
+            self._ends.append(node.ends_attempt)
+            self._settles.append(node.settles)
+        if is_semantic:
+            self._begin_semantic(patches, spans_nodes=spans_nodes)
         if power_limits is not None:
             self._power = PowerAdapter(mode, power_limits, report=self._tell_power)
+            self._looks.append(self._power.look)
+
+    def _begin_semantic(self, patches: str | None, *, spans_nodes: bool) -> None:
+        """Add the adapter of the training, unless nothing may be changed."""
+        semantic = SemanticAdapter(self._mode, report=self._tell_semantic)
+        if spans_nodes:
+            self._say("--adapt-semantic changes nothing: several nodes would have to agree")
+        elif semantic.excludes(patches):
+            self._say("--adapt-semantic changes nothing: the changes of --config exclude it")
+        else:
+            self._semantic = semantic
+            self._looks.append(semantic.look)
+            self._ends.append(semantic.ends_attempt)
+            self._settles.append(semantic.settles)
 
     def look(self, ranks: Sequence[HeartbeatSample]) -> None:
         """Look at the ranks of this node."""
@@ -97,24 +114,17 @@ class Adapting:
             cores = len(os.sched_getaffinity(0)) // len(ranks)
             self._loader = LoaderAdapter(self._mode, cores, say=self._tell_loader, ledger=self._ledger)
         self._loader.look(ranks, LatestHeartbeats(self._state).latest_attempt())
-        if self._memory is not None:
-            self._memory.look(ranks)
-        if self._node is not None:
-            self._node.look(ranks)
-        if self._semantic is not None:
-            self._semantic.look(ranks)
-        if self._power is not None:
-            self._power.look(ranks)
+        for look in self._looks:
+            look(ranks)
 
     def ends_attempt(self, ranks: Sequence[HeartbeatSample]) -> bool:
         """Return whether to end this node's part of the job now."""
-        adapters = [adapter for adapter in (self._node, self._semantic) if adapter is not None]
-        return any(adapter.ends_attempt(ranks) for adapter in adapters)
+        return any(ends(ranks) for ends in self._ends)
 
     def settles(self, judgement: Judgement, done: AttemptResult) -> Decision | None:
         """Return the decision about an attempt that an adaptation ended, or whose failure one avoids."""
-        for adapter in (self._memory, self._node, self._semantic):
-            decision = None if adapter is None else adapter.settles(judgement, done)
+        for settle in self._settles:
+            decision = settle(judgement, done)
             if decision is not None:
                 return decision
         return None
