@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -257,15 +257,21 @@ def pair_sharing(
         means = tuple(fmean(ran.took_s for ran in of_command) for of_command in alone)
         shares = [_shares_of_whole((means[0], means[1]), (ran[0].took_s, ran[1].took_s)) for ran in together]
     sums = tuple(sum(pair) for pair in shares)
-    verdict = "gains" if min(sums) > 1 else "loses" if max(sums) < 1 else "undecided"
     return PairSharing(
         commands=names,
         unit="step" if counts_steps else "command",
         alone_s=(means[0], means[1]),
         shares=(fmean(pair[0] for pair in shares), fmean(pair[1] for pair in shares)),
         sums=sums,
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=_verdict(sums),
     )
+
+
+def _verdict(sums: Sequence[float]) -> Literal["gains", "loses", "undecided"]:
+    """Return the verdict on which all runs together agree."""
+    if min(sums) > 1:
+        return "gains"
+    return "loses" if max(sums) < 1 else "undecided"
 
 
 def _steps_together(ran: Sequence[Ran]) -> tuple[float, float] | None:
