@@ -50,7 +50,9 @@ def _mig_share(uuid: str, nvml: Any) -> float | None:
     """Return the instance's share of the GPU's slices; None if NVML does not give it."""
     try:
         if nvml is None:
-            import pynvml as nvml
+            import pynvml
+
+            nvml = pynvml
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)

@@ -36,7 +36,9 @@ def energy_counter(address: str | None, nvml: Any = None) -> Joules | None:
         return None
     try:
         if nvml is None:
-            import pynvml as nvml
+            import pynvml
+
+            nvml = pynvml
     except ImportError:
         return None
     try:
