@@ -165,7 +165,7 @@ from flatout.records.serving_plan import (
     ServingOption,
     ServingPlan,
 )
-from flatout.records.sharing import Beside, GpuSlice, PairSharing, Sharing
+from flatout.records.sharing import Beside, GpuSlice, PairSharing, SharingResult
 from flatout.records.spot import Availability, SpotAdvice, StrategyResult
 from flatout.records.staging import StageResult
 from flatout.records.stall_trace import StalledRank, StallTrace, TracedActivity
@@ -510,7 +510,7 @@ def schedule_cycle_json() -> str:
 
 def sharing_json() -> str:
     """The contract `flatout/sharing`."""
-    return _contract("flatout/sharing", (Sharing, GpuSlice, Beside, PairSharing))
+    return _contract("flatout/sharing", (SharingResult, GpuSlice, Beside, PairSharing))
 
 
 def replay_json() -> str:

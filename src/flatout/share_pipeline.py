@@ -27,7 +27,7 @@ from flatout.launch import with_inside
 from flatout.launch.detached import Detached, start_detached
 from flatout.probe.gpu_slice import gpu_slice
 from flatout.records.ceilings import Ceilings
-from flatout.records.sharing import Beside, PairSharing, Sharing, Work
+from flatout.records.sharing import Beside, PairSharing, SharingResult, Work
 from flatout.report.command import command_line
 
 NUM_REPEATS = 2  # there and back
@@ -49,7 +49,7 @@ def measure_shares(
     whole: Ceilings | None = None,
     worker: Sequence[str] = _WORKER,
     progress: Progress = lambda done, total: None,
-) -> Sharing:
+) -> SharingResult:
     """Measure matrix multiplication and copying alone, and with others, with this many processes at once."""
     workers = _Workers(num_processes, worker, environment)
     try:
@@ -71,7 +71,7 @@ def measure_shares(
         workers.end()
     rates_alone: dict[Work, float] = {work: fmean(values) for work, values in alone.items()}
     own_slice = gpu_slice(environment)
-    return Sharing(
+    return SharingResult(
         host=os.uname().nodename,
         device=device,
         gpu_slice=own_slice,
@@ -162,7 +162,7 @@ def measure_pair(
     environment: Mapping[str, str] = os.environ,
     *,
     progress: Progress = lambda done, total: None,
-) -> Sharing:
+) -> SharingResult:
     """Run two commands alone and together. Raises InputError if one fails."""
     alone: list[list[Ran]] = [[], []]
     together: list[list[Ran]] = []
@@ -174,7 +174,7 @@ def measure_pair(
             alone[places[0]].append(ran[0])
         else:
             together.append(ran)
-    return Sharing(
+    return SharingResult(
         host=os.uname().nodename,
         device="",
         gpu_slice=gpu_slice(environment),

@@ -9,13 +9,13 @@ import pytest
 
 from flatout import api
 from flatout.errors import InputError
-from flatout.records.sharing import Beside, GpuSlice, Sharing
+from flatout.records.sharing import Beside, GpuSlice, SharingResult
 from flatout.report.json import enveloped_json
 from flatout.schedule.jobs import ClusterJob, JobHistory
 from flatout.schedule.sharing import delivered_of_asked, read_sharing, with_sharing
 
 
-def sharing(asked: float, *delivered: float) -> Sharing:
+def sharing(asked: float, *delivered: float) -> SharingResult:
     rows = tuple(
         Beside(
             work="matmul",
@@ -29,7 +29,7 @@ def sharing(asked: float, *delivered: float) -> Sharing:
         for share in delivered
     )
     whole = GpuSlice(kind="whole", asked_share=None, source="")
-    return Sharing(host="h", device="d", gpu_slice=whole, order="", num_repeats=2, delivered=rows)
+    return SharingResult(host="h", device="d", gpu_slice=whole, order="", num_repeats=2, delivered=rows)
 
 
 def job(share: float, duration_s: float = 60.0, phases: tuple[float, ...] = ()) -> ClusterJob:

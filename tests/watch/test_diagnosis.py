@@ -30,7 +30,7 @@ from flatout.watch.diagnosis.change_points import (
     SHORT_BLOCKS,
     ChangePoints,
 )
-from flatout.watch.diagnosis.host_evidence import HostEvidence
+from flatout.watch.diagnosis.host_counters import HostCountersOfBlock
 from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.diagnosis.memory_growth import LEAST_GROWTH_BYTES, NUM_BLOCKS, MemoryGrowth
 from flatout.watch.diagnosis.work_per_step import LEAST_BLOCKS as LEAST_BLOCKS_OF_WORK
@@ -216,11 +216,11 @@ def test_errors_and_latencies_are_those_since_the_last_call() -> None:
         num_reads, read_s = next(reads)
         return {"/data": Counts(num_reads=num_reads, read_s=read_s)}
 
-    host = HostEvidence(ports, storage)
+    host = HostCountersOfBlock(ports, storage)
     assert [host.port_errors() for _ in range(4)] == [None, 0.0, 7.0, 0.0]
     found = [host.read_latencies_s() for _ in range(4)]
     assert found == [{}, {"/data": pytest.approx(0.1)}, {}, {"/data": pytest.approx(0.01)}]
-    assert HostEvidence(list, dict).port_errors() is None
+    assert HostCountersOfBlock(list, dict).port_errors() is None
 
 
 @pytest.mark.parametrize(

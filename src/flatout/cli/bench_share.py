@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flatout.cli.output import print_json, text_style, typed_command
 from flatout.errors import UsageError
-from flatout.records.sharing import Sharing
+from flatout.records.sharing import SharingResult
 
 SCHEMA = "flatout/sharing"
 _MOST_PROCESSES = 16
@@ -48,7 +48,7 @@ def share(
     print(sharing_text(result, style=text_style()))
 
 
-def _measured(command: list[str], other: str | None, *, ranks: int | None, whole: Path | None) -> Sharing:
+def _measured(command: list[str], other: str | None, *, ranks: int | None, whole: Path | None) -> SharingResult:
     from flatout.probe.ceilings.saved import load_ceilings
     from flatout.report.progress import ProgressLine
     from flatout.share_pipeline import measure_pair, measure_shares

@@ -43,7 +43,7 @@ class PairSharing(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Literal["gains", "loses", "undecided"]
 
 
-class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+class SharingResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `flatout bench --share`."""
 
     host: str

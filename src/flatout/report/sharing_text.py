@@ -1,10 +1,10 @@
-"""What a share of a GPU delivers, and whether two commands gain from sharing: `Sharing` -> text."""
+"""What a share of a GPU delivers, and whether two commands gain from sharing: `SharingResult` -> text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flatout.records.sharing import GpuSlice, PairSharing, Sharing
+from flatout.records.sharing import GpuSlice, PairSharing, SharingResult
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
 from flatout.units import bytes_per_s, flops_per_s, percent, seconds
@@ -13,7 +13,7 @@ _KINDS = {"mig": "a MIG instance", "mps": "a share by MPS", "hami": "a share by 
 _WORKS = {"matmul": "matrix multiplication", "memory_copy": "copying in memory"}
 
 
-def sharing_text(sharing: Sharing, *, style: TextStyle) -> str:
+def sharing_text(sharing: SharingResult, *, style: TextStyle) -> str:
     """Return the shares that were delivered, or the verdict on two commands."""
     lines = [style.bold(_headline(sharing)), *style.wrapped(_slice(sharing.gpu_slice)), ""]
     if sharing.pair is not None:
@@ -27,7 +27,7 @@ def sharing_text(sharing: Sharing, *, style: TextStyle) -> str:
     return "\n".join(lines)
 
 
-def _headline(sharing: Sharing) -> str:
+def _headline(sharing: SharingResult) -> str:
     pair = sharing.pair
     if pair is None:
         return f"Shares of {sharing.device}"
@@ -46,7 +46,7 @@ def _slice(own: GpuSlice) -> str:
     return f"{_KINDS[own.kind]}{asked} ({own.source})"
 
 
-def _delivered(sharing: Sharing, style: TextStyle) -> list[str]:
+def _delivered(sharing: SharingResult, style: TextStyle) -> list[str]:
     rows = list(_rows(sharing))
     lines = text_table(["work", "together with", "asked", "delivered", "range"], rows, style=style, flexible=[0, 1])
     if sharing.whole_share is not None:
@@ -57,7 +57,7 @@ def _delivered(sharing: Sharing, style: TextStyle) -> list[str]:
     return lines
 
 
-def _rows(sharing: Sharing) -> Iterator[list[str]]:
+def _rows(sharing: SharingResult) -> Iterator[list[str]]:
     for work, rate in sharing.alone.items():
         text = flops_per_s(rate) if work == "matmul" else bytes_per_s(rate)
         yield [_WORKS[work], "nothing", "-", text, "-"]

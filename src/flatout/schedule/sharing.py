@@ -16,7 +16,7 @@ import msgspec
 
 from flatout.errors import InputError
 from flatout.input_files import decode_json, read_bytes
-from flatout.records.sharing import Sharing
+from flatout.records.sharing import SharingResult
 from flatout.schedule.jobs import ClusterJob, JobHistory
 
 _SCHEMA, _VERSION = "flatout/sharing", 1
@@ -28,7 +28,7 @@ class _Envelope(msgspec.Struct):
     version: int
 
 
-def read_sharing(path: Path) -> Sharing:
+def read_sharing(path: Path) -> SharingResult:
     """Read a measurement. Raises InputError if it is none, or one of two commands."""
     try:
         data = read_bytes(path)
@@ -38,7 +38,7 @@ def read_sharing(path: Path) -> Sharing:
                 f"`{path}` must have the schema `{_SCHEMA}` {_VERSION}, but has `{envelope.schema}` {envelope.version}",
                 hint=_HINT,
             )
-        sharing = decode_json(data, type=Sharing)
+        sharing = decode_json(data, type=SharingResult)
     except OSError as error:
         raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=_HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -50,7 +50,7 @@ def read_sharing(path: Path) -> Sharing:
     return sharing
 
 
-def delivered_of_asked(sharings: Sequence[Sharing]) -> tuple[tuple[float, float], ...]:
+def delivered_of_asked(sharings: Sequence[SharingResult]) -> tuple[tuple[float, float], ...]:
     """Return what shares deliver, as a part of what was asked for, by the share: the mean of all kinds of work."""
     by_asked: dict[float, list[float]] = {}
     for sharing in sharings:
@@ -59,7 +59,7 @@ def delivered_of_asked(sharings: Sequence[Sharing]) -> tuple[tuple[float, float]
     return tuple(sorted((asked, fmean(parts)) for asked, parts in by_asked.items()))
 
 
-def with_sharing(history: JobHistory, sharings: Sequence[Sharing]) -> JobHistory:
+def with_sharing(history: JobHistory, sharings: Sequence[SharingResult]) -> JobHistory:
     """Return the history with the durations that jobs with a share of a GPU have by the measurements."""
     table = delivered_of_asked(sharings)
     jobs = tuple(_stretched(job, table) for job in history.jobs)

@@ -18,7 +18,7 @@ from flatout.records.watch import LiveFinding
 from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause
 from flatout.watch.diagnosis.change_points import BLOCK_STEPS, ChangePoints, Shift
 from flatout.watch.diagnosis.exchanges import Exchanges
-from flatout.watch.diagnosis.host_evidence import HostEvidence
+from flatout.watch.diagnosis.host_counters import HostCountersOfBlock
 from flatout.watch.diagnosis.job_steps import JobStep, JobSteps
 from flatout.watch.diagnosis.memory_growth import MemoryGrowth
 from flatout.watch.diagnosis.rank_times import UNKNOWN, OfRanks, RankTimes
@@ -40,7 +40,7 @@ class LiveDiagnosis:
         self,
         throttle: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         other_cores: Callable[[], float | None] = lambda: None,
-        host: HostEvidence | None = None,
+        host: HostCountersOfBlock | None = None,
     ) -> None:
         self._throttle = throttle
         self._other_cores = other_cores

@@ -14,7 +14,7 @@ from flatout.keep.other_runs import read_about
 from flatout.launch.process_identity import resident_bytes
 from flatout.probe.foreign_load import ForeignLoad
 from flatout.records.watch import GpuStatus, LiveFinding, RankState, RankStatus, WatchStatus
-from flatout.watch.diagnosis.host_evidence import HostEvidence
+from flatout.watch.diagnosis.host_counters import HostCountersOfBlock
 from flatout.watch.diagnosis.live import LiveDiagnosis
 from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.exporter.ledger_tail import LedgerTail
@@ -45,7 +45,7 @@ class RunStatus:
         self._foreign_load = ForeignLoad((job.pid,), str(job.folder))
         self._other_cores: float | None = None
         self._diagnosis = LiveDiagnosis(
-            throttle=lambda: self._throttle, other_cores=self._read_other_cores, host=HostEvidence()
+            throttle=lambda: self._throttle, other_cores=self._read_other_cores, host=HostCountersOfBlock()
         )
 
     def read(self) -> WatchStatus:

@@ -25,7 +25,7 @@ _ERRORS = (
 LEAST_READS = 5  # in a block, for a latency
 
 
-class HostEvidence:
+class HostCountersOfBlock:
     """Reads the counters of this host again and again."""
 
     def __init__(
