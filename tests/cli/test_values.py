@@ -54,6 +54,8 @@ def test_every_option_that_takes_a_time_is_known() -> None:
             "flatout bench --time",
             "flatout compare --budget",
             "flatout compress --budget",
+            "flatout cost carbon --takes",
+            "flatout cost carbon --within",
             "flatout cost jobs --budget-period",
             "flatout cost jobs --checkpoint-interval",
             "flatout cost spot --checkpoint-cost",
