@@ -123,17 +123,17 @@ def late_node(folder: Path) -> dict[str, Any]:
     books.mkdir()
     (folder / "out").mkdir()
     launcher = ["-m", "torch.distributed.run", "--nnodes=2:3", "--nproc-per-node=1", "--rdzv-backend=c10d"]
-    launcher += [f"--rdzv-endpoint=127.0.0.1:{PORT + 1}", "--rdzv-id=job", "--local-addr=127.0.0.1"]
-    launcher += ["--rdzv-conf=last_call_timeout=10"]
+    launcher += [f"--rdzv-endpoint={os.uname().nodename}:{PORT + 1}", "--rdzv-id=job", "--local-addr=127.0.0.1"]
     job = [str(JOB), f"--out={folder / 'out'}", "--steps=600", "--slow-node=n3", "--slow=2.5", "--sample_s=0.006"]
     processes = []
     for name in ("n1", "n2", "n3"):
         run = [sys.executable, "-m", "flatout", "run", "--ledger", str(books), "--adapt=on", *resumes(folder)]
         own_name = ["unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh"]
+        host = f"--rdzv-conf=last_call_timeout=10,is_host={int(name == 'n1')}"
         with (folder / f"{name}.txt").open("wb") as output:
             processes.append(
                 subprocess.Popen(
-                    [*own_name, *run, "--", sys.executable, *launcher, *job],
+                    [*own_name, *run, "--", sys.executable, *launcher, host, *job],
                     env={**os.environ, **_ENVIRONMENT},
                     stdout=output,
                     stderr=output,
