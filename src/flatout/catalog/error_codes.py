@@ -24,7 +24,7 @@ _HTTP_STATUS = re.compile(
 _OF_GPU = re.compile(r"cuda|hip", re.IGNORECASE)  # without it, none of the patterns below fits
 _CUDA_NUMBER = re.compile(
     r"\bCuda (?:failure|error) (\d+)\b|\bCUDA error \((\d+)\)|\bcudaError_t\W+(\d+)\b"
-    r"|\b(?:cuda|hip)Success \((\d+) vs\. 0\)(?!\s*\w)",  # old programs number differently: words after it decide
+    r"|\b(?:cuda|hip)Success \((\d+) vs\. 0\)",  # old programs number otherwise, but not the errors of the catalog
     re.IGNORECASE,
 )
 _CUDA_NAME = re.compile(r"\b(?:cudaError|hipError|CUDA_ERROR_|cuda_error_)([A-Za-z]\w*)")
