@@ -1,4 +1,4 @@
-// What scrolls sideways, a table or a block of code, can be reached and scrolled with the keyboard.
+// The search is named, and what scrolls sideways, a table or a block of code, can be scrolled with the keyboard.
 (function () {
   function update() {
     for (const region of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code")) {
@@ -9,6 +9,9 @@
       }
     }
   }
+  window.addEventListener("DOMContentLoaded", () => {
+    document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+  });
   window.addEventListener("load", () => setTimeout(update, 50));
   window.addEventListener("resize", update);
 })();
