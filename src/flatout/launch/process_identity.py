@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -69,11 +70,15 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def core_wait_s(pid: int) -> float | None:
-    """Return how long the main thread of a process was ready to run but waited for a core; None if unknown."""
+    """Return how long the threads of a process were ready to run but waited for a core; None if unknown."""
+    waited_ns = 0
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                waited_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
         return None
+    return waited_ns / 1e9
 
 
 def _fields(pid: int) -> list[str]:
