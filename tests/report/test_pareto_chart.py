@@ -20,7 +20,7 @@ def texts(ticks: list[dict[str, Any]]) -> list[str]:
 
 def test_the_axes_have_round_numbers_and_the_untouched_model() -> None:
     drawn = chart((0.25, 4.0), (0.5, 0.6))
-    assert texts(drawn["size_ticks"]) == ["0%", "25%", "50%", "75%", "100%"]
+    assert texts(drawn["size_ticks"]) == ["0 %", "25 %", "50 %", "75 %", "100 %"]
     assert texts(drawn["speed_ticks"]) == ["1x", "2x", "4x"]
     assert [tick["is_equal"] for tick in drawn["speed_ticks"]] == [True, False, False]
 
@@ -48,4 +48,4 @@ def test_points_and_ticks_are_on_one_scale() -> None:
     ticks = {tick["text"]: float(tick["y"]) for tick in drawn["speed_ticks"]}
     assert (ticks["1x"], ticks["2x"]) == (equal, fast)
     sizes = {tick["text"]: float(tick["x"]) for tick in drawn["size_ticks"]}
-    assert (sizes["50%"], sizes["100%"]) == (points[1][0], points[0][0])
+    assert (sizes["50 %"], sizes["100 %"]) == (points[1][0], points[0][0])

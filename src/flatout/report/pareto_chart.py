@@ -46,7 +46,7 @@ def pareto_chart(points: Sequence[ParetoPoint]) -> dict[str, object]:
             }
             for point in points
         ],
-        "size_ticks": [{"x": f"{scale.x(size):.1f}", "text": f"{size:.0%}"} for size in scale.sizes()],
+        "size_ticks": [{"x": f"{scale.x(size):.1f}", "text": f"{100 * size:.0f} %"} for size in scale.sizes()],
         "speed_ticks": [
             {"y": f"{scale.y(speedup):.1f}", "text": f"{speedup:g}x", "is_equal": speedup == 1.0}
             for speedup in scale.speedups()
