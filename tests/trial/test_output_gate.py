@@ -14,7 +14,7 @@ from tests.trial.training import changes
 from tests.trial.training import trial as trained
 
 from flatout.change.arguments import knob_changes, parse_knob
-from flatout.inside.checks.model_outputs import MAX_CALLS, MAX_ENTRIES, MAX_SAMPLES, ModelOutputRecorder
+from flatout.inside.checks.model_outputs import MAX_CALLS, MAX_ENTRIES, ModelOutputRecorder
 from flatout.inside.protocol import File
 from flatout.records.change import ChangeSet, JobFacts, Safety
 from flatout.records.trial import TrialResult
@@ -160,7 +160,12 @@ def test_a_damaged_file_is_unknown(tmp_path: Path, content: str) -> None:
 
 def of_batch(tmp_path: Path, samples: torch.Tensor, size: int) -> TrialResult:
     """A trial of a model that returns logits and one number for each sample, in batches of this size."""
-    return trial(tmp_path, [(batch, batch.sum(1, keepdim=True)) for batch in samples.split(size)])
+    recorder = ModelOutputRecorder()
+    for call, batch in enumerate(samples.split(size)):
+        if call:
+            recorder.take(call, (batch, batch.sum(1, keepdim=True)))
+    recorder.write(tmp_path, 0)
+    return msgspec.structs.replace(trained(()), model_outputs=read_model_outputs(tmp_path))
 
 
 BATCH = ChangeSet(
@@ -168,20 +173,27 @@ BATCH = ChangeSet(
 )
 
 
-@pytest.mark.parametrize(("size", "other"), [(16, 8), (1, 40), (40, 1), (100, 7)])
-def test_another_batch_size_is_compared_sample_by_sample(tmp_path: Path, size: int, other: int) -> None:
-    samples = torch.randn(100, 10, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("size", "other", "shared"), [(16, 8, 248), (1, 64, 193), (64, 4, 196), (100, 7, 163)])
+def test_another_batch_size_is_compared_sample_by_sample(tmp_path: Path, size: int, other: int, shared: int) -> None:
+    """The first call of a run is not recorded: its samples are those of other calls in the other run."""
+    samples = torch.randn(600, 10, generator=torch.Generator().manual_seed(0))
     base = [of_batch(tmp_path, samples, size)] * 2
     gate = check_model_outputs(of_batch(tmp_path, samples, other), base, BATCH)
     assert gate.is_passed
-    num_samples = min(MAX_SAMPLES, *(MAX_CALLS * each for each in (size, other)))
-    assert gate.reason.startswith(f"the outputs of the first {num_samples} samples differ by 0.0e+00")
+    assert gate.reason.startswith(f"the outputs of {shared} samples differ by 0.0e+00")
     last = samples.clone()
-    last[num_samples - 1, -1] += 1e-2
+    last[max(size, other) + shared - 1] += 1e-2
     wrong = check_model_outputs(of_batch(tmp_path, last, other), base, BATCH)
     assert not wrong.is_passed
     assert "each batch size must read the same samples in the same order" in wrong.reason
     assert not check_model_outputs(of_batch(tmp_path, samples, other), base, changes("exact")).is_passed
+
+
+def test_too_few_samples_in_both_runs_judge_nothing(tmp_path: Path) -> None:
+    samples = torch.randn(1200, 10, generator=torch.Generator().manual_seed(0))
+    base = [of_batch(tmp_path, samples, 1)] * 2
+    for other, is_passed in ((249, True), (250, False)):
+        assert check_model_outputs(of_batch(tmp_path, samples, other), base, BATCH).is_passed is is_passed
 
 
 def test_rows_that_are_no_samples_are_not_compared(tmp_path: Path) -> None:

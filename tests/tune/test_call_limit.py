@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.change.jobs import diagnosis, facts
@@ -157,10 +159,10 @@ def test_without_an_own_knob_larger_batches_of_the_scripts_loader_are_tried() ->
     """The patch cuts the same samples into batches of 16, 32, 64 and 128; the trace shows compute."""
 
     class OfLoader(SimulatedRunner):
-        def profile(self, changes: ChangeSet, rule: StopRule | None = None) -> Profiled:
+        def profile(self, changes: ChangeSet, **how: Any) -> Profiled:
             seen = diagnosis({}, step_s=STEP_S, parts={"compute": 0.2})
             done = Diagnosed(diagnosis=seen, job=None, sources={})  # type: ignore[arg-type]
-            return msgspec.structs.replace(super().profile(changes, rule), done=done)
+            return msgspec.structs.replace(super().profile(changes, **how), done=done)
 
     def ends(index: int, changes: ChangeSet) -> dict[str, object]:
         sizes = [int(change.value) for change in changes.changes if change.knob.name == "loader-batch"]

@@ -1,7 +1,8 @@
 """Compare the first outputs of two sizes of the batch, sample by sample: the same samples must have the same outputs.
 
 In: the digests of a candidate and of the unchanged job. Out: a `GateResult`. The samples of a run are the rows of what
-its calls returned, one call after another; the runs must read the same samples in the same order.
+its calls returned, numbered from its first call, which the recorder does not see the end of; the runs must read the
+same samples in the same order.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from numpy.typing import NDArray
 from flatout.records.trial import OutputDigest
 from flatout.trial.gates import GateResult
 
-_Samples = Mapping[int, NDArray[np.float64]]  # place of a tensor within a call -> a row for each sample
+LEAST_SAMPLES = 8  # that both runs must have
+_Rows = Mapping[int, tuple[float, ...]]  # number of the sample in the run -> its entries
+_Samples = Mapping[int, _Rows]  # place of a tensor within a call -> its samples
 
 
 def check_samples(mine: Sequence[OutputDigest], base: Sequence[OutputDigest], allowed: float) -> GateResult:
     """Compare the samples that both runs have. `allowed`: the difference, relative to the size of the entries."""
     own, other = _samples(mine), _samples(base)
-    is_alike = own.keys() == other.keys() and all(own[place].shape[1] == other[place].shape[1] for place in own)
-    if not own or not is_alike:
-        reason = "it cannot be judged: its model returns no rows that are the job's samples with another batch size"
+    shared = {place: sorted(own[place].keys() & other[place].keys()) for place in own.keys() & other.keys()}
+    num_samples = min(map(len, shared.values()), default=0)
+    if own.keys() != other.keys() or num_samples < LEAST_SAMPLES or not _is_alike(own, other):
+        reason = (
+            "it cannot be judged: its model returns too few rows that are the job's samples with another batch size"
+        )
         return GateResult(is_passed=False, reason=reason)
-    num_samples = min(min(len(own[place]), len(other[place])) for place in own)
-    difference = max(_difference(own[place][:num_samples], other[place][:num_samples]) for place in own)
-    words = f"the outputs of the first {num_samples} samples differ by {difference:.1e} of their size"
-    is_passed = difference <= allowed
-    if is_passed:
+    difference = max(
+        _difference(*(np.array([rows[place][number] for number in shared[place]]) for rows in (own, other)))
+        for place in own
+    )
+    words = f"the outputs of {num_samples} samples differ by {difference:.1e} of their size"
+    if difference <= allowed:
         return GateResult(is_passed=True, reason=f"{words}; {allowed:.1e} is allowed")
     return GateResult(
         is_passed=False,
@@ -37,19 +44,26 @@ def check_samples(mine: Sequence[OutputDigest], base: Sequence[OutputDigest], al
     )
 
 
+def _is_alike(own: _Samples, other: _Samples) -> bool:
+    """Whether the rows of each tensor have one length in both runs."""
+    return all(len({len(row) for row in (*own[place].values(), *other[place].values())}) == 1 for place in own)
+
+
 def _samples(outputs: Sequence[OutputDigest]) -> _Samples:
-    """Return the samples of each tensor of a call; {} if its rows have other lengths from call to call."""
-    rows: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    """Return the samples of each tensor of a call, up to the first call with another number of samples."""
+    rows: dict[int, dict[int, tuple[float, ...]]] = defaultdict(dict)
+    sizes: dict[int, int] = {}
     place = 0
     call: int | None = None
     for output in outputs:
         place = place + 1 if output.call == call else 0
         call = output.call
-        rows[place] += output.samples
-    widths = {place: {len(row) for row in of_place} for place, of_place in rows.items()}
-    if any(len(each) != 1 for each in widths.values()):
-        return {}
-    return {place: np.array(of_place) for place, of_place in rows.items()}
+        size = sizes.setdefault(place, output.shape[0] if output.shape else 0)
+        if not output.shape or output.shape[0] != size:
+            break
+        for number, row in enumerate(output.samples):
+            rows[place][call * size + number] = row
+    return rows
 
 
 def _difference(own: NDArray[np.float64], other: NDArray[np.float64]) -> float:

@@ -23,8 +23,8 @@ MAX_CALLS = 16
 MAX_TENSORS = 4  # of one call
 MAX_ENTRIES = 64
 MAX_ANSWERS = 64
-MAX_SAMPLES = 64  # of all calls
-MAX_SAMPLE_ENTRIES = 8
+MAX_SAMPLES = 256  # of all calls, so that runs with other sizes of the batch, which lack their first call, share some
+MAX_SAMPLE_ENTRIES = 4
 _MAX_DEPTH = 3
 
 
@@ -37,12 +37,12 @@ class ModelOutputRecorder:
 
     def take(self, call: int, output: object) -> None:
         """Keep the digest of the call with this number, if it is one of the first."""
-        if call >= MAX_CALLS:
+        if call >= MAX_CALLS and self._num_samples >= MAX_SAMPLES:
             return
         try:
             tensors = []
             for tensor in _tensors(output, _MAX_DEPTH):
-                tensors.append(_digest(tensor, MAX_SAMPLES - self._num_samples))
+                tensors.append(_digest(tensor, MAX_SAMPLES - self._num_samples, is_whole=call < MAX_CALLS))
                 if len(tensors) == MAX_TENSORS:
                     break
             self._num_samples += max((len(tensor.get("samples", ())) for tensor in tensors), default=0)
@@ -75,10 +75,14 @@ def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
         yield from _tensors(each, depth - 1)
 
 
-def _digest(tensor: torch.Tensor, most_samples: int) -> dict[str, Any]:
+def _digest(tensor: torch.Tensor, most_samples: int, *, is_whole: bool) -> dict[str, Any]:
+    """Return the digest; of a call that is not one of the first, its samples alone."""
     shape = list(tensor.shape)
     if tensor.is_nested or tensor.is_sparse or tensor.is_complex() or not tensor.numel():
         return {"shape": shape}
+    samples = _samples(tensor.detach()[:most_samples]) if tensor.dim() > 0 and most_samples > 0 else []
+    if not is_whole:
+        return {"shape": shape, "samples": samples}
     flat = tensor.detach().reshape(-1)
     count = min(MAX_ENTRIES, flat.numel())
     places = torch.linspace(0, flat.numel() - 1, count, dtype=torch.float64).long().to(flat.device)
@@ -91,8 +95,8 @@ def _digest(tensor: torch.Tensor, most_samples: int) -> dict[str, Any]:
     if tensor.is_floating_point() and tensor.dim() > 1 and shape[-1] > 1:
         rows = tensor.detach().reshape(-1, shape[-1])[:MAX_ANSWERS]
         digest["answers"] = rows.argmax(dim=1).tolist()
-    if tensor.dim() > 0 and most_samples > 0:
-        digest["samples"] = _samples(tensor.detach()[:most_samples])
+    if samples:
+        digest["samples"] = samples
     return digest
 
 
