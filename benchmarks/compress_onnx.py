@@ -5,7 +5,7 @@
 
 The wheel is Apache-2.0, and only unpacked. FOLDER has files by which the model is judged, such as `site-packages`: at
 most 60 of each ending of `compress_onnx_job.py`, which says what they are. Every second one is held out. One thread;
-batches of 1 and 32.
+batches of 1 and 8.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def compressed(wheel: Path, files: Path, folder: Path, budget: str) -> dict[str,
     start = shlex.join([sys.executable, str(JOB)])
     config = shlex.quote(str(folder / CONFIG))
     commands = ["--eval", f"{start} eval {{model}} {config} {shlex.quote(str(files))}"]
-    commands += ["--bench", f"{start} infer {{model}} {{batch}}", "--batches", "1,32", "--model", str(folder / MODEL)]
+    commands += ["--bench", f"{start} infer {{model}} {{batch}}", "--batches", "1,8", "--model", str(folder / MODEL)]
     limits = ["--metric", "accuracy", "--max-loss", "2%", "--budget", budget, "--trials", "12"]
     return flatout("compress", *commands, *limits, "--out", str(folder / "out"))
 
