@@ -137,7 +137,7 @@ def checked(results: Results, pages: list[str], scheme: str) -> list[dict[str, A
     results.rows = []
     results.is_done.clear()
     results.driver = _DRIVER.replace("JOBS", json.dumps(jobs)).replace("LIMIT", str(int(PAGE_S * 1000)))
-    with served(results) as address, tempfile.TemporaryDirectory() as profile:
+    with served(results) as address, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"]
         options += [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", f"--user-data-dir={profile}"]
         browser = subprocess.Popen(["chromium", *options, f"{address}/driver"], stderr=subprocess.DEVNULL)

@@ -949,7 +949,7 @@ def _number(value: float | None, unit: float = 1) -> str:
 
 def _linked(source: str) -> str:
     title, _, address = source.rpartition(", ")
-    return f"[{title}]({address})"
+    return f"[{title}]({address})" if title and address.startswith("http") else source
 
 
 def changes() -> str:

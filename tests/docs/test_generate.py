@@ -46,7 +46,9 @@ def page(name: str, generate: Any) -> str:
 
 def test_every_mark_in_the_pages_is_replaced(generate: ModuleType) -> None:
     for path in DOCS.rglob("*.md"):
-        assert "<!-- generated" not in page(str(path.relative_to(DOCS)), generate)
+        text = page(str(path.relative_to(DOCS)), generate)
+        assert "<!-- generated" not in text
+        assert "[](" not in text, "a link without a text"
 
 
 def test_a_mark_that_nothing_generates_stops_the_build(generate: ModuleType) -> None:
