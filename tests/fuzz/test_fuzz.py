@@ -58,6 +58,7 @@ NOT_OF_A_USER = {
     "keep.stacks": "reads the stacks that live ranks wrote when they were asked",
     "profile.finish": "ends a recording that this process made",
     "profile.folder": "joins a recording of this job",
+    "run.unsaved_order": "reads the note of a rank of the running job",
 }
 # Paths on the command line that are written, or whose content is not read.
 WRITTEN = {
