@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.packing.images import image_folder
-from tests.ray_nodes import agent_ports
+from tests.ray_nodes import started_cluster
 
 from flatout.errors import FlatoutError
 from flatout.packing.engines import on_dask, on_processes, on_ray
@@ -55,9 +55,7 @@ def test_dask_writes_the_same_bytes(source: Path, usual: dict[str, bytes], tmp_p
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[str]:
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **agent_ports()})
+    cluster = started_cluster(num_cpus=2)
     yield cluster.address
     cluster.shutdown()
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.ray_nodes import agent_ports
+from tests.ray_nodes import started_cluster
 
 import flatout.callbacks
 from flatout.api import diagnose
@@ -104,7 +104,6 @@ def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
 
 def test_ray_train_on_two_workers(tmp_path: Path) -> None:
     import ray
-    from ray.cluster_utils import Cluster
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -122,7 +121,7 @@ def test_ray_train_on_two_workers(tmp_path: Path) -> None:
             model(torch.randn(2, 4)).pow(2).mean().backward()
             optimizer.step()
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **agent_ports()})
+    cluster = started_cluster(num_cpus=2)
     ray.init(address=cluster.address, log_to_driver=False)
     try:
         TorchTrainer(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ray_nodes import PATIENCE, agent_ports
+from tests.ray_nodes import PATIENCE, started_cluster
 
 from flatout.schedule.live.controller import Controller
 from flatout.schedule.live.decide import ControllerSettings
@@ -34,7 +34,6 @@ def ray_cluster() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
-        from ray.cluster_utils import Cluster
 
         # A dead node is noticed in seconds, not in half a minute.
         checks = {
@@ -45,12 +44,9 @@ def ray_cluster() -> Iterator[Any]:
             "enable_worker_prestart": False,
             "prestart_worker_first_driver": False,
         }
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "num_gpus": 0, "_system_config": checks, **FEW, **agent_ports()},
-        )
+        cluster = started_cluster(num_cpus=0, num_gpus=0, _system_config=checks, **FEW)
         for _ in range(NUM_NODES):
-            cluster.add_node(num_cpus=1, num_gpus=GPUS_PER_NODE, **FEW, **agent_ports())
+            cluster.add_node(num_cpus=1, num_gpus=GPUS_PER_NODE, **FEW)
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
