@@ -105,9 +105,11 @@ def split_by_gain(
 
 def _with_limited_batch(setup: Setup, progress: Progress, profiled: Profiled) -> Profiled:
     """Return the profile with the samples of a call, where their latency is limited and no own knob sets them."""
+    if setup.options.latency is None:
+        return profiled
     samples = progress.evidence.baselines[0].samples_per_step
     has_own_knob = any("batch" in parse_knob(text).name for text in setup.options.knobs)
-    if setup.options.latency is None or not samples or has_own_knob:
+    if not samples or has_own_knob:
         return profiled
     facts = msgspec.structs.replace(profiled.facts, limited_batch=max(round(samples), 1))
     return msgspec.structs.replace(profiled, facts=facts)
