@@ -417,6 +417,36 @@ def test_a_profile_that_is_read_again_counts_as_the_trial_that_it_was(undisturbe
     assert (again.num_trials, len(undisturbed.commands)) == (1, 1)
 
 
+def test_a_profile_with_other_samples_is_another_than_one_without(undisturbed: Job, tmp_path: Path) -> None:
+    counted = profiled.CountedProfile(rule=RULE, has_other_samples=True)
+    taken = runner(tmp_path).profile(NOTHING, counted=counted).trial
+    assert taken is not None and taken.has_other_samples
+    assert Variable.OTHER_SAMPLES in undisturbed.options[0].variables
+    again = runner(tmp_path).profile(NOTHING, counted=profiled.CountedProfile(rule=RULE)).trial
+    assert again is not None and not again.has_other_samples
+    assert Variable.OTHER_SAMPLES not in undisturbed.options[1].variables
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(60.0, 20.0), (12.0, 12.0)])
+def test_a_profile_that_counts_shows_how_long_a_trial_takes_after_the_first_start(
+    undisturbed: Job, tmp_path: Path, before_s: float, after_s: float
+) -> None:
+    """It took 20 s, with its trace. The first start of a job is often its slowest."""
+    counting = runner(tmp_path)
+    counting.usual_s = before_s
+    counting.profile(NOTHING, counted=profiled.CountedProfile(rule=RULE))
+    assert counting.usual_s == after_s
+
+
+@pytest.mark.parametrize("is_coarse", [True, False])
+def test_timing_the_stages_of_batches_is_allowed_in_a_coarse_trial(
+    undisturbed: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_coarse: bool
+) -> None:
+    monkeypatch.setattr(profiled.Profiled, "is_slowed_by_stages", property(lambda profile: True))
+    counted = profiled.CountedProfile(rule=RULE, is_coarse=is_coarse)
+    assert (runner(tmp_path).profile(NOTHING, counted=counted).trial is not None) == is_coarse
+
+
 def test_a_profile_of_an_older_journal_is_no_trial(undisturbed: Job, tmp_path: Path) -> None:
     """Nothing says in which session it ran, and trials of two sessions are not compared."""
     runner(tmp_path).profile(NOTHING, counted=profiled.CountedProfile(rule=RULE))
