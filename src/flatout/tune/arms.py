@@ -11,7 +11,7 @@ import msgspec
 from flatout.records.change import ChangeSet
 from flatout.records.verdict import Prospect, Verdict
 from flatout.trial.gates import GateResult
-from flatout.tune.budget import num_left, used_up
+from flatout.tune.budget import has_time, num_left, used_up
 from flatout.tune.progress import Progress, Setup
 from flatout.tune.trials import check_gates, run_trial
 from flatout.verdict.arms import Asked, judge_arms
@@ -76,15 +76,14 @@ def run_until_judged(
 
 
 def _is_candidates_turn(setup: Setup, progress: Progress, arms: ComparedArms, num_reserved: int) -> bool:
-    """Whether the next trial is the candidate's: the arms alternate, as long as the budget has time for either.
+    """Whether the next trial is the candidate's: the arms alternate, as long as the budget has time for one of each.
 
-    A candidate whose start is much shorter may have a last trial where the other arm has none.
+    After that the candidate has what is left: of the two it has had fewer trials.
     """
     if not progress.evidence.ends_with(arms.candidate):
         return True
-    has_other = used_up(setup, progress, arms.against, num_reserved=num_reserved) is None
     has_candidate = used_up(setup, progress, arms.candidate, num_reserved=num_reserved) is None
-    return has_candidate and not has_other
+    return has_candidate and not has_time(setup, progress, arms.against, arms.candidate)
 
 
 def _is_open(setup: Setup, progress: Progress, arms: ComparedArms, verdict: Verdict) -> bool:

@@ -34,6 +34,12 @@ def used_up(
     return msgspec.structs.replace(time_is_up(setup), left_s=max(left_s, 0.0), needed_s=needed_s)
 
 
+def has_time(setup: Setup, progress: Progress, *sets: ChangeSet) -> bool:
+    """Whether the time that is left holds one trial of each set of changes."""
+    needed_s = sum(_trial_s(setup, progress, changes) for changes in sets)
+    return needed_s <= setup.options.budget_s - setup.runner.spent_s()
+
+
 def _trial_s(setup: Setup, progress: Progress, changes: ChangeSet | None) -> float:
     """Return how long a trial of these changes is expected to take; 0 if no trial has run."""
     usual_s = setup.runner.usual_s or 0.0
