@@ -71,6 +71,7 @@ def test_keras(tmp_path: Path) -> None:
     assert traced_steps(tmp_path / "traces") == 3
 
 
+ENDS_LATER = Path(__file__).parents[2] / "tests" / "jobs" / "ends_later.py"  # at once, gloo may abort it
 ACCELERATE = """
 import sys
 import torch
@@ -94,7 +95,7 @@ for batch in loader:
 def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(ACCELERATE)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ENDS_LATER)]
     done = subprocess.run([*launch, str(script), str(tmp_path / "traces")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("flatout: traced 3 steps; next: flatout diagnose") == 1
