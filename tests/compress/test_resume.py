@@ -116,7 +116,7 @@ def test_what_failed_and_what_a_limit_ended_is_run_again(tmp_path: Path) -> None
 
     backend.bench = limited  # type: ignore[method-assign]
     compressed(backend, tmp_path)
-    backend.truths["int8-weights"] = Truth(speedup=2.0)  # the user has mended the script
+    backend.truths["int8-weights"] = Truth(speedup=2.0)  # the user has fixed the script
     num_benched, is_open = len(backend.benched), False
     names = {variant.name: variant.outcome for variant in compressed(backend, tmp_path).variants}
     assert set(names.values()) == {"measured"}
@@ -175,7 +175,7 @@ def test_a_folder_loses_nothing_that_is_not_of_the_search(
 
 
 def test_an_empty_journal_marks_a_folder_of_which_nothing_can_be_lost(tmp_path: Path) -> None:
-    """The command was mended after its first run failed."""
+    """The command was fixed after its first run failed."""
     limits = SearchLimits(folder=tmp_path / "out", budget_s=1.0)
     open_folder(limits, NAMES, resumes=False)
     (tmp_path / "out" / "logs" / "first.log").write_text("error")

@@ -112,7 +112,7 @@ def timed(*step_s: float, index: int = 0) -> TrialResult:
 
 
 def test_the_percentile_is_the_time_of_a_call() -> None:
-    """Of fewer calls than a percentile needs it is the longest one; all trials of a change count."""
+    """Too few calls for the percentile give the longest one; all trials of a change count."""
     assert call_percentile_s([timed(0.1, 0.2, 0.3)], 50) == 0.2
     assert call_percentile_s([timed(*[0.1] * 9, 0.5)], 99) == 0.5
     assert call_percentile_s([timed(*[0.1] * 150), timed(*[0.1] * 49, 0.5, index=1)], 99) == 0.1
