@@ -6,7 +6,7 @@ It needs two GPUs of one machine, torch with NCCL 2.24 or later, and a C compile
 part prints "right" or "wrong" with its numbers, and the exit code is the number of wrong parts:
 
     sockets     over sockets, the measured settings and table reach 4 times the default's rate from 28 MiB, and at
-                least 0.97 of it from 4 KiB to 1 MiB
+                least 0.97 of it from 4 KiB to 1 MiB: the median ratio of starts of both in turn
     log         with a table of two rows, NCCL's log shows another choice for each of the two sizes
     untouched   the plugin with a table without rows is within 3 % of NCCL without a plugin, by the medians of four
                 starts of each in turn
@@ -28,10 +28,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from flatout.inside.protocol import Variable
 from flatout.launch import with_inside
 from flatout.nccl_tuner.build import built_plugin, find_compiler
-from flatout.nccl_tuner.choose import times_by_round
+from flatout.nccl_tuner.choose import times_by_round, times_by_turn
 from flatout.nccl_tuner.measure import Ranks, measure
 from flatout.nccl_tuner.nccl_log import options_problems, parse_log, table_problems
 from flatout.nccl_tuner.settings import log_variables, table_variables
@@ -51,6 +53,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 256 * KIB, MIB, 28 * MIB, 256 * MIB)
 HEADING = "flatout-collective-table 1\n"
 DEFAULT = NcclCandidate(name="default")
+PAIRED_TURNS, ROUNDS_OF_TURN = 6, 6
 SEARCH_S = float(sys.argv[2]) if len(sys.argv) > 2 else 400.0
 JOB = """
 import sys, torch, torch.distributed as dist
@@ -130,16 +133,31 @@ def sockets(folder: Path) -> tuple[bool, str]:
     tuning = tune_nccl(request, print, {**os.environ, **SOCKETS})
     table = table_text(tuning.table)
     chosen_table = NcclCandidate(name="chosen", table=table)
-    final = Start(name="final", environment=tuning.settings, candidates=(chosen_table,))
-    plain = measured(Start(name="plain", candidates=(DEFAULT,)), work(), SOCKETS)
-    chosen = measured(final, work(), SOCKETS, built_plugin())
-    ratios = {}
+    starts = [
+        Start(name="plain", candidates=(DEFAULT,)),
+        Start(name="final", environment=tuning.settings, candidates=(chosen_table,)),
+    ]
+    measured = measure(
+        Ranks(backend="nccl", num_ranks=2, plugin=built_plugin()),
+        starts,
+        work(),
+        num_turns=PAIRED_TURNS,
+        num_rounds=ROUNDS_OF_TURN,
+        time_s=SEARCH_S / 4,
+        environment={**os.environ, **SOCKETS},
+        say=print,
+    )
+    times = times_by_turn(measured, ROUNDS_OF_TURN)
+    ratios, of_turns = {}, {}
     for number, size in enumerate(SIZES):
-        of_default = sorted(times_by_round(plain)["plain", "default"][number].values())
-        of_chosen = sorted(times_by_round(chosen)["final", "chosen"][number].values())
-        ratios[size] = of_default[len(of_default) // 2] / of_chosen[len(of_chosen) // 2]
+        of_plain, of_final = times["plain", "default"][number], times["final", "chosen"][number]
+        of_turns[size] = [
+            round(of_plain[turn] / of_final[turn], 2) for turn in sorted(of_plain.keys() & of_final.keys())
+        ]
+        ratios[size] = statistics.median(of_turns[size])
     is_right = all(ratio >= (4.0 if size >= 28 * MIB else 0.97) for size, ratio in ratios.items())
-    return is_right, f"{tuning.settings} {ratios}\n{table}"
+    (folder / "sockets.json").write_bytes(msgspec.json.encode({"tuning": tuning, "ratios_by_turn": of_turns}))
+    return is_right, f"{tuning.settings} {ratios}, by turn {of_turns}\n{table}"
 
 
 def log(folder: Path) -> tuple[bool, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from scipy import stats
 from tests.nccl_tuner.fabrics import KIB, MIB, work
@@ -22,7 +23,15 @@ from flatout.nccl_tuner.choose import (
     without_lost_rows,
 )
 from flatout.nccl_tuner.rank import rotated
-from flatout.records.nccl_tuning import CollectiveWork, Measurements, NcclCandidate, Repetition, Start
+from flatout.records.nccl_tuning import (
+    Case,
+    CollectiveWork,
+    GroupShape,
+    Measurements,
+    NcclCandidate,
+    Repetition,
+    Start,
+)
 
 DEFAULT = NcclCandidate(name="default")
 TREE = NcclCandidate(name="tree", algorithm="tree")
@@ -165,3 +174,19 @@ def test_the_order_of_candidates_changes_and_each_has_its_turn() -> None:
     before = sum(order.index(0) < order.index(1) for order in orders)
     assert before == 3, "as often before another as after it"
     assert rotated([], 3) == []
+
+
+def test_a_row_names_its_nodes_only_where_groups_differ_in_nothing_else() -> None:
+    """NCCL counts two GPUs of one host as two nodes if they reach each other only by sockets: 2.28.9 on two H200."""
+    one, other = GroupShape(groups=((0, 1),)), GroupShape(groups=((0, 2), (1, 3)))
+    cases = tuple(Case(collective="all_reduce", shape=shape, num_bytes=MIB) for shape in (0, 1))
+    of_both = CollectiveWork(shapes=(one, other), cases=cases, source="a test", is_standard=True)
+    of_one = CollectiveWork(shapes=(one,), cases=cases[:1], source="a test", is_standard=True)
+    seconds = {"default": {0: 1.0, 1: 1.0}, "tree": {0: 0.5, 1: 0.5}}
+    measured = msgspec.structs.replace(measurements(seconds, of_both), num_nodes=(1, 2))
+    table, _, _ = choose_rows(measured, START, of_both)
+    assert [row.num_nodes for row in table.rows] == [1, 2]
+    alone = measurements({name: {0: by_case[0]} for name, by_case in seconds.items()}, of_one)
+    table, _, _ = choose_rows(alone, START, of_one)
+    assert [row.num_nodes for row in table.rows] == [None]
+    assert table.row_for("all_reduce", MIB, num_ranks=2, num_nodes=2) is not None

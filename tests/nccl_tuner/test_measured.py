@@ -45,7 +45,6 @@ def test_a_table_is_chosen_by_size_and_asked_by_the_plugin(tmp_path: Path, plugi
         min_bytes=4 * KIB,
         max_bytes=128 * KIB,  # half of the way from 64 to 256 KiB, on a logarithmic scale
         num_ranks=2,
-        num_nodes=1,
         algorithm="tree",
     )
     assert result.table.rows == (row,)

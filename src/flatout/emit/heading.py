@@ -13,6 +13,8 @@ _OBJECTIVES = {
     "j_per_step": "less energy per step",
 }
 
+_KINDS = {"unknown": "long steps of unknown cause"}
+
 MASKED = (
     f"Values that look like secrets are {MASK} in the command: before you run it, replace each of them, e.g. with a"
     " variable of the environment"
@@ -27,7 +29,8 @@ def heading(tuning: Tuning, *, has_command: bool = False) -> list[str]:
         if tuning.covers_first_epoch_only:
             lines.append("Measured in the first epoch only: its loader changes may cost time in later epochs")
         elif tuning.verdict.unmeasured_work:
-            lines.append("Measured in regular steps only: the work of some steps, such as an epoch's end, is unknown")
+            kinds = ", ".join(_KINDS.get(kind, kind.replace("_", " ")) for kind in tuning.verdict.unmeasured_work)
+            lines.append(f"Measured without the work of some steps ({kinds}): its time with the changes is unknown")
     unknown = [tuned.change.name for tuned in tuning.each if not tuned.is_shown_alone]
     if unknown:
         lines.append(

@@ -199,10 +199,16 @@ def _rows(
     """Return one row for each run of sizes with the same choice.
 
     A row reaches half of the way, on a logarithmic scale, to the next size that was measured, and not beyond the
-    smallest and the largest one: outside of what was measured, the library chooses.
+    smallest and the largest one: outside of what was measured, the library chooses. A row names its nodes only where
+    two shapes differ in nothing else: NCCL counts GPUs of one host that reach each other only over the network as
+    several nodes, and hosts with a common NVLink domain as one.
     """
     rows: list[TableRow] = []
-    for shape in _told_apart(work, measurements):
+    shapes = _told_apart(work, measurements)
+    sizes_of_groups = [work.shapes[shape].num_ranks for shape in shapes]
+    for shape in shapes:
+        num_ranks = work.shapes[shape].num_ranks
+        num_nodes = measurements.num_nodes[shape] if sizes_of_groups.count(num_ranks) > 1 else None
         for collective in dict.fromkeys(case.collective for case in work.cases if case.shape == shape):
             cases = [
                 number
@@ -221,8 +227,8 @@ def _rows(
                         candidate.row(collective),
                         min_bytes=sizes[0] if first == 0 else _between(sizes[first - 1], sizes[first]) + 1,
                         max_bytes=sizes[-1] if last == len(sizes) - 1 else _between(sizes[last], sizes[last + 1]),
-                        num_ranks=work.shapes[shape].num_ranks,
-                        num_nodes=measurements.num_nodes[shape],
+                        num_ranks=num_ranks,
+                        num_nodes=num_nodes,
                     )
                 )
     return rows

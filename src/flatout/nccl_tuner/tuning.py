@@ -180,8 +180,8 @@ class _Tuning:
         )
         if self.vendor is not None and not self._beats_the_tuner(measured, self.vendor):
             return CollectiveTable(), sizes
-        if self.request.backend == "nccl":
-            self._read_back(starts[1:], logs, table, measured)
+        if self.request.backend == "nccl" and not self._took_effect(starts[1:], logs, table, measured):
+            return CollectiveTable(), sizes
         return without_lost_rows(table, sizes)
 
     def _beats_the_tuner(self, measured: Measurements, vendor: str) -> bool:
@@ -206,19 +206,23 @@ class _Tuning:
         self.notes.append(f"no table is kept: Flatout's tuner plugin would displace {vendor}, and {reason}")
         return False
 
-    def _read_back(self, starts: Sequence[Start], logs: Path, table: CollectiveTable, measured: Measurements) -> None:
-        """Run the table once with NCCL's log, which shows whether it took effect."""
+    def _took_effect(
+        self, starts: Sequence[Start], logs: Path, table: CollectiveTable, measured: Measurements
+    ) -> bool:
+        """Run the table once with NCCL's log: False if the log shows that NCCL did something else, with a note."""
         self._measure(starts, 1, 1, "table", logs)
         files = sorted(logs.glob("nccl-*.log"))
         if not files:
             self.notes.append("NCCL wrote no log, so it is unknown whether the table took effect")
-            return
+            return True
         log = parse_log(read_end(files[0], max_bytes=_MAX_LOG_BYTES).decode("utf-8", "replace"))
         shape = self.request.work.shapes[0]
         problems = table_problems(log, table, shape.num_ranks, measured.num_nodes[0])
-        self.notes += [f"the table did not take effect: {problem}" for problem in problems[:3]]
         if not problems:
             self.notes.append("NCCL's log shows that the table took effect")
+            return True
+        self.notes += [f"no table is kept, because it did not take effect: {problem}" for problem in problems[:3]]
+        return False
 
     def _result(self, tuning: NcclTuning) -> NcclTuning:
         wrong = {(each.start, each.candidate): each for measured in self.measured for each in measured.wrong}

@@ -86,7 +86,7 @@ def _where(tuning: Tuning, verdict: Verdict) -> str:
     if tuning.covers_first_epoch_only:
         return " in the first epoch; later epochs are unknown"
     if verdict.unmeasured_work:
-        return f" in regular steps; what each {work_name(verdict.unmeasured_work)} takes then is unknown"
+        return f" without the time of each {work_name(verdict.unmeasured_work)}, which is unknown with the changes"
     return ""
 
 
