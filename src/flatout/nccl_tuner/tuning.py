@@ -206,9 +206,7 @@ class _Tuning:
         self.notes.append(f"no table is kept: Flatout's tuner plugin would displace {vendor}, and {reason}")
         return False
 
-    def _took_effect(
-        self, starts: Sequence[Start], logs: Path, table: CollectiveTable, measured: Measurements
-    ) -> bool:
+    def _took_effect(self, starts: Sequence[Start], logs: Path, table: CollectiveTable, measured: Measurements) -> bool:
         """Run the table once with NCCL's log: False if the log shows that NCCL did something else, with a note."""
         self._measure(starts, 1, 1, "table", logs)
         files = sorted(logs.glob("nccl-*.log"))

@@ -25,8 +25,8 @@ from tests.inside.loader_stages.planted import (
 )
 from torch.utils.data import DataLoader, IterableDataset
 
-from flatout.inside.loader_stages import batch_watch
 from flatout.inside.loader_stages.batch_watch import hook_stages
+from flatout.inside.loader_stages.thread_counters import ThreadCounters
 from flatout.inside.protocol import File, LoaderStage
 from flatout.loading.read_reports import read_reports
 from flatout.loading.stages import rank_loading
@@ -218,7 +218,7 @@ def test_batches_are_told_apart_by_where_their_bytes_came_from(
         bytes_read = 1000 * max(num_looks - 2, 0)
         return 0.0, bytes_read, int(from_device * bytes_read), 0
 
-    monkeypatch.setattr(batch_watch, "_counters", counters)
+    monkeypatch.setattr(ThreadCounters, "read", lambda _: counters())
     run(Files(tmp_path), num_workers=0)
     report = of_maker(recording, 0)
     counted = {name: report[name]["num_samples"] for name in ("from_storage", "from_memory")}

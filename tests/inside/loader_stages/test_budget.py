@@ -23,8 +23,8 @@ def test_a_batch_is_timed_as_long_as_the_watch_takes_its_share_at_most() -> None
     assert not budget.allows(elapsed_s=spent_s / MAX_SHARE * 0.999)
 
 
-def test_the_share_is_a_hundredth() -> None:
-    assert MAX_SHARE == 0.01
+def test_the_share_is_half_of_a_hundredth() -> None:
+    assert MAX_SHARE == 0.005
 
 
 def test_a_stage_costs_microseconds() -> None:

@@ -30,6 +30,7 @@ from flatout.inside.loader_stages.process_state import ProcessState
 from flatout.inside.loader_stages.shards import num_shards
 from flatout.inside.loader_stages.stacks import StackSampler
 from flatout.inside.loader_stages.stopwatch import STOPWATCH, StageTime, timed
+from flatout.inside.loader_stages.thread_counters import ThreadCounters
 from flatout.inside.log import LOG, guarded
 from flatout.inside.protocol import (
     LOADER_FROM_DEVICE,
@@ -90,11 +91,13 @@ class BatchWatch:
         self._folder = folder
         self._hooks = hooks
         self.sent, self.received, self.pinned = _OtherThread(), _OtherThread(), _OtherThread()
+        self._counters = ThreadCounters()
         self._is_child = False
         self._begin_process()
 
     def _begin_process(self) -> None:
         self._pid = os.getpid()
+        self._counters.close()  # those of the process that was forked
         self._dataset: str | None = None
         self._is_iterable = False
         self._dataset_samples: int | None = None
@@ -163,7 +166,7 @@ class BatchWatch:
             self._describe(fetcher.dataset)
             self._budget = Budget(cost_per_stage_s())
             _, own_bytes, _, own_reads = (
-                after - before for before, after in zip(_counters(), _counters(), strict=True)
+                after - before for before, after in zip(self._counters.read(), self._counters.read(), strict=True)
             )
             self._own_bytes, self._own_reads = int(own_bytes), int(own_reads)
             if self._is_child:
@@ -175,7 +178,7 @@ class BatchWatch:
         if self._sampler is None:
             self._sampler = StackSampler(get_ident())
             self._sampler.start()
-        self._before = _counters()
+        self._before = self._counters.read()
         self._entries_before = STOPWATCH.num_entries
         self._prepared_s = _now() - now
         return True
@@ -216,10 +219,12 @@ class BatchWatch:
             self._count_timed(num_samples, began, ended)
         if ended - self._written_at >= LOADER_REPORT_INTERVAL_S:
             self._write()
+        if self._budget is not None:
+            self._budget.spent_s += _now() - ended
 
     def _count_timed(self, num_samples: int, began: float, ended: float) -> None:
         queued_s, read_bytes, device_bytes, num_reads = (
-            after - before for after, before in zip(_counters(), self._before, strict=True)
+            after - before for after, before in zip(self._counters.read(), self._before, strict=True)
         )
         self._num_timed += 1
         self._timed_s += ended - began
@@ -234,7 +239,7 @@ class BatchWatch:
         self._num_reads += max(int(num_reads) - self._own_reads, 0)
         assert self._budget is not None
         num_stages = STOPWATCH.num_entries - self._entries_before
-        self._budget.add(num_stages, self._prepared_s + _now() - ended)
+        self._budget.add(num_stages, self._prepared_s)
 
     @guarded
     def finish(self) -> None:
@@ -307,22 +312,6 @@ class BatchWatch:
 
 def _as_dict(spent: StageTime) -> dict[str, float]:
     return {"num_calls": spent.num_calls, "wall_s": spent.wall_s, "cpu_s": spent.cpu_s}
-
-
-def _counters() -> tuple[float, int, int, int]:
-    """Return what the kernel counts for this thread: seconds in the queue for a core, bytes read, bytes read from a
-    device, and calls that read. What it does not count is 0.
-    """
-    queued_s, numbers = 0.0, {}
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            queued_s = int(file.read().split()[1]) / 1e9
-        with open("/proc/thread-self/io", encoding="ascii") as file:
-            numbers = dict(line.split(": ") for line in file.read().splitlines())
-    except (OSError, ValueError, IndexError):
-        pass
-    read_bytes, device_bytes, num_reads = (int(numbers.get(name, 0)) for name in ("rchar", "read_bytes", "syscr"))
-    return queued_s, read_bytes, device_bytes, num_reads
 
 
 def hook_stages(folder: Path) -> Callable[[], None]:
