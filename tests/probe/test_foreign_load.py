@@ -60,6 +60,8 @@ def test_a_stranger_counts_with_the_share_of_a_core_that_it_uses(tmp_path: Path)
         share = (used_s(process) - before) / (time.monotonic() - began)
     assert found is not None and share > 0.03
     assert found >= 0.8 * share  # others may be at work too
+    assert load.idle_cores is not None
+    assert 0 <= load.idle_cores <= len(os.sched_getaffinity(0)) - 0.8 * share
 
 
 @pytest.mark.parametrize("code", [BURN, BURN_IN_CHILDREN], ids=["one", "many"])

@@ -253,8 +253,13 @@ class ReplayedJob:
         self.tokens: int | None = None  # of each batch
         self.change: Callable[[list[HeartbeatSample]], list[HeartbeatSample]] = list
 
-    def run(self, num_steps: int, late: int | None = None, late_ms: int = 0, data_ms: int = 0) -> None:
-        """Make steps of 100 ms, of which rank `late` computes or loads for longer, and the others wait."""
+    def run(
+        self, num_steps: int, late: int | None = None, late_ms: int = 0, data_ms: int = 0, slower_ms: int = 0
+    ) -> None:
+        """Make steps of 100 ms, of which rank `late` computes or loads for longer, and the others wait.
+
+        All ranks take `slower_ms` longer for no reason that they show.
+        """
         for _ in range(num_steps):
             self.step += 1
             for number, rank in enumerate(self.ranks):
@@ -263,7 +268,7 @@ class ReplayedJob:
                     rank.spends("data", data_ms * MS)
                 if self.tokens is not None:
                     rank.beat.loaded(None, self.tokens)
-                rank.spends("compute", (100 + late_ms + (0 if is_late else data_ms)) * MS)
+                rank.spends("compute", (100 + slower_ms + late_ms + (0 if is_late else data_ms)) * MS)
                 rank.steps()
                 if self.step % 50 == 0:
                     wait_ms = 5 if is_late else 5 + late_ms + data_ms
@@ -298,6 +303,51 @@ def test_a_late_rank_is_one_finding_that_begins_and_ends(replayed: ReplayedJob) 
     begun = [each for each in replayed.news if each.last_step is None]
     assert len({each.first_step for each in begun}) == 1 and replayed.news[-1] == ended
     assert finding_sentence(ended).startswith(f"steps {ended.first_step:,} to {ended.last_step:,}: one rank is late")
+
+
+def busy_host(replayed: ReplayedJob, other_cores: float = 1.9, idle_cores: float = 0.1) -> ReplayedJob:
+    """Replay the job on a host with this load, after its step time was learned."""
+    replayed.diagnosis = LiveDiagnosis(other_cores=lambda: other_cores, idle_cores=lambda: idle_cores)
+    replayed.run(WARMUP)
+    return replayed
+
+
+@pytest.mark.parametrize(
+    ("load", "num_findings"),
+    [
+        ({"idle_cores": 0.49}, 0),
+        ({"idle_cores": 0.5}, 1),
+        ({"other_cores": 1.0}, 0),
+        ({"other_cores": 0.99}, 1),
+    ],
+)
+def test_a_short_slowdown_without_a_cause_is_no_finding_where_other_programs_leave_no_core(
+    load: dict[str, float], num_findings: int, replayed: ReplayedJob
+) -> None:
+    """A healthy job on two cores beside a load of 12 had two such findings, of 60 steps each."""
+    busy_host(replayed, **load)
+    replayed.run(60, slower_ms=4)
+    assert [each.cause for each in replayed.diagnosis.findings] == ["unknown"] * num_findings
+    replayed.run(200)
+    assert len(replayed.diagnosis.findings) == num_findings
+    assert bool(replayed.news) is bool(num_findings)
+
+
+def test_a_long_one_is_put_down_to_the_other_programs_until_the_job_explains_it(replayed: ReplayedJob) -> None:
+    busy_host(replayed)
+    replayed.run(190, slower_ms=20)
+    assert replayed.diagnosis.findings == ()
+    replayed.run(20, slower_ms=20)
+    (finding,) = replayed.diagnosis.findings
+    assert (finding.cause, finding.ranks) == ("noisy_neighbour", ())
+    assert finding.evidence == {"other_cores": 1.9, "idle_cores": 0.1}
+    replayed.run(1000, late=2, late_ms=20)
+    assert [(each.cause, each.ranks) for each in replayed.diagnosis.findings] == [("late_rank", (2,))]
+
+
+def test_a_late_rank_is_named_on_a_busy_host_too(replayed: ReplayedJob) -> None:
+    busy_host(replayed).run(300, late=2, late_ms=20)
+    assert [(each.cause, each.ranks) for each in replayed.diagnosis.findings] == [("late_rank", (2,))]
 
 
 def test_a_rank_that_waits_for_its_loader_is_named_with_it(replayed: ReplayedJob) -> None:

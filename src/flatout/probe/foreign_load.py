@@ -31,7 +31,10 @@ class _Process(NamedTuple):
 
 
 class ForeignLoad:
-    """The load of other processes between two calls of `read`; the first call gives None."""
+    """The load of other processes between two calls of `read`; the first call gives None.
+
+    `idle_cores` is how many of the job's cores were idle between the last two calls that gave a load.
+    """
 
     def __init__(self, roots: Collection[int], recording: str) -> None:
         self._roots = set(roots)
@@ -40,6 +43,7 @@ class ForeignLoad:
         self._others: set[_Key] = set()  # processes known not to belong to the job
         self._job: dict[_Key, _Process] = {}
         self._busy: tuple[float, float] | None = None
+        self.idle_cores: float | None = None
         self._due_s = 0.0
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -58,6 +62,7 @@ class ForeignLoad:
         if before is None or busy[1] <= before[1]:  # in a sandbox without counters, time does not advance
             return None
         elapsed_s = (busy[1] - before[1]) / len(self._cores)
+        self.idle_cores = round(len(self._cores) - (busy[0] - before[0]) / elapsed_s, 3)
         return round(max(busy[0] - before[0] - own_s, 0.0) / elapsed_s, 3)
 
     def _busy_now(self) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from flatout.records.watch import Cause
 # wait grew by less than the other share.
 EXPLAINS, WAITS_LITTLE = 0.5, 0.25
 BUSY_CORES = 1.0  # cores of other programs that make a neighbour noisy
+FULL_CORES = 0.5  # idle cores below which a program that becomes ready usually waits for one
 SLOWER_READS = 1.5  # factor of the latency of reads from which storage is named for waits for batches
 MORE_ERRORS = 2.0  # factor of the errors at ports from which links are named for longer exchanges
 THROTTLED = {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
@@ -39,6 +40,7 @@ class JobParts(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     ranks: Mapping[int, RankParts]
     other_cores: float | None = None  # cores of this host that are busy with other programs
+    idle_cores: float | None = None  # of this host
     port_errors: float | None = None  # at all ports of this host in a block of steps
     read_latencies_s: Mapping[str, float] = {}  # by mount or disk of this host, in that block
 
@@ -168,3 +170,13 @@ def _noisy_neighbour(before: JobParts, since: JobParts) -> NamedCause | None:
     if more_cores < BUSY_CORES:
         return None
     return NamedCause(cause="noisy_neighbour", evidence={"other_cores": since.other_cores})
+
+
+def overloaded_host(parts: JobParts) -> NamedCause | None:
+    """Name other programs where they and the job leave this host no idle core; None if they do, or if it is unknown."""
+    other_cores, idle_cores = parts.other_cores, parts.idle_cores
+    if other_cores is None or idle_cores is None:
+        return None
+    if other_cores < BUSY_CORES or idle_cores >= FULL_CORES:
+        return None
+    return NamedCause(cause="noisy_neighbour", evidence={"other_cores": other_cores, "idle_cores": idle_cores})

@@ -2,6 +2,10 @@
 
 A finding is confirmed by the change point, named once, and named again only while its cause is unknown: only some of
 the exchanges of gradients, which show who is late, are timed.
+
+On a host whose cores other programs keep busy, steps become slower for a while without a fault of the job's. There, a
+short slowdown that nothing explains is not reported, and a longer one is put down to the other programs, until
+something in the job explains it.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ import msgspec
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.launch.process_identity import core_wait_s, resident_bytes
 from flatout.records.watch import LiveFinding
-from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause
-from flatout.watch.diagnosis.change_points import BLOCK_STEPS, ChangePoints, Shift
+from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause, overloaded_host
+from flatout.watch.diagnosis.change_points import BLOCK_STEPS, SHORT_BLOCKS, ChangePoints, Shift
 from flatout.watch.diagnosis.exchanges import Exchanges
 from flatout.watch.diagnosis.host_counters import HostCountersOfBlock
 from flatout.watch.diagnosis.job_steps import JobStep, JobSteps
@@ -27,23 +31,26 @@ from flatout.watch.diagnosis.work_per_step import WorkPerStep
 _HOUR_S = 3600.0
 _MOST_ENDED = 20  # ended findings that are kept
 _WINDOW_STEPS = 2 * BLOCK_STEPS
+SHORT_STEPS = SHORT_BLOCKS * BLOCK_STEPS  # a slowdown without a cause is noise on an overloaded host within these
 
 
 class LiveDiagnosis:
     """Follows one job.
 
-    `throttle` returns the reasons for a lowered clock by GPU, and `other_cores` foreign load. `host` reads the counters
-    of ports and storage; None: they are unknown.
+    `throttle` returns the reasons for a lowered clock by GPU, `other_cores` foreign load, and `idle_cores` what is left
+    of this host. `host` reads the counters of ports and storage; None: they are unknown.
     """
 
     def __init__(
         self,
         throttle: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         other_cores: Callable[[], float | None] = lambda: None,
+        idle_cores: Callable[[], float | None] = lambda: None,
         host: HostCountersOfBlock | None = None,
     ) -> None:
         self._throttle = throttle
         self._other_cores = other_cores
+        self._idle_cores = idle_cores
         self._host = host
         self._steps = JobSteps()
         self._changes = ChangePoints()
@@ -57,6 +64,7 @@ class LiveDiagnosis:
         self._window: deque[JobStep] = deque(maxlen=_WINDOW_STEPS)
         self._before: JobParts | None = None
         self._open: dict[str, LiveFinding] = {}  # by what found it
+        self._is_of_host = False  # the host was overloaded, and nothing in the job explains the slowdown yet
         self._ended: deque[LiveFinding] = deque(maxlen=_MOST_ENDED)
         self._num_in_block = 0
         self._stopped_since_s: float | None = None
@@ -64,7 +72,9 @@ class LiveDiagnosis:
     @property
     def findings(self) -> tuple[LiveFinding, ...]:
         """Return those that continue, then those that have ended, the newest first."""
-        return (*self._open.values(), *reversed(self._ended))
+        last_step = self._window[-1].step if self._window else 0
+        of_now = [finding for finding in self._open.values() if not self._is_noise(finding, last_step)]
+        return (*of_now, *reversed(self._ended))
 
     def look(self, samples: Sequence[HeartbeatSample], now_s: float) -> tuple[LiveFinding, ...]:
         """Look at the ranks. Return the findings that begin or end now."""
@@ -102,7 +112,7 @@ class LiveDiagnosis:
         finding = self._open.pop("steps", None)
         if finding is not None:
             last_step = self._window[-1].step if self._window else finding.first_step
-            self._ended.append(msgspec.structs.replace(finding, last_step=last_step))
+            self._end(msgspec.structs.replace(finding, last_step=last_step))
         self._changes = ChangePoints()
         self._data.clear()
         self._core_waits.clear()
@@ -120,10 +130,21 @@ class LiveDiagnosis:
         elif "steps" in self._open:
             ended = self._changes.ended[-1]
             finding = self._open.pop("steps")
-            self._ended.append(msgspec.structs.replace(finding, last_step=ended.last_step, after_s=ended.after_s))
+            self._end(msgspec.structs.replace(finding, last_step=ended.last_step, after_s=ended.after_s))
         if shift is None and not self._changes.is_rising:
             self._before = parts
         self._look_at_memory(samples)
+
+    def _end(self, finding: LiveFinding) -> None:
+        """Keep a slowdown that has ended, unless it was noise."""
+        if not self._is_noise(finding, finding.last_step or finding.first_step):
+            self._ended.append(finding)
+        self._is_of_host = False
+
+    def _is_noise(self, finding: LiveFinding, last_step: int) -> bool:
+        """Return whether a slowdown up to this step is one of many short ones on an overloaded host."""
+        is_short = last_step - finding.first_step + 1 < SHORT_STEPS
+        return finding.cause == "unknown" and self._is_of_host and is_short
 
     def _continue(self, shift: Shift, parts: JobParts, samples: Sequence[HeartbeatSample]) -> None:
         """Begin the finding of a shift, or renew it."""
@@ -132,6 +153,7 @@ class LiveDiagnosis:
             num_steps = self._window[-1].step - shift.first_step + 1
             lost_s = (shift.after_s - shift.before_s) * num_steps * len(samples)
             cause = self._cause(shift, parts)
+            self._is_of_host = cause.cause == "unknown" and overloaded_host(parts) is not None
             self._open["steps"] = LiveFinding(
                 cause=cause.cause,
                 ranks=cause.ranks,
@@ -144,10 +166,19 @@ class LiveDiagnosis:
             )
             return
         finding = msgspec.structs.replace(finding, after_s=shift.after_s)
-        if finding.cause == "unknown":
-            cause = self._cause(shift, parts)
-            finding = msgspec.structs.replace(finding, cause=cause.cause, ranks=cause.ranks, evidence=cause.evidence)
+        if finding.cause == "unknown" or self._is_of_host:
+            finding = self._named_again(finding, self._cause(shift, parts), parts)
         self._open["steps"] = finding
+
+    def _named_again(self, finding: LiveFinding, cause: NamedCause, parts: JobParts) -> LiveFinding:
+        """Return the finding with the cause that is known now; the host stays named until something in the job is."""
+        if cause.cause != "unknown":
+            self._is_of_host = False
+            return msgspec.structs.replace(finding, cause=cause.cause, ranks=cause.ranks, evidence=cause.evidence)
+        host = overloaded_host(parts) if self._is_of_host else None
+        if host is None or self._is_noise(finding, self._window[-1].step):
+            return finding
+        return msgspec.structs.replace(finding, cause=host.cause, evidence=host.evidence)
 
     def _cause(self, shift: Shift, parts: JobParts) -> NamedCause:
         if self._before is None:
@@ -177,6 +208,7 @@ class LiveDiagnosis:
             step_s=step_s,
             ranks=parts,
             other_cores=self._other_cores(),
+            idle_cores=self._idle_cores(),
             port_errors=self._host.port_errors() if self._host is not None else None,
             read_latencies_s=self._host.read_latencies_s() if self._host is not None else {},
         )

@@ -45,7 +45,10 @@ class RunStatus:
         self._foreign_load = ForeignLoad((job.pid,), str(job.folder))
         self._other_cores: float | None = None
         self._diagnosis = LiveDiagnosis(
-            throttle=lambda: self._throttle, other_cores=self._read_other_cores, host=HostCountersOfBlock()
+            throttle=lambda: self._throttle,
+            other_cores=self._read_other_cores,
+            idle_cores=lambda: self._foreign_load.idle_cores,
+            host=HostCountersOfBlock(),
         )
 
     def read(self) -> WatchStatus:
