@@ -5,11 +5,11 @@
 `dry_run`     two jobs of 200 steps, one with `--adapt dry-run --adapt-semantic`: are their losses equal to the bit?
 `memory`      a job whose microbatch of 8 does not fit and whose one of 2 does, beside a job that begins with 2
 `late_rank`   three ranks, one of which needs 1.6 times as long for a sample: fewer samples for it
-`exchange`    two ranks with a model of 4 M parameters and short steps: local SGD
+`exchange`    two ranks with a model of 4 M parameters and short steps, on a loopback of 1 Gbit/s: local SGD
 `no_gain`     as `late_rank`, on a job whose ranks take no less time with fewer samples: undone at the next checkpoint
 `late_node`   three nodes of an elastic torchrun (own host names, one loopback), one of which is 2.5 times slower
 
-Needs root for `late_node` (`unshare --uts`).
+Needs root for `late_node` (`unshare --uts`) and for `exchange` (`unshare --net`, and iproute2).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from kept_result import keep
 JOB = Path(__file__).with_name("adapt_job.py")
 PORT = 29_600 + os.getpid() % 300
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+_LINK = "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate 1gbit burst 128kb latency 50ms"
+SLOW_LINK = ("unshare", "--net", "sh", "-c", f'{_LINK} && exec "$@"', "sh")  # both directions share the rate
 
 
 def words(folder: Path, options: list[str], ranks: int, job: list[str]) -> list[str]:
@@ -43,12 +45,12 @@ def resumes(folder: Path) -> list[str]:
     return ["--max-restarts=3", f"--checkpoint={folder / 'out' / 'ckpt.pt'}", "--resume-arg=--init_from=resume"]
 
 
-def ran(folder: Path, options: list[str], ranks: int, job: list[str]) -> dict[str, Any]:
-    """Run the job to its end. Return its adaptations and its losses."""
+def ran(folder: Path, options: list[str], ranks: int, job: list[str], prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run the job to its end, with words before its command. Return its adaptations and its losses."""
     folder.mkdir()
     environment = {**os.environ, **_ENVIRONMENT}
     done = subprocess.run(
-        words(folder, options, ranks, job), env=environment, capture_output=True, text=True, check=False
+        [*prefix, *words(folder, options, ranks, job)], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise SystemExit(done.stderr)
@@ -105,8 +107,8 @@ def late_rank(folder: Path) -> dict[str, Any]:
 
 
 def exchange(folder: Path) -> dict[str, Any]:
-    job = ["--steps=800", "--sample_s=0.001", "--batch=8", "--width=400000"]
-    result = ran(folder / "on", ["--adapt=on", "--adapt-semantic"], 2, job)
+    job = ["--steps=500", "--sample_s=0.001", "--batch=8", "--width=400000"]
+    result = ran(folder / "on", ["--adapt=on", "--adapt-semantic"], 2, job, SLOW_LINK)
     return {"last_steps_s": result["steps"], "num_steps": len(result["losses"]), "told": told(result)}
 
 

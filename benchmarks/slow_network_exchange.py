@@ -26,14 +26,23 @@ from tests.slow_network.network import slow_network
 from tests.slow_network.ranks import run_ranks
 
 from flatout.predict.collective_time import Link, collective_s, link_of
-from flatout.predict.gradient_exchange import PLAIN, CollectiveCall, GradientExchange, exchange_of, int8_by_all_gather
+from flatout.predict.gradient_exchange import (
+    MEASURED_RANGE,
+    PLAIN,
+    CollectiveCall,
+    GradientExchange,
+    exchange_of,
+    int8_by_all_gather,
+)
 from flatout.probe.ceilings.fit import fitted
+from flatout.tune.codec_times import codec_times
 
 MIB = 1 << 20
 PROGRAMS = Path(__file__).parent.parent / "tests" / "slow_network"
 FITTED_MIB = (0.5, 2, 8, 32)
 PREDICTED_MIB = (1, 4, 16, 64)
 MATRIX_ROWS = 512  # and columns, of each of the gradients (tests/slow_network/hooks.py)
+RANGE = (MEASURED_RANGE[0], 1.0, MEASURED_RANGE[1])
 HOOKS = ("plain", "bf16", "fp16", "int8", "topk-1%", "topk-10%", "powersgd-1", "powersgd-2")
 
 
@@ -60,17 +69,20 @@ def all_reduce(calls: int) -> tuple[Link, list[dict[str, float]]]:
     return link, rows
 
 
-def compared(ranks: list[dict[str, Any]], link: Link, num_bytes: int) -> list[dict[str, Any]]:
-    """Return each hook's bytes and seconds beside the prediction; compressing is predicted for an idle CPU."""
+def compared(
+    ranks: list[dict[str, Any]], link: Link, num_bytes: int, codec_ns: dict[str, float] | None
+) -> list[dict[str, Any]]:
+    """Return each hook's bytes and seconds beside the prediction, from the time to compress without a network."""
     num_ranks = len(ranks)
     rows = []
     for name in ranks[0]:
-        exchange = _exchange(name, num_bytes, num_ranks)
+        exchange = _exchange(name, num_bytes, num_ranks, codec_ns)
         sent = exchange.wire_bytes(num_ranks)
         took_s = max(rank[name]["s"] for rank in ranks)
         plain_s = max(rank["plain"]["s"] for rank in ranks)
-        predicted_plain_s = _exchange("plain", num_bytes, num_ranks).link_s(link, num_ranks)
-        predicted_s = exchange.link_s(link, num_ranks) + exchange.codec_s
+        predicted_plain_s = exchange_of(PLAIN, num_bytes, num_ranks).link_s(link, num_ranks)
+        link_s = exchange.link_s(link, num_ranks)
+        least_s, predicted_s, most_s = (link_s + factor * exchange.codec_s for factor in RANGE)
         rows.append(
             {
                 "hook": name,
@@ -79,15 +91,16 @@ def compared(ranks: list[dict[str, Any]], link: Link, num_bytes: int) -> list[di
                 "s": took_s,
                 "gain": plain_s / took_s,
                 "predicted_gain": predicted_plain_s / predicted_s,
+                "predicted_interval": [predicted_plain_s / most_s, predicted_plain_s / least_s],
             }
         )
     return rows
 
 
-def _exchange(name: str, num_bytes: int, num_ranks: int) -> GradientExchange:
+def _exchange(name: str, num_bytes: int, num_ranks: int, codec_ns: dict[str, float] | None) -> GradientExchange:
     if name == "int8-all-gather":
         return int8_by_all_gather(num_bytes, num_ranks)
-    exchange = exchange_of(PLAIN if name == "plain" else name, num_bytes, num_ranks, "cpu")
+    exchange = exchange_of(PLAIN if name == "plain" else name, num_bytes, num_ranks, "cpu", codec_ns)
     if not name.startswith("powersgd-"):
         return exchange
     # The rule's share is a prior for models with other parameters; these are square matrices of 1 MiB only.
@@ -101,6 +114,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=7, help="of which the median is taken")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    of_two, of_eight = (codec_times("cpu", num_ranks=ranks, ranks_per_host=ranks) for ranks in (2, 8))
     link, rows = all_reduce(given.calls)
     hooks = measure(2, 1e9, [PROGRAMS / "hooks.py", 16, given.calls, *HOOKS])
     many = measure(8, 1e8, [PROGRAMS / "hooks.py", 4, given.calls, "plain", "bf16", "int8", "int8-all-gather"])
@@ -109,8 +123,10 @@ def main() -> None:
         "load_average": [round(load, 1) for load in os.getloadavg()],  # what else ran on this machine
         "link": {"latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s},
         "all_reduce_2_nodes_1_gbit": rows,
-        "hooks_2_nodes_1_gbit_16_mib": compared(hooks, link, 16 * MIB),
-        "hooks_8_nodes_100_mbit_4_mib": compared(many, slow, 4 * MIB),
+        "codec_ns_2_ranks": of_two,
+        "codec_ns_8_ranks": of_eight,
+        "hooks_2_nodes_1_gbit_16_mib": compared(hooks, link, 16 * MIB, of_two),
+        "hooks_8_nodes_100_mbit_4_mib": compared(many, slow, 4 * MIB, of_eight),
     }
     text = json.dumps(result, indent=1)
     print(text)

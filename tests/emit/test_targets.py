@@ -159,6 +159,16 @@ def test_the_snippet_has_the_exact_values() -> None:
     assert "DistributedDataParallel(model" in text
 
 
+def test_the_snippet_sets_the_first_bucket_only_where_torch_takes_it() -> None:
+    alone = snippet.emit(tuning(*changes("ddp-first-bucket=1"))).text
+    assert "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 1 << 20\n" in alone
+    assert "tuned = dict()" in alone
+    both = snippet.emit(tuning(*changes("ddp-bucket=200", "ddp-first-bucket=1"))).text
+    assert "_DEFAULT_FIRST_BUCKET_BYTES" not in both
+    assert "bucket_cap_mb_list=[1, 200]" in both
+    assert "tuned = dict(bucket_cap_mb=200)" in both
+
+
 def test_the_snippet_of_the_collector_does_what_the_patch_does() -> None:
     """The same steps as in `tests/inside/patches/test_garbage_collection.py`, by the emitted function."""
     text = snippet.emit(tuning(*changes("gc-together=50"))).text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.predict.jobs import FACTS, change, predicted, situation
 
-from flatout.predict.bucket_plan import MIB, SIZES_MIB, Readiness, best_bucket_mib, end_ns
+from flatout.predict.bucket_plan import MIB, SIZES_MIB, Readiness, best_bucket_mib, best_first_bucket_mib, end_ns
 from flatout.predict.collective_cost import CollectiveCost
 from flatout.testing import TraceBuilder
 
@@ -30,6 +30,24 @@ def test_what_the_link_cannot_hide_leaves_the_first_bucket_and_all_bytes() -> No
     """At 20 ns a MiB all take 2,000: the link is busy from the first bucket on, which is ready at 250 or 50."""
     assert end_ns(evenly(100, 1000), 25 * MIB, cost(0, 20)) == pytest.approx(250 + 2000)
     assert end_ns(evenly(100, 1000), 5 * MIB, cost(0, 20)) == pytest.approx(50 + 2000)
+
+
+def test_a_first_bucket_that_ends_when_the_second_is_ready_leaves_the_link_no_pause() -> None:
+    """The second bucket is ready at 250: by then 8 MiB are sent, which are ready at 80 and take 160."""
+    plan, link = evenly(100, 1000), cost(0, 20)
+    assert end_ns(plan, 25 * MIB, link, 1 * MIB) == pytest.approx(250 + 24 * 20 + 1500)
+    assert end_ns(plan, 25 * MIB, link, 8 * MIB) == pytest.approx(250 + 17 * 20 + 1500)
+    assert end_ns(plan, 25 * MIB, link, 12 * MIB) == pytest.approx(3 * 120 + 13 * 20 + 1500)
+    assert end_ns(plan, 25 * MIB, link, 25 * MIB) == end_ns(plan, 25 * MIB, link)
+
+
+def test_the_first_bucket_is_chosen_from_the_trace_and_its_gain_is_predicted() -> None:
+    """Buckets of 1, 25 and 24 MiB, ready at 1 ms a MiB and sent at 2: with 8 MiB first, 14 ms less follow at 25 ms."""
+    job = situation(*buckets_job(backward_us=50_000, ns_per_mib=2_000_000, alpha_us=0))
+    job.facts = msgspec.structs.replace(FACTS, best_first_bucket_mib=best_first_bucket_mib(job))
+    assert job.facts.best_first_bucket_mib == 8
+    prediction = predicted(job, "ddp-first-bucket=8")
+    assert prediction.speedup == pytest.approx(job.step_s / (job.step_s - 14e-3), rel=0.02)
 
 
 def test_each_message_costs_its_latency() -> None:
@@ -94,6 +112,7 @@ def test_a_trace_with_one_bucket_does_not_show_the_layers() -> None:
         one.collective("allreduce", launch_at=at + 2, launch_duration=1, start=at + 401, duration=100, num_elements=9)
         one.runtime("cudaDeviceSynchronize", at + 4, 500)
     assert best_bucket_mib(situation(one)) is None
+    assert best_first_bucket_mib(situation(one)) is None
 
 
 def test_smaller_buckets_are_offered_and_their_gain_is_predicted() -> None:

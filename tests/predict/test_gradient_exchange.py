@@ -71,6 +71,14 @@ def test_on_one_gbit_bf16_brings_two_and_the_slow_codec_of_a_cpu_takes_int8_back
     assert gain("int8", GBIT, 25 * MIB, 2, device="cpu") < gain("bf16", GBIT, 25 * MIB, 2, device="cpu")
 
 
+def test_compressing_takes_as_long_as_it_was_measured_to_take() -> None:
+    exchange = exchange_of("int8", 1e9, 2, "cpu", {"int8": 2.5})
+    assert exchange.codec_s == pytest.approx(2.5)
+    assert exchange.calls == exchange_of("int8", 1e9, 2, "cpu").calls
+    assert exchange_of("bf16", 1e9, 2, "cpu", {"int8": 2.5}) == exchange_of("bf16", 1e9, 2, "cpu")
+    assert exchange_of(PLAIN, 1e9, 2, "cpu", {"int8": 2.5}).codec_s == 0
+
+
 def test_what_is_hidden_cannot_be_gained() -> None:
     """A tenth of the exchange is exposed: half of the bytes hide all of it, and only compressing takes time."""
     plain_s = exchange_of(PLAIN, 25 * MIB, 2).link_s(GBIT, 2)

@@ -13,6 +13,7 @@ from flatout.change.candidates import candidates
 from flatout.change.catalogue import KNOBS
 from flatout.change.collectives import with_collectives
 from flatout.predict.families import MODELS
+from flatout.predict.gradient_exchange import CODEC_NS
 from flatout.predict.predict import predict, predict_all, predict_together, situation_of
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.testing import TraceBuilder
@@ -51,6 +52,19 @@ def test_what_a_change_saves_of_the_stalls_is_only_bounded(regular_share: float,
     found = predict(made, bounded)
     assert isinstance(found, Prediction)
     assert (found.high >= 19.0) == is_bounded_by_findings
+
+
+def test_compressing_as_long_as_measured_here_narrows_the_interval_of_another_machine() -> None:
+    job = reducing_job(passes=1, reduce_us=5000)
+    prior = predicted(situation(*job), "ddp-compression=int8")
+    known = msgspec.structs.replace(FACTS, codec_ns={"int8": CODEC_NS["cuda"]["int8"]})
+    here = predicted(situation(*job, facts=known), "ddp-compression=int8")
+    assert here.speedup == pytest.approx(prior.speedup)
+    assert prior.low < here.low < here.speedup < here.high < prior.high
+    assert any("as measured on this machine" in line for line in here.assumptions)
+    assert any("a prior" in line for line in prior.assumptions)
+    slow = msgspec.structs.replace(FACTS, codec_ns={"int8": 10 * CODEC_NS["cuda"]["int8"]})
+    assert predicted(situation(*job, facts=slow), "ddp-compression=int8").speedup < prior.speedup / 1.5
 
 
 def test_too_few_workers_set_the_pace() -> None:

@@ -1,6 +1,6 @@
 """Time the exchange of gradients by each hook. Usage: hooks.py MIB CALLS HOOK ..
 
-A hook is `plain`, `int8-all-gather`, or a name of `HOOKS`. The gradients are those of square matrices of 1 MiB each.
+A hook is `plain`, `int8-all-gather`, or a compression. The gradients are those of square matrices of 1 MiB each.
 Each rank prints {HOOK: {"s": median seconds, "bytes": sent by this node}}.
 """
 
@@ -18,19 +18,11 @@ import torch.distributed as dist
 from torch import nn
 
 from flatout.inside.gradient_hooks import GradientHook, make_hook
+from flatout.inside.gradient_hooks.codec_time import PARAMETERS
 from flatout.inside.gradient_hooks.gradient_hook import Gradient, all_gather, gradients_of
 from flatout.inside.gradient_hooks.int8 import pack, unpack
 
 MIB = 1 << 20
-HOOKS: dict[str, dict[str, Any]] = {
-    "bf16": {"hook": "bf16"},
-    "fp16": {"hook": "fp16"},
-    "int8": {"hook": "int8"},
-    "topk-1%": {"hook": "topk", "percent": 1},
-    "topk-10%": {"hook": "topk", "percent": 10},
-    "powersgd-1": {"hook": "powersgd", "rank": 1, "start": 2},
-    "powersgd-2": {"hook": "powersgd", "rank": 2, "start": 2},
-}
 
 
 class Plain(GradientHook):
@@ -56,7 +48,7 @@ class Int8AllGather(GradientHook):
 def hook_of(name: str, ddp: Any) -> GradientHook:
     if name == "plain":
         return Plain(ddp)
-    return Int8AllGather(ddp) if name == "int8-all-gather" else make_hook(ddp, **HOOKS[name])[0]
+    return Int8AllGather(ddp) if name == "int8-all-gather" else make_hook(ddp, **PARAMETERS[name])[0]
 
 
 def bytes_sent() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from tests.slow_network.fixture import MakeNetwork
 from tests.slow_network.ranks import run_ranks
+from tests.slow_network.resumes import resumed
 
 from flatout.predict.collective_time import collective_s, link_of
 from flatout.predict.gradient_exchange import PLAIN, exchange_of, int8_by_all_gather
@@ -75,6 +77,18 @@ def test_with_eight_ranks_int8_by_all_gather_gains_nothing_and_by_all_to_all_a_q
     assert predicted["int8-all-gather"] > predicted["plain"] > 3.9 * predicted["int8"]
     # Four times the bytes on the same link; eight ranks on two busy cores hide some of it.
     assert slowest(ranks, "int8-all-gather") > 1.3 * slowest(ranks, "int8")
+
+
+def test_a_training_with_low_rank_gradients_resumes_with_the_same_bits_over_the_network(
+    slow_network: MakeNetwork, tmp_path: Path
+) -> None:
+    """The benchmark `slow_network_resume` does so with every hook. Only the first two steps exchange 1 MiB each."""
+    network = slow_network(bits_per_s=1e8)
+    patch = json.dumps({"name": "ddp_hook", "parameters": {"hook": "powersgd", "rank": 1, "start": 2}})
+    done = resumed(network, tmp_path, ["--patch", patch], until=7, interrupted_after=5)
+    assert done.second.start == 4
+    assert done.has_same_bits
+    assert done.whole.num_bytes - done.second.num_bytes == pytest.approx(2 * MIB, rel=0.15)
 
 
 def test_a_job_on_the_network_is_diagnosed_and_compression_is_predicted_to_pay(

@@ -416,6 +416,7 @@ def test_a_set_with_a_change_that_has_no_model_has_no_prediction(fast: str, monk
     monkeypatch.setattr("flatout.tune.choose.predict_all", _predict(1.5, 1.6, but="threads=4"))
     monkeypatch.setattr("flatout.tune.choose.situation_of", lambda *_: object())
     monkeypatch.setattr("flatout.tune.choose.best_bucket_mib", lambda _: None)
+    monkeypatch.setattr("flatout.tune.choose.best_first_bucket_mib", lambda _: None)
     monkeypatch.setattr("flatout.tune.tried.predict_together", lambda *_: made)
     result = tuned(SimulatedRunner({WORKERS: 1.3, fast: 1.5}), knobs=("threads/exact={4}:--threads={}",))
     (both,) = (one for one in result.tried if one.outcome == "adopted" and {WORKERS, fast} <= set(one.changes))

@@ -28,8 +28,13 @@ PATCHES: Mapping[str, Mapping[str, Allowed]] = {
     "work_share": {"rank": range(65_536), "percent": range(10, 100)},
     # Tensor.to, .cuda and Module.to from pinned host memory to the device: non_blocking=True. Never the other way.
     "non_blocking_copies": {},
-    # DistributedDataParallel.__init__: these keywords.
-    "ddp": {"bucket_cap_mb": range(1, 4097), "gradient_as_bucket_view": (True,), "static_graph": (True,)},
+    # DistributedDataParallel.__init__: these keywords; `first_bucket_mib` is an argument of the reducer that it makes.
+    "ddp": {
+        "bucket_cap_mb": range(1, 4097),
+        "first_bucket_mib": range(1, 4097),
+        "gradient_as_bucket_view": (True,),
+        "static_graph": (True,),
+    },
     # DistributedDataParallel: forward and backward of all passes but the last before an optimizer step in no_sync().
     "ddp_no_sync": {"passes": range(2, 4097)},
     # register_comm_hook. `rank` is PowerSGD's, `percent` what Top-K sends, `start` the step from which PowerSGD begins;

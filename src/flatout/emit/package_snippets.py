@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from flatout.records.change import Patch
+from collections.abc import Mapping
+
+from flatout.records.change import Patch, Scalar
 
 Lines = list[str]
 
 
 def function(name: str, *body: str) -> Lines:
     return [f"def {name}:", *(f"    {line}" if line else "" for line in body)]
+
+
+def keywords(parameters: Mapping[str, Scalar]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in parameters.items())
 
 
 def fp8(patch: Patch) -> Lines:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flatout.emit import package_snippets
+from flatout.emit import ddp_snippets, package_snippets
 from flatout.emit.command import argument_notes
 from flatout.emit.heading import commented
-from flatout.emit.package_snippets import Lines
+from flatout.emit.package_snippets import Lines, keywords
 from flatout.emit.package_snippets import function as _function
-from flatout.records.change import Patch, Scalar
+from flatout.records.change import Patch
 from flatout.records.tuning import Emitted, Tuning
 
 
@@ -28,10 +28,6 @@ def emit(tuning: Tuning) -> Emitted:
     if not changes.patches and not changes.environment:
         body = "# None of the changes is set in the code.\n"
     return Emitted(path="tuned_snippet.py", text=commented(tuning) + body, notes=tuple(argument_notes(changes)))
-
-
-def keywords(parameters: Mapping[str, Scalar]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in parameters.items())
 
 
 def _dataloader(patch: Patch) -> Lines:
@@ -91,54 +87,6 @@ def _non_blocking(patch: Patch) -> Lines:
         "# Only from pinned memory to the device; never the other way.",
         "return batch.to(device, non_blocking=True)",
     )
-
-
-def _ddp(patch: Patch) -> Lines:
-    return _function(
-        "wrap(model, **yours)",
-        f"tuned = dict({keywords(patch.parameters)})",
-        "return torch.nn.parallel.DistributedDataParallel(model, **(yours | tuned))",
-    )
-
-
-def _ddp_no_sync(patch: Patch) -> Lines:
-    return _function(
-        "accumulate(ddp_model, batches, loss_of)",
-        f"# One step of {patch.parameters['passes']} passes: gradients are reduced in the last pass only.",
-        "for number, batch in enumerate(batches, 1):",
-        "    is_last = number == len(batches)",
-        "    with contextlib.nullcontext() if is_last else ddp_model.no_sync():",
-        "        loss_of(ddp_model, batch).backward()",
-    )
-
-
-def _ddp_hook(patch: Patch) -> Lines:
-    match patch.parameters["hook"]:
-        case "bf16" | "fp16" as half:
-            return _function(
-                "compress(ddp_model)",
-                "# DDP accepts this hook with NCCL only; `flatout run` has one for gloo.",
-                f"from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import {half}_compress_hook",
-                "",
-                f"ddp_model.register_comm_hook(None, {half}_compress_hook)",
-            )
-        case "powersgd":
-            return _function(
-                "compress(ddp_model)",
-                "# The state keeps the error of each step: save it with your checkpoints.",
-                "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook",
-                "",
-                "state = powerSGD_hook.PowerSGDState(",
-                f"    process_group=None, matrix_approximation_rank={patch.parameters['rank']!r},",
-                f"    start_powerSGD_iter={patch.parameters['start']!r},",
-                ")",
-                "ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)",
-                "return state",
-            )
-        case "int8":
-            return ["# int8: torch's own hook sends more bytes than fp32 with 8 ranks or more; use `flatout run`."]
-        case _:
-            return [f"# Top-K {patch.parameters['percent']} %: torch has no hook for it; use `flatout run`."]
 
 
 def _nccl_options(patch: Patch) -> Lines:
@@ -362,9 +310,9 @@ SNIPPETS: Mapping[str, Callable[[Patch], Lines]] = {
     "balanced_batches": _balanced_batches,
     "work_share": _work_share,
     "non_blocking_copies": _non_blocking,
-    "ddp": _ddp,
-    "ddp_no_sync": _ddp_no_sync,
-    "ddp_hook": _ddp_hook,
+    "ddp": ddp_snippets.ddp,
+    "ddp_no_sync": ddp_snippets.ddp_no_sync,
+    "ddp_hook": ddp_snippets.ddp_hook,
     "local_sgd": _local_sgd,
     "nccl_options": _nccl_options,
     "fsdp2": _fsdp2,

@@ -3,7 +3,8 @@
 In: a traced job. Out: the size that ends the last all-reduce of a step first, in MiB. The trace's own buckets show how
 many bytes of gradients were ready at which time, in the order of the layers; between two of them, gradients are assumed
 to become ready evenly. The all-reduces of a step follow each other on the link, each of `latency + bytes / rate` as
-fitted to the trace. The first bucket has the same limit as the others, as in torch when a size is set.
+fitted to the trace. The first bucket has the same limit as the others, as in torch when a size is set, or one of its
+own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     at_ns: Floats
     num_bytes: Floats  # cumulative
 
+    @property
+    def first_bucket(self) -> float:
+        """Return the bytes of the trace's first bucket."""
+        return float(self.num_bytes[1])
+
+    @property
+    def largest_bucket(self) -> float:
+        return float(np.diff(self.num_bytes).max())
+
     def ready_ns(self, num_bytes: Floats) -> Floats:
         return np.asarray(np.interp(num_bytes, self.num_bytes, self.at_ns), dtype=np.float64)
 
@@ -45,13 +55,36 @@ def best_bucket_mib(situation: Situation) -> int | None:
     return max(size for size, at in ends_ns.items() if at <= least_ns * (1 + MIN_SAVED))
 
 
-def end_ns(step: Readiness, bucket_bytes: float, cost: CollectiveCost) -> float:
+def best_first_bucket_mib(situation: Situation) -> int | None:
+    """Return the size of the first bucket that the model prefers, where the others stay as large as in the trace.
+
+    None if the trace does not show how gradients become ready.
+    """
+    cost = fitted(situation, "all_reduce")
+    steps = [step for rank in situation.tracks for step in readiness(situation, rank)]
+    if cost is None or not steps:
+        return None
+    largest = max(step.largest_bucket for step in steps)
+    sizes = [size for size in SIZES_MIB if size * MIB <= largest] or [SIZES_MIB[0]]
+    ends_ns = {size: _mean_end_ns(steps, size * MIB, cost) for size in sizes}
+    least_ns = min(ends_ns.values())
+    return max(size for size, at in ends_ns.items() if at <= least_ns * (1 + MIN_SAVED))
+
+
+def _mean_end_ns(steps: Sequence[Readiness], first_bytes: float, cost: CollectiveCost) -> float:
+    return float(np.mean([end_ns(step, step.largest_bucket, cost, first_bytes) for step in steps]))
+
+
+def end_ns(step: Readiness, bucket_bytes: float, cost: CollectiveCost, first_bytes: float | None = None) -> float:
     """Return when the last all-reduce ends, from the time at which the first gradient is ready.
 
-    The last bucket is taken as full: how much of it the layers fill is unknown, and it delays the step most.
+    The last bucket is taken as full: how much of it the layers fill is unknown, and it delays the step most. With
+    `first_bytes`, the first bucket has this size.
     """
     total = float(step.num_bytes[-1])
     limits = np.sort(np.arange(total, 0.0, -bucket_bytes))
+    if first_bytes is not None and first_bytes < total:
+        limits = np.append(first_bytes, limits[limits > first_bytes])
     sizes = np.diff(limits, prepend=0.0)
     free_ns = 0.0
     for size, ready in zip(sizes.tolist(), step.ready_ns(limits).tolist(), strict=True):

@@ -135,8 +135,10 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     collective_bytes: int | None = None
     gradient_bytes: int | None = None  # per step, over all buckets
     gradient_element_bytes: int | None = None  # 4: fp32
+    codec_ns: dict[str, float] | None = None  # per byte of gradients, by compression, as measured on this machine
     best_prefetch_depth: int | None = None  # units that FSDP2 gathers ahead, by the trace's gathers and compute
     best_bucket_mib: int | None = None  # of DDP, by the trace's layers and the cost of its all-reduces
+    best_first_bucket_mib: int | None = None  # the same of the first bucket, with the others as they are
     # The host, within the limits of the control group.
     cores_allowed: float | None = None  # per host
     cores_busy_by_others: float | None = None  # of those allowed, on the host with most

@@ -11,7 +11,7 @@ from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import MIN_SPEEDUP, candidates, regular_share, share_in_trial
 from flatout.errors import UsageError
 from flatout.nccl_tuner.in_tuning import FAMILIES, with_measured_collectives
-from flatout.predict.bucket_plan import best_bucket_mib
+from flatout.predict.bucket_plan import best_bucket_mib, best_first_bucket_mib
 from flatout.predict.predict import predict_all, situation_of
 from flatout.predict.prefetch_depth import best_prefetch_depth
 from flatout.predict.situation import Situation
@@ -19,6 +19,7 @@ from flatout.records.change import Change
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.tune.budget import num_affordable
 from flatout.tune.bundle import independent_changes
+from flatout.tune.codec_times import with_codec_times
 from flatout.tune.loader_model import note_on_workers
 from flatout.tune.not_allowed import note_on_not_allowed
 from flatout.tune.profiled import Profiled
@@ -43,6 +44,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     """
     profiled = _with_values_from_the_trace(_with_loader_load(_with_limited_batch(setup, progress, profiled)))
     progress, profiled = _with_measured_collectives(setup, progress, profiled)
+    profiled = _with_codec_times(setup, profiled)
     progress = _with_note_on_workers(setup, progress, profiled)
     progress = _with_note_on_not_allowed(setup, progress, profiled)
     progress, own = _own_changes(setup, progress, profiled)
@@ -158,15 +160,30 @@ def _with_measured_collectives(setup: Setup, progress: Progress, profiled: Profi
     return progress, msgspec.structs.replace(profiled, facts=facts)
 
 
+def _with_codec_times(setup: Setup, profiled: Profiled) -> Profiled:
+    """Return the profile with what compressing gradients costs on this machine, where it may be tried."""
+    runner = setup.runner
+    facts = with_codec_times(
+        profiled.facts,
+        profiled.done.diagnosis,
+        runner.out,
+        setup.options.allowed_safety,
+        left_s=setup.options.budget_s - runner.spent_s(),
+        say=setup.say,
+    )
+    return msgspec.structs.replace(profiled, facts=facts)
+
+
 def _with_values_from_the_trace(profiled: Profiled) -> Profiled:
-    """Return the profile with DDP's bucket size or FSDP2's depth of prefetch, as the trace's layers prefer them."""
+    """Return the profile with DDP's bucket sizes or FSDP2's depth of prefetch, as the trace's layers prefer them."""
     if profiled.facts.wrapper not in ("ddp", "fsdp2"):
         return profiled
     situation = situation_of(profiled.done.job, profiled.facts, profiled.recording.measured.step_s)
     if isinstance(situation, NoPrediction):
         return profiled
     if profiled.facts.wrapper == "ddp":
-        facts = msgspec.structs.replace(profiled.facts, best_bucket_mib=best_bucket_mib(situation))
+        best, first = best_bucket_mib(situation), best_first_bucket_mib(situation)
+        facts = msgspec.structs.replace(profiled.facts, best_bucket_mib=best, best_first_bucket_mib=first)
     else:
         facts = msgspec.structs.replace(profiled.facts, best_prefetch_depth=best_prefetch_depth(situation))
     return msgspec.structs.replace(profiled, facts=facts)

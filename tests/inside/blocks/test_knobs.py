@@ -80,7 +80,8 @@ def test_a_loader_that_cannot_be_switched_says_why(
 
 def test_a_new_reducer_has_other_buckets_and_the_same_gradients(tmp_path: Path) -> None:
     plain = of_job(tmp_path / "plain", "threads", {"number": 1}, ranks=2)
-    run = of_job(tmp_path / "x", "ddp", {"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, ranks=2)
+    wanted = {"bucket_cap_mb": 1, "first_bucket_mib": 2, "gradient_as_bucket_view": True}
+    run = of_job(tmp_path / "x", "ddp", wanted, ranks=2)
     assert run.problems("x") == {None}
     assert (run.seen("bucket", "baseline"), run.seen("bucket", "x")) == ({25}, {1})
     assert are_equal_at_the_start(losses(run), losses(plain))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zlib
 from collections.abc import Mapping
 from math import ceil
@@ -13,6 +15,8 @@ import pytest
 import torch
 from tests.inside.gradient_hooks.gradients import DECAY, MOMENTUM, STEPS, build
 from tests.inside.patches.runs import run
+
+from flatout.change.ddp import COMPRESSION
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -54,6 +58,15 @@ def reduced(folder: Path, hook: str, step: int) -> Gradients:
 
 def mean(gradients: list[Gradients], name: str) -> np.ndarray:
     return sum(each[name].astype(np.float64) for each in gradients) / RANKS
+
+
+def test_what_each_compression_takes_is_measured_without_a_network() -> None:
+    command = [sys.executable, "-m", "flatout.inside.gradient_hooks.codec_time", "cpu", "2", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    times = json.loads(done.stdout)
+    assert times.keys() == set(COMPRESSION.valid.choices)
+    assert all(0 < each < 500 for each in times.values())
+    assert times["int8"] > times["bf16"], "a dozen passes over the gradients, not one"
 
 
 @pytest.mark.parametrize(("hook", "bits"), [("bf16", 8), ("fp16", 11)])

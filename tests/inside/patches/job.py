@@ -285,6 +285,19 @@ def accumulate(wrapper: str, passes: str = "1", short_step: str = "0", hook: str
     dist.barrier()
 
 
+def buckets(own_mib: str = "", finds_unused: str = "") -> None:
+    """Train twelve layers of 1 MiB each, and tell the sizes of DDP's buckets after it has ordered them."""
+    start_gloo()
+    model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(12)])
+    model = nn.parallel.DistributedDataParallel(
+        model, bucket_cap_mb=int(own_mib) if own_mib else None, find_unused_parameters=bool(finds_unused)
+    )
+    for _ in range(3):
+        model(torch.ones(2, 512)).sum().backward()
+    tell("buckets", model._get_ddp_logging_data().get("rebuilt_bucket_sizes", "none"))
+    dist.barrier()
+
+
 def checkpoints(folder: str, how: str) -> None:
     state = {"weights": torch.arange(1_000_000.0), "step": 3}
     state["view"] = state["weights"][10:20]
@@ -457,6 +470,7 @@ KINDS = {
     "images": images,
     "two_stages": two_stages,
     "accumulate": accumulate,
+    "buckets": buckets,
     "checkpoints": checkpoints,
     "distributed_checkpoint": distributed_checkpoint,
     "outputs": outputs,

@@ -41,6 +41,26 @@ def test_ddp_is_made_with_the_values_asked_for(plain: dict[Any, Done], tmp_path:
     assert done.reports["ddp", 0]["details"] == done.reports["ddp", 1]["details"] == {"wrapped": 1}
 
 
+@pytest.mark.parametrize(
+    ("patch", "arguments", "sizes_mib", "wrapped"),
+    [
+        ({"first_bucket_mib": 3}, ("2",), [3, 2, 2, 2, 2, 1], 1),
+        ({"first_bucket_mib": 2, "bucket_cap_mb": 5}, ("",), [2, 5, 5], 1),
+        ({"first_bucket_mib": 3}, ("2", "unused"), [], 0),
+    ],
+)
+def test_the_first_bucket_has_a_size_of_its_own(
+    tmp_path: Path, patch: dict[str, int], arguments: tuple[str, ...], sizes_mib: list[int], wrapped: int
+) -> None:
+    done = run(tmp_path / "recording", "buckets", *arguments, patches=[("ddp", patch)], ranks=2)
+    assert done.code == 0, done.errors
+    said = done.said("buckets")
+    assert [int(size) >> 20 for size in said.split(", ") if size != "none"] == sizes_mib
+    report = done.reports["ddp", 0]
+    assert report["details"].get("wrapped", 0) == wrapped
+    assert bool(report.get("reason")) is not bool(wrapped)
+
+
 def test_ddp_reduces_once_a_step_though_it_has_three_passes(plain: dict[Any, Done], tmp_path: Path) -> None:
     before = plain["ddp", "3"]
     done = _run(tmp_path, [("ddp_no_sync", {"passes": 3})], "ddp", "3")

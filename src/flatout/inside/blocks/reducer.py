@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flatout.inside import first_bucket
 from flatout.inside.blocks.switcher import Switcher
 from flatout.inside.gradient_hooks import GradientHook, make_hook
 from flatout.inside.live_objects import live_objects
@@ -56,10 +57,22 @@ class NewReducer(Switcher):
 
 
 class Buckets(NewReducer):
-    def __init__(self, bucket_cap_mb: int | None, gradient_as_bucket_view: bool | None) -> None:
+    def __init__(
+        self, bucket_cap_mb: int | None, first_bucket_mib: int | None, gradient_as_bucket_view: bool | None
+    ) -> None:
         super().__init__()
         self._size_mib = bucket_cap_mb
+        self._first_mib = first_bucket_mib
         self._are_views = gradient_as_bucket_view
+
+    def apply(self) -> None:
+        if self._first_mib is not None:
+            problems = map(first_bucket.why_not, wrapped_modules())
+            self.problem = next((problem for problem in problems if problem is not None), None)
+            if self.problem is not None:
+                return
+        with first_bucket.first_bucket(self._first_mib):
+            super().apply()
 
     def names(self) -> tuple[str, ...]:
         return (*_CAPACITY, "gradient_as_bucket_view")
@@ -134,8 +147,13 @@ def make_reducer(module: Any) -> None:
         torch.distributed._register_comm_hook(module.reducer, state, hook)
 
 
-def ddp(*, bucket_cap_mb: int | None = None, gradient_as_bucket_view: bool | None = None) -> Switcher:
-    return Buckets(bucket_cap_mb, gradient_as_bucket_view)
+def ddp(
+    *,
+    bucket_cap_mb: int | None = None,
+    first_bucket_mib: int | None = None,
+    gradient_as_bucket_view: bool | None = None,
+) -> Switcher:
+    return Buckets(bucket_cap_mb, first_bucket_mib, gradient_as_bucket_view)
 
 
 def ddp_hook(**parameters: Any) -> Switcher:

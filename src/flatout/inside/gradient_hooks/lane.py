@@ -68,6 +68,11 @@ Lane = StreamLane | ThreadLane
 _LANES: dict[Any, Lane] = {}  # by the process group of a DistributedDataParallel
 
 
+def use_lane(group: Any, lane: Any) -> None:
+    """Reduce the buckets of this group on the given lane; for measurements without a network."""
+    _LANES[group] = lane
+
+
 def lane_of(ddp: Any) -> Lane:
     """Return the lane of this DistributedDataParallel's group. All its ranks must call this together."""
     group = ddp.process_group

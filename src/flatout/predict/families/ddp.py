@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.predict.bucket_plan import Readiness, end_ns, readiness
 from flatout.predict.collective_cost import CollectiveCost, fitted
-from flatout.predict.gradient_exchange import COMPRESSIONS, PLAIN, exchange_of
+from flatout.predict.gradient_exchange import COMPRESSIONS, MEASURED_RANGE, PLAIN, PRIOR_RANGE, exchange_of
 from flatout.predict.replay import Edits
 from flatout.predict.situation import Scenarios, Situation, remove, scale
 from flatout.records.change import Change
@@ -64,20 +64,50 @@ def _smaller_buckets(situation: Situation, size: int, cost: CollectiveCost) -> S
     saved_ns = {
         rank: [_traced_end_ns(step, cost) - end_ns(step, size, cost) for step in found] for rank, found in steps.items()
     }
-
-    def apply(edits: Edits, factor: float) -> None:
-        for rank, saved in saved_ns.items():
-            for row, earlier_ns in zip(_last_rows(situation, rank), saved, strict=False):
-                edits[rank].duration_ns[row] = max(edits[rank].duration_ns[row] - earlier_ns * factor, 0.0)
-
     return Scenarios(
-        apply=apply,
+        apply=_ending_earlier(situation, saved_ns),
         likely=1.0,
         worst=0.0,
         best=1.5,
         how=f"buckets of {size // MIB} MiB begin to be reduced earlier, and the last one is small",
         assumptions=("gradients become ready evenly between the trace's buckets",),
     )
+
+
+def first_bucket(situation: Situation, change: Change) -> Scenarios | str:
+    """End each step's exchange as much earlier or later as another first bucket does by the plan of the buckets."""
+    cost = fitted(situation, "all_reduce")
+    steps = {rank: readiness(situation, rank) for rank in situation.tracks}
+    if cost is None or not all(steps.values()):
+        return "the trace has too few buckets to show how gradients would be divided"
+    first_bytes = float(int(change.value) * MIB)
+    saved_ns = {
+        rank: [
+            end_ns(step, step.largest_bucket, cost, step.first_bucket)
+            - end_ns(step, step.largest_bucket, cost, first_bytes)
+            for step in found
+        ]
+        for rank, found in steps.items()
+    }
+    return Scenarios(
+        apply=_ending_earlier(situation, saved_ns),
+        likely=1.0,
+        worst=0.0,
+        best=1.5,
+        how=f"the first bucket of {change.value} MiB begins to be reduced as soon as it is full",
+        assumptions=("gradients become ready evenly between the trace's buckets",),
+    )
+
+
+def _ending_earlier(situation: Situation, saved_ns: Mapping[int, Sequence[float]]) -> Callable[[Edits, float], None]:
+    """Return what makes the last all-reduce of each rank's steps as much shorter."""
+
+    def apply(edits: Edits, factor: float) -> None:
+        for rank, saved in saved_ns.items():
+            for row, earlier_ns in zip(_last_rows(situation, rank), saved, strict=False):
+                edits[rank].duration_ns[row] = max(edits[rank].duration_ns[row] - earlier_ns * factor, 0.0)
+
+    return apply
 
 
 def _traced_end_ns(step: Readiness, cost: CollectiveCost) -> float:
@@ -162,6 +192,10 @@ def compression(situation: Situation, change: Change) -> Scenarios | str:
     num_ranks = situation.facts.num_ranks or len(situation.tracks)
     link = cost.link("all_reduce", num_ranks)
     device = situation.facts.device or "cuda"
+    codec_ns = situation.facts.codec_ns
+    is_measured = codec_ns is not None and change.value in codec_ns
+    least, most = MEASURED_RANGE if is_measured else PRIOR_RANGE
+    source = "as measured on this machine" if is_measured else "as on another machine: a prior"
 
     def apply(edits: Edits, factor: float) -> None:
         for rank in situation.tracks:
@@ -169,7 +203,7 @@ def compression(situation: Situation, change: Change) -> Scenarios | str:
                 num_bytes = call.num_bytes or 0
                 size = call.group_size or num_ranks
                 plain_s = exchange_of(PLAIN, num_bytes, size).link_s(link, size)
-                compressed = exchange_of(change.value, num_bytes, size, device)
+                compressed = exchange_of(change.value, num_bytes, size, device, codec_ns)
                 share = compressed.link_s(link, size) / plain_s if plain_s > 0 else 1.0
                 edits[rank].duration_ns[row] *= share
                 edits[rank].duration_ns[row] += compressed.codec_s * 1e9 * factor
@@ -179,13 +213,13 @@ def compression(situation: Situation, change: Change) -> Scenarios | str:
     return Scenarios(
         apply=apply,
         likely=1.0,
-        worst=5.0,
-        best=0.2,
+        worst=most,
+        best=least,
         how=(
             f"with {num_ranks} ranks, gradients take {example / plain:.0%} of their bytes on links of"
             f" {link.bytes_per_s / 1e9:.3g} GB/s, and compressing them takes time on the {_DEVICES[device]}"
         ),
-        assumptions=("compression takes as long as the bytes it reads and writes: a prior",),
+        assumptions=(f"compressing takes as long per byte {source}",),
     )
 
 
@@ -241,6 +275,7 @@ def static_graph(situation: Situation, change: Change) -> str:
 
 MODELS = {
     "ddp-bucket": bucket,
+    "ddp-first-bucket": first_bucket,
     "ddp-no-sync": no_sync,
     "ddp-compression": compression,
     "local-sgd": local_sgd,
