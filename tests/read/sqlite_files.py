@@ -13,6 +13,7 @@ MS = 1_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
 SESSION_START_NS = 5_000_000_000  # on the clock of the events
 PID = 4711
+ROCPD_ID = "_0199a7_b3"  # of a recording, which ends the names of its tables
 
 
 def database(tables: Tables) -> bytes:
@@ -70,7 +71,10 @@ def nsys_tables(pids: Sequence[int] = (PID,)) -> dict[str, tuple[Sequence[str], 
 
 
 def rocpd_tables(*, has_tracks: bool = False) -> dict[str, tuple[Sequence[str], list[Sequence[Any]]]]:
-    """Return a rocpd database of 3 steps on a GPU; from schema 3 on, times and places are in tables of their own."""
+    """Return a rocpd database of 3 steps on a GPU, as rocprofv3 writes it, or with times and places in other tables.
+
+    The name of a ROCTX range is that of the call; its text is in its event.
+    """
     kernels: list[Sequence[Any]] = []
     copies: list[Sequence[Any]] = []
     regions: list[Sequence[Any]] = []
@@ -87,14 +91,23 @@ def rocpd_tables(*, has_tracks: bool = False) -> dict[str, tuple[Sequence[str], 
         at = step * 100 * MS
         kernels.append((*times(at + 20 * MS, at + 50 * MS), *place, 10 * step + 1, 5))
         copies.append((*times(at + 70 * MS, at + 75 * MS), *place, 10 * step + 2, 2, 1, 3, 4096))
-        for event, name, start in ((1, 1, 11), (2, 2, 12)):
+        for event, name, start in ((1, 1, 11), (2, 2, 12), (3, 5, 13), (4, 6, 14)):
             regions.append((*times(at + start * MS, at + (start + 1) * MS), *place, 10 * step + event, name))
-        regions.append((*times(at, at + 90 * MS), *place, None, 4))
+        regions.append((*times(at, at + 90 * MS), *place, 10 * step + 5, 4))
     stamp = (
         ("start_id", "end_id", "track_id") if has_tracks else ("start", "end", "pid", "tid", "agent_id", "stream_id")
     )
-    strings = [(1, "hipLaunchKernel"), (2, "hipMemcpyAsync"), (3, "MEMORY_COPY_HOST_TO_DEVICE"), (4, "iteration")]
-    events = [(10 * step + number, 100 * step + number) for step in range(3) for number in (1, 2)]
+    strings = [
+        *((1, "hipLaunchKernel"), (2, "hipMemcpyAsync"), (3, "MEMORY_COPY_HOST_TO_DEVICE"), (4, "roctxThreadRangeA")),
+        *((5, "hsa_signal_wait_scacquire"), (6, "__hipRegisterFunction")),
+        *((7, "HIP_RUNTIME_API_EXT"), (8, "HSA_CORE_API"), (9, "HIP_COMPILER_API_EXT"), (10, "MARKER_CORE_RANGE_API")),
+    ]
+    categories = {1: 7, 2: 7, 3: 8, 4: 9, 5: 10}  # of events, by their places in a step
+    events = [
+        (10 * step + place, 100 * step + place, category, '{"message":"iteration"}' if place == 5 else "{}")
+        for step in range(3)
+        for place, category in categories.items()
+    ]
     tables: dict[str, tuple[Sequence[str], list[Sequence[Any]]]] = {
         "rocpd_string": (("id", "string"), list(strings)),
         "rocpd_info_kernel_symbol": (("id", "display_name"), [(5, "gemm")]),
@@ -105,7 +118,7 @@ def rocpd_tables(*, has_tracks: bool = False) -> dict[str, tuple[Sequence[str], 
         "rocpd_info_process": (("id", "pid"), [(1, PID)]),
         "rocpd_info_thread": (("id", "tid"), [(1, PID + 1)]),
         "rocpd_info_node": (("hostname",), [("node",)]),
-        "rocpd_event": (("id", "stack_id"), list(events)),
+        "rocpd_event": (("id", "stack_id", "category_id", "extdata"), list(events)),
         "rocpd_kernel_dispatch": ((*stamp, "event_id", "kernel_id"), kernels),
         "rocpd_memory_copy": ((*stamp, "event_id", "dst_agent_id", "src_agent_id", "name_id", "size"), copies),
         "rocpd_region": ((*stamp, "event_id", "name_id"), regions),
@@ -113,4 +126,4 @@ def rocpd_tables(*, has_tracks: bool = False) -> dict[str, tuple[Sequence[str], 
     if has_tracks:
         tables["rocpd_track"] = (("id", "pid", "tid", "agent_id", "stream_id"), [(1, 1, 1, 2, 1)])
         tables["rocpd_timestamp"] = (("id", "value"), list(stamps))
-    return {f"{table}_0199a7_b3": value for table, value in tables.items()}
+    return {f"{table}{ROCPD_ID}": value for table, value in tables.items()}

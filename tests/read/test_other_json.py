@@ -140,6 +140,35 @@ def test_the_xplane_is_read_and_the_json_of_the_same_recording_is_not(tmp_path: 
     assert not [note for note in diagnosis.data_quality if "trace.json.gz" in note.problem]
 
 
+@pytest.mark.parametrize("beside", ["", "host.trace.json.gz", "host.xplane.pb"])
+def test_the_copy_that_jax_makes_for_perfetto_is_read_only_where_nothing_better_is(tmp_path: Path, beside: str) -> None:
+    """A report: it has no metadata, and an empty event at its end, with which other tools fail (perfetto 6251)."""
+    folder = tmp_path / "plugins" / "profile" / "2026_01_01"
+    folder.mkdir(parents=True)
+    copy = {key: value for key, value in jax_trace().items() if key != "metadata"}
+    table = read_trace(source_of(folder, copy, "perfetto_trace.json.gz"))
+    assert table.meta.format == TraceFormat.JAX_TRACE
+    if beside.endswith(".pb"):
+        (folder / beside).write_bytes(xspace(cpu_plane(0)))
+    elif beside:
+        source_of(folder, jax_trace(), beside)
+    for path in (tmp_path, folder):
+        job = diagnose_paths([path]).diagnosis.job
+        assert (job.num_ranks, job.num_steps) == (1, 3)
+
+
+def test_a_negotiation_that_never_ended_costs_its_operation_and_no_more(tmp_path: Path) -> None:
+    events = horovod()
+    begin = {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1000, "pid": 3}
+    torn = [begin, {"ph": "B", "name": "ALLREDUCE", "ts": 1100, "pid": 3}]
+    torn += [{"ph": "X", "name": name, "ts": 1200, "pid": 3} for name in ("0", "1", "no rank", "99999999999")]
+    whole, damaged = (
+        diagnose_paths([Path(source_of(tmp_path, content, name).path)]).diagnosis
+        for content, name in ((events, "whole.json"), (events + torn, "torn.json"))
+    )
+    assert [rank.parts_s for rank in damaged.ranks] == [rank.parts_s for rank in whole.ranks]
+
+
 def test_two_processes_recorded_on_cpus_name_the_late_rank_from_json_alone(shared_data: Path) -> None:
     paths = [shared_data / "frameworks" / f"jax_gloo_rank{rank}.trace.json.gz" for rank in (0, 1)]
     diagnosis = diagnose_paths(paths).diagnosis

@@ -14,6 +14,7 @@ from flatout.attribute.rank import attribute_rank
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import InputError
 from flatout.read import SeveralRanksError, TraceSource, read_trace
+from flatout.read.database import Database
 from flatout.records.diagnosis import Part
 from flatout.records.events import EventTable, Kind, TraceFormat
 
@@ -85,6 +86,30 @@ def test_tables_and_columns_that_a_version_lacks_are_unknown(tmp_path: Path) -> 
     assert set(parts_in_ms(table)) == {"COMPUTE", "UNATTRIBUTED"}
 
 
+def test_tables_whose_names_end_with_a_version_are_read_as_others(tmp_path: Path) -> None:
+    """A report: an annotated export with `NVTX_EVENTS_V2` was said to have no ranges (nsys-ai 291)."""
+    tables = sqlite_files.nsys_tables()
+    expected = read_trace(source_of(tmp_path, tables))
+    kernels, ranges = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
+    versions = {kernels: f"{kernels}_V3", ranges: f"{ranges}_V10"}
+    renamed = {versions.get(name, name): table for name, table in tables.items()}
+    older = {f"{ranges}_V9": (tables[ranges][0], []), f"{kernels}_VERSION": (tables[kernels][0], [])}
+    table = read_trace(source_of(tmp_path, renamed | older, "versions.sqlite"))
+    assert rows(table) == rows(expected)
+
+
+def test_values_that_are_no_integers_are_converted_or_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    values = [(1, 7), ("12", None), (2.5, b"x"), (1 << 62, "y")]
+    path.write_bytes(sqlite_files.database({"T": (("a", "b"), values)}))
+    with Database(path, "file.sqlite") as database:
+        columns = database.integers("T", ("a", "missing", "b"))
+        assert database.integers("none", ("a",))["a"].tolist() == []
+        assert database.integers("T", ("a",), "b IS NULL OR a > ?", (1 << 60,))["a"].tolist() == [12, 1 << 62]
+    expected = {"a": [1, 12, 2, 1 << 62], "missing": [-1] * 4, "b": [7, -1, 0, 0]}
+    assert {name: column.tolist() for name, column in columns.items()} == expected
+
+
 def test_counts_of_a_published_export_are_those_of_sql(shared_data: Path) -> None:
     path = shared_data / "frameworks" / "h100_2gpu_1s.sqlite"
     connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
@@ -110,7 +135,7 @@ def test_a_file_of_rocm_profile_data_is_named_and_refused(tmp_path: Path) -> Non
     assert "rocprofv3" in error.value.hint
 
 
-@pytest.mark.parametrize("has_tracks", [False, True], ids=["times in the rows", "schema 3"])
+@pytest.mark.parametrize("has_tracks", [False, True], ids=["times in the rows", "times in a table"])
 def test_a_rocpd_database_has_kernels_copies_calls_and_steps(tmp_path: Path, has_tracks: bool) -> None:
     table = read_trace(source_of(tmp_path, sqlite_files.rocpd_tables(has_tracks=has_tracks), "1_results.db"))
     assert table.meta.format == TraceFormat.ROCPD
@@ -119,12 +144,57 @@ def test_a_rocpd_database_has_kernels_copies_calls_and_steps(tmp_path: Path, has
         ("MEMCPY", "Memcpy HtoD", 70, 5),
         ("RUNTIME", "hipLaunchKernel", 11, 1),
         ("RUNTIME", "hipMemcpyAsync", 12, 1),
+        ("RUNTIME", "__hipRegisterFunction", 14, 1),
         ("USER_ANNOTATION", "ProfilerStep#0", 0, 90),
     }
     assert (table.meta.device, table.meta.device_name, table.meta.hostname) == (3, "MI300X", "node")
     timeline = attribute_rank(table)
     assert not [note for note in timeline.quality if "launching call" in note.problem]  # kernels are linked to calls
     assert any("published schema" in note.problem for note in table.quality)
+
+
+def test_without_categories_regions_of_rocpd_are_calls_by_their_names(tmp_path: Path) -> None:
+    tables = sqlite_files.rocpd_tables()
+    events = f"rocpd_event{sqlite_files.ROCPD_ID}"
+    columns, rows_of_events = tables[events]
+    tables[events] = (columns[:2], [row[:2] for row in rows_of_events])
+    table = read_trace(source_of(tmp_path, tables, "1_results.db"))
+    assert {row[:2] for row in rows(table) if row[0] in ("RUNTIME", "USER_ANNOTATION")} == {
+        ("RUNTIME", "hipLaunchKernel"),
+        ("RUNTIME", "hipMemcpyAsync"),
+        ("RUNTIME", "__hipRegisterFunction"),
+        ("USER_ANNOTATION", "roctxThreadRangeA"),
+    }
+    assert not any("damaged" in note.problem for note in table.quality)
+
+
+def test_a_file_with_a_journal_beside_it_may_lack_rows(tmp_path: Path) -> None:
+    source = source_of(tmp_path, sqlite_files.nsys_tables())
+    for suffix, content, is_unfinished in (("-wal", "", False), ("-wal", "x", True), ("-journal", "x", True)):
+        journal = tmp_path / f"trace.sqlite{suffix}"
+        journal.write_text(content)
+        notes = [note for note in read_trace(source).quality if "a journal lies beside the file" in note.problem]
+        assert [note.max_confidence for note in notes] == ["inconclusive"] * is_unfinished
+        journal.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message", "hint"),
+    [
+        ("a.sqlite", sqlite_files.database({"people": (("id",), [(1,)])}), "has no table of Nsight", "nsys export"),
+        ("a.nsys-rep", b"QDSTRM", "is a report of another tool", "nsys export --type sqlite FILE"),
+        ("a.pftrace", b"\n\x10", "is a report of another tool", "--output-format json"),
+        ("a.json", b"[\n", "has no events", "a timeline of Horovod begins with the first operation"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_tool_is_one_line_with_the_way_out(
+    tmp_path: Path, name: str, content: bytes, message: str, hint: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_trace(TraceSource(path=str(path), name=name, size_bytes=len(content)))
+    assert hint in error.value.hint
 
 
 def test_a_file_damaged_anywhere_gives_rows_or_one_line(tmp_path: Path) -> None:
@@ -146,5 +216,5 @@ def test_a_view_in_place_of_a_table_is_not_run(tmp_path: Path) -> None:
     connection.execute("CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS SELECT 1 AS start, 2 AS end")
     connection.commit()
     connection.close()
-    with pytest.raises(InputError, match="without events of CUDA or NVTX"):
+    with pytest.raises(InputError, match="has no table of Nsight Systems or of rocprofv3"):
         read_trace(TraceSource(path=str(path), name=path.name, size_bytes=path.stat().st_size))

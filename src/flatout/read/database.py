@@ -8,7 +8,9 @@ damage are kept.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ from flatout.input_files import open_file
 from flatout.records.events import NULL, Quality
 
 MAGIC = b"SQLite format 3\x00"
+_JOURNALS = ("-wal", "-journal")  # beside a file that is being written, or whose writer was killed
 _MAX_TEXT = 4096
 _IDENTIFIER_QUOTE = '"'
 
@@ -32,6 +35,7 @@ class Database:
     def __init__(self, path: Path, name: str) -> None:
         self.damage: str | None = None
         self._name = name
+        self._has_journal = any(_has_content(path.with_name(path.name + suffix)) for suffix in _JOURNALS)
         with open_file(path) as file:  # refuses anything but a regular file
             is_packed = file.read(len(MAGIC)) != MAGIC
         if is_packed:
@@ -60,25 +64,30 @@ class Database:
             return set()
         return {str(row[1]) for row in self._rows(f"PRAGMA table_info({_quoted(table)})")}
 
-    def integers(self, table: str, columns: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-        """Return columns of a table, in the order of its rows; of no length if there is no such table."""
-        known = self.columns_of(table) | {"rowid"}
-        values = [
-            f"coalesce(CAST({_quoted(name)} AS INTEGER), {NULL})" if name in known else str(NULL) for name in columns
-        ]
-        dtype = np.dtype([(f"f{place}", np.int64) for place in range(len(columns))])
-        rows: NDArray[Any] = np.zeros(0, dtype)
-        if table in self.tables:
-            query = f"SELECT {', '.join(values)} FROM {_quoted(table)}"
-            rows = np.fromiter(self._rows(query), dtype)
-        return {name: np.ascontiguousarray(rows[f"f{place}"]) for place, name in enumerate(columns)}
+    def integers(
+        self, table: str, columns: Sequence[str], where: str = "", values: Sequence[int] = ()
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return columns of a table, in the order of its rows; of no length if there is no such table.
 
-    def texts(self, table: str, key: str, text: str) -> dict[int, str]:
-        """Return the texts of a table by their integer keys."""
+        `where` is a condition on the rows, with a `?` for each of `values`.
+        """
+        known = self.columns_of(table)
+        present = [name for name in columns if known and name in known | {"rowid"}]
+        flat = self._flat(table, present, f" WHERE {where}" if where else "", values)
+        rows = flat.reshape(-1, len(present)) if present else flat.reshape(0, 1)
+        of_name = {name: np.ascontiguousarray(rows[:, place]) for place, name in enumerate(present)}
+        absent = np.full(len(rows), NULL, np.int64)
+        return {name: of_name.get(name, absent) for name in columns}
+
+    def texts(self, table: str, key: str, text: str, where: str = "", values: Sequence[int] = ()) -> dict[int, str]:
+        """Return the texts of a table by their integer keys, without those that are empty."""
         if not {key, text} <= self.columns_of(table) | {"rowid"}:
             return {}
-        query = f"SELECT {_quoted(key)}, substr({_quoted(text)}, 1, {_MAX_TEXT}) FROM {_quoted(table)}"
-        return {row[0]: str(row[1]) for row in self._rows(query) if isinstance(row[0], int) and row[1] is not None}
+        condition = f"{_quoted(text)} != ''" + (f" AND ({where})" if where else "")
+        query = (
+            f"SELECT {_quoted(key)}, substr({_quoted(text)}, 1, {_MAX_TEXT}) FROM {_quoted(table)} WHERE {condition}"
+        )
+        return {row[0]: str(row[1]) for row in self._rows(query, values) if isinstance(row[0], int)}
 
     def rows(self, table: str, columns: Sequence[str], limit: int = 1000) -> list[tuple[Any, ...]]:
         """Return the first rows of a small table; empty if it lacks one of the columns."""
@@ -88,22 +97,49 @@ class Database:
         return list(self._rows(query))
 
     def quality(self) -> tuple[Quality, ...]:
-        """Return the note on damage, if there was any."""
-        if self.damage is None:
-            return ()
-        note = Quality(
-            problem=f"the file is damaged: {self.damage}",
-            effect="events after the damage are missing, and show as idle time",
-            max_confidence="inconclusive",
-        )
-        return (note,)
+        """Return the notes on damage, and on a file that is not complete."""
+        notes = []
+        if self.damage is not None:
+            notes.append(
+                Quality(
+                    problem=f"the file is damaged: {self.damage}",
+                    effect="events after the damage are missing, and show as idle time",
+                    max_confidence="inconclusive",
+                )
+            )
+        if self._has_journal:
+            notes.append(
+                Quality(
+                    problem="a journal lies beside the file: it is still being written, or its writer was killed",
+                    effect="what the journal holds is missing: open the file with sqlite3 once, and diagnose it again",
+                    max_confidence="inconclusive",
+                )
+            )
+        return tuple(notes)
 
-    def _rows(self, query: str) -> Any:
+    def _flat(self, table: str, columns: Sequence[str], where: str, values: Sequence[int]) -> NDArray[np.int64]:
+        """Return the integers of all rows, one row after the other. A conversion costs time that few tables need."""
+        for value in ("coalesce({}, {})", "coalesce(CAST({} AS INTEGER), {})"):
+            selected = ", ".join(value.format(_quoted(name), NULL) for name in columns)
+            query = f"SELECT {selected} FROM {_quoted(table)}{where}"
+            rows = self._rows(query, values) if columns else ()
+            with suppress(TypeError, ValueError, OverflowError):
+                return np.fromiter(chain.from_iterable(rows), np.int64)
+        raise AssertionError("a CAST gives integers")
+
+    def _rows(self, query: str, values: Sequence[int] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a query, up to the damage of the file."""
         try:
-            yield from self._connection.execute(query)
+            yield from self._connection.execute(query, values)
         except (sqlite3.Error, ValueError, OverflowError) as error:
             self.damage = str(error)
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _quoted(name: str) -> str:

@@ -36,7 +36,19 @@ _SECOND_LIST = re.compile(rb"\}\s*\]\s*\[\s*\{")
 _LIST_AFTER_OBJECT = re.compile(rb'\}\s*\]\s*(?:,\s*"[^"]*"\s*:\s*(?:"[^"]*"|-?[\d.]+)\s*)*\}\s*\[\s*\{')
 _MAX_MARK_BYTES = 64  # length of the text that is quoted as the beginning of a second trace
 _EMPTY_LIST = re.compile(rb"\A\s*\]")
-EXPORT_HINT = "pass a trace that torch.profiler wrote (`export_chrome_trace` or `tensorboard_trace_handler`)"
+EXPORT_HINT = (
+    "pass a trace of PyTorch's profiler (`export_chrome_trace` or `tensorboard_trace_handler`), or one of JAX, Nsight"
+    " Systems, rocprofv3 or Horovod"
+)
+# What the files of other tools must be turned into, by the ends of their names.
+_CONVERSIONS = {
+    (".nsys-rep", ".qdrep"): "export it first: nsys export --type sqlite FILE",
+    (
+        ".qdstrm",
+    ): "nsys did not finish its report: turn it into one with QdstrmImporter, then nsys export --type sqlite",
+    (".pftrace", ".perfetto-trace", ".otf2"): "record with rocprofv3 --output-format json, or pass its .db",
+    (".nvvp", ".nvprof"): "record with nsys profile, then nsys export --type sqlite",
+}
 _SEVERAL_HINT = "pass one file per rank: split it where each trace begins"
 _MAX_END_CANDIDATES = 16
 
@@ -128,6 +140,9 @@ class EventText:
                 f"{name} is compressed in an unsupported format",
                 hint="unpack it first; supported are .tar, .tar.gz and .tar.xz archives, and .json.gz traces",
             )
+        for ends, hint in _CONVERSIONS.items():
+            if name.endswith(ends):
+                return InputError(f"{name} is a report of another tool, which is not read as it is", hint=hint)
         beginning = repr(text[:16])[2:-1]  # without b''
         return InputError(f"{name} is not a JSON trace: it begins with `{beginning}`", hint=EXPORT_HINT)
 

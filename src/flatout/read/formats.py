@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from flatout.errors import InputError
 from flatout.read.recognise import format_of_head
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
@@ -37,6 +38,12 @@ def _sqlite(source: TraceSource) -> EventTable:
 
     with Database(Path(source.path), source.name) as database:
         is_rocpd = any(table.startswith("rocpd_") for table in database.tables)
+        is_nsys = any(table.startswith(("CUPTI_", "NVTX_", "TARGET_INFO_")) for table in database.tables)
+    if not is_rocpd and not is_nsys:
+        raise InputError(
+            f"{source.name} is an SQLite file, but has no table of Nsight Systems or of rocprofv3",
+            hint="pass what `nsys export --type sqlite` or rocprofv3 wrote",
+        )
     return read_rocpd(source) if is_rocpd else read_nsys(source)
 
 

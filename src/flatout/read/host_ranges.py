@@ -10,6 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 STEP_NAME = "ProfilerStep#"
 MIN_STEPS = 3  # of ranges without a number
 _NUMBERED = re.compile(
@@ -31,3 +34,14 @@ def step_numbers(names: Sequence[str]) -> dict[int, int]:
         return {}
     places = [place for place, each in enumerate(names) if each == name]
     return {place: number for number, place in enumerate(places)}
+
+
+def steps_among(
+    codes: NDArray[np.int64], names: Sequence[str], start_ns: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[int]]:
+    """Return the rows that are steps, and their numbers; `codes` are indices into `names`."""
+    may_be_step = np.array([bool(_NUMBERED.match(name) or _UNNUMBERED.match(name)) for name in names], np.bool_)
+    rows = np.flatnonzero(may_be_step[codes]) if len(codes) else np.zeros(0, np.int64)
+    rows = rows[np.argsort(start_ns[rows], kind="stable")]
+    numbers = step_numbers([names[code] for code in codes[rows].tolist()])
+    return rows[list(numbers)], list(numbers.values())

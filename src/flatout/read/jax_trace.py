@@ -6,12 +6,13 @@ the device's name, and XLA stops writing it at a million events (jax issue 21295
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from flatout.errors import InputError
@@ -29,7 +30,28 @@ from flatout.read.xla_table import xla_table
 from flatout.records.events import NULL, EventTable, Quality, TraceFormat
 
 MOST_EVENTS = 1_000_000  # that XLA writes
+_MOST_DIGITS = 19  # of a number that 64 bits hold
 _Place = tuple[int | str, int | str]
+
+
+_Value = int | float | str | None
+
+
+class _Arguments(msgspec.Struct, gc=False):
+    """The arguments that are used, which the file has as texts: NUMBERS, then TEXTS, then the name."""
+
+    step_num: _Value = None
+    correlation_id: _Value = None
+    run_id: _Value = None
+    device_ordinal: _Value = None
+    num_bytes: _Value = None
+    hlo_op: _Value = None
+    memcpy_details: _Value = None
+    memset_details: _Value = None
+    name: _Value = None  # of a process or a thread
+
+
+_NO_ARGUMENTS = _Arguments()
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -39,7 +61,7 @@ class _Event(msgspec.Struct, gc=False):
     ts: float = -1.0
     dur: float = 0.0
     name: str = ""
-    args: dict[str, Any] | None = None
+    args: _Arguments | None = None
 
 
 _DECODER = EventDecoder(_Event)
@@ -92,62 +114,101 @@ def _losses(num_events: int, *, is_cut: bool) -> list[Quality]:
 
 
 class _Builder:
+    """Keeps the events as columns, block by block."""
+
     def __init__(self) -> None:
         self.num_events = 0
         self._names: Codes[str] = Codes()
+        self._places: Codes[_Place] = Codes()
         self._planes: dict[int | str, str] = {}
         self._lines: dict[_Place, str] = {}
-        self._rows: dict[_Place, list[_Event]] = defaultdict(list)
+        self._numbers = _Numbers()
+        self._texts = _Texts(self._names)
+        self._pieces: list[dict[str, NDArray[Any]]] = []
 
     def add(self, events: list[_Event]) -> None:
-        self.num_events += sum(event.ph == "X" for event in events)
+        calls = [event for event in events if event.ph == "X"]
+        self.num_events += len(calls)
+        self._pieces.append(self._columns([call for call in calls if is_placed(call.ts) and call.dur < MAX_US]))
         for event in events:
-            if event.ph == "X" and is_placed(event.ts) and event.dur < MAX_US:
-                self._rows[event.pid, event.tid].append(event)
-            elif event.ph == "M" and event.args is not None:
-                text = str(event.args.get("name", ""))
-                if event.name == "process_name":
-                    self._planes[event.pid] = text
-                elif event.name == "thread_name":
-                    self._lines[event.pid, event.tid] = text
+            if event.ph == "M" and event.args is not None:
+                self._see(event, str(event.args.name or ""))
+
+    def _see(self, event: _Event, text: str) -> None:
+        if event.name == "process_name":
+            self._planes[event.pid] = text
+        elif event.name == "thread_name":
+            self._lines[event.pid, event.tid] = text
+
+    def _columns(self, calls: list[_Event]) -> dict[str, NDArray[Any]]:
+        names, places = self._names, self._places
+        start_us = np.array([call.ts for call in calls], np.float64)
+        end_us = start_us + np.array([call.dur for call in calls], np.float64).clip(min=0.0)
+        start_ns, duration_ns = spans_ns(start_us, end_us)
+        columns: dict[str, NDArray[Any]] = {
+            "place": np.array([places[call.pid, call.tid] for call in calls], np.int32),
+            "name": np.array([names[call.name] for call in calls], np.int32),
+            "start_ns": start_ns,
+            "duration_ns": duration_ns,
+        }
+        arguments = zip(*(astuple(call.args or _NO_ARGUMENTS) for call in calls), strict=True)
+        for key, values in zip((*NUMBERS, *TEXTS), arguments, strict=False):
+            if set(values) != {None}:
+                code_of = self._numbers if key in NUMBERS else self._texts
+                columns[key] = np.array([code_of[value] for value in values], np.int64)
+        return columns
 
     def profile(self, quality: tuple[Quality, ...]) -> XlaProfile:
-        lines = [self._line(place, rows) for place, rows in self._rows.items()]
+        columns = self._joined()
+        places = columns.pop("place", np.zeros(0, np.int32))
+        lines = [
+            self._line(place, {column: values[places == number] for column, values in columns.items()})
+            for place, number in self._places.items()
+        ]
         pid = next((str(pid) for pid, plane in self._planes.items() if plane.startswith("/host:")), None)
         return XlaProfile(lines=tuple(lines), names=tuple(self._names), process=pid, quality=quality)
 
-    def _line(self, place: _Place, rows: list[_Event]) -> XlaLine:
-        ends_us = [row.ts + max(row.dur, 0.0) for row in rows]
-        start_ns, duration_ns = spans_ns([row.ts for row in rows], ends_us)
-        event_name = np.array([self._names[row.name] for row in rows], np.int32)
-        numbers, texts = self._arguments(rows)
+    def _joined(self) -> dict[str, NDArray[Any]]:
+        """Return the columns of all blocks; `NULL` for an argument that none of a block's events has."""
+        pieces = [piece for piece in self._pieces if len(piece["place"])]
+        return {
+            column: np.concatenate([piece.get(column, np.full(len(piece["place"]), NULL)) for piece in pieces])
+            for column in dict.fromkeys(column for piece in pieces for column in piece)
+        }
+
+    def _line(self, place: _Place, columns: dict[str, NDArray[Any]]) -> XlaLine:
         return XlaLine(
             plane=self._planes.get(place[0], "/host:CPU"),
             name=self._lines.get(place, str(place[1])),
-            event_name=event_name,
-            start_ns=start_ns,
-            duration_ns=duration_ns,
-            numbers=numbers,
-            texts=texts,
+            event_name=columns["name"],
+            start_ns=columns["start_ns"],
+            duration_ns=columns["duration_ns"],
+            numbers={key: columns[key] for key in NUMBERS if _is_used(columns, key)},
+            texts={key: columns[key].astype(np.int32) for key in TEXTS if _is_used(columns, key)},
         )
 
-    def _arguments(self, rows: list[_Event]) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int32]]]:
-        """Return the arguments that are used, which the file has as texts."""
-        numbers: dict[str, NDArray[np.int64]] = {}
-        texts: dict[str, NDArray[np.int32]] = {}
-        for row, event in enumerate(rows):
-            if not event.args:
-                continue
-            for key, value in event.args.items():
-                if key in NUMBERS:
-                    number = _number(value)
-                    numbers.setdefault(key, np.full(len(rows), NULL, np.int64))[row] = number
-                elif key in TEXTS:
-                    texts.setdefault(key, np.full(len(rows), NULL, np.int32))[row] = self._names[str(value)]
-        return numbers, texts
+
+def _is_used(columns: dict[str, NDArray[Any]], key: str) -> bool:
+    return key in columns and bool((columns[key] != NULL).any())
 
 
-def _number(value: Any) -> int:
-    text = str(value)
-    is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
-    return int(text) if is_number else NULL
+class _Numbers(dict[_Value, int]):
+    """The number that a text stands for; `NULL` for any other text, and where there is none."""
+
+    def __missing__(self, value: _Value) -> int:
+        text = str(value)
+        is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < _MOST_DIGITS
+        number = self[value] = int(text) if is_number else NULL
+        return number
+
+
+class _Texts(dict[_Value, int]):
+    """The code of a text among the names; `NULL` where there is none."""
+
+    def __init__(self, names: Codes[str]) -> None:
+        super().__init__({None: NULL})
+        self._names = names
+
+    def __missing__(self, value: _Value) -> int:
+        code = self[value] = self._names[str(value)]
+        return code

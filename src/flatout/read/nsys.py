@@ -9,6 +9,7 @@ Schema: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Sch
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ from flatout.read import xla_names
 from flatout.read.assembled import Source, assemble
 from flatout.read.database import Database
 from flatout.read.decoded import Codes, Columns
-from flatout.read.host_ranges import STEP_NAME, step_numbers
+from flatout.read.host_ranges import STEP_NAME, steps_among
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart, SeveralRanksError
 from flatout.read.sources import TraceSource
 from flatout.records.events import NULL, EventTable, Kind, Quality, TraceFormat
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_RANGES = "NVTX_EVENTS"
 _COPY_KINDS = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 9: "Memcpy HtoH", 10: "Memcpy PtoP"}
 _GPU_TABLES = {
     KERNELS: (Kind.KERNEL, "demangledName", "kernel"),
@@ -36,8 +38,10 @@ _GPU_TABLES = {
 _GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 _HOST_TABLES = {"CUPTI_ACTIVITY_KIND_RUNTIME": Kind.RUNTIME, "CUPTI_ACTIVITY_KIND_OVERHEAD": Kind.OVERHEAD}
 _VERSION = re.compile(r"_v\d+$")  # of an API: cudaLaunchKernel_v7000
+_TABLE_VERSION = re.compile(r"_V(\d{1,4})")  # which some versions append to a table's name: NVTX_EVENTS_V2
 _OPERATOR = re.compile(r"^(?P<name>[\w:.]+), (?:op_id|seq) = ")
 _PUSH_POP, _START_END = 59, 60  # NVTX ranges of a thread, and of a process
+_PROCESS_MASK = 0xFFFFFF
 MIN_SHARE = 0.1  # of the kernels, of a process that is a rank
 _MOST_NOTES = 3
 _WARNING = 2  # of DIAGNOSTIC_EVENT
@@ -77,7 +81,7 @@ class _Reader:
 
     def parts(self) -> tuple[RankPart, ...]:
         """Return the processes that have a share of the kernels, with the GPU that each uses most."""
-        kernels = self.database.integers(KERNELS, ("globalPid", "deviceId"))
+        kernels = self.database.integers(self._newest(KERNELS), ("globalPid", "deviceId"))
         process = _process_of(kernels["globalPid"])
         numbers, counts = np.unique(process[process != NULL], return_counts=True)
         ranks = numbers[counts >= MIN_SHARE * counts.sum()].tolist() if len(numbers) else []
@@ -92,6 +96,7 @@ class _Reader:
 
     def columns(self, process: int | None) -> Columns:
         """Return the columns of a process, or of all events if none is given."""
+        self.process = process
         self.pid = str(process) if process is not None else "0"
         pieces = [self._gpu_rows(table, *how) for table, how in _GPU_TABLES.items()]
         pieces += [self._host_rows(table, kind) for table, kind in _HOST_TABLES.items()]
@@ -141,8 +146,27 @@ class _Reader:
     def _times(self, rows: dict[str, NDArray[np.int64]]) -> Columns:
         return {"start_ns": rows["start"] + self.offset_ns, "duration_ns": rows["end"] - rows["start"]}
 
+    def _newest(self, table: str) -> str:
+        """Return the table of that name, with the highest version if the names have versions."""
+        versions = {
+            int(match[1]): name
+            for name in self.database.tables
+            if name.startswith(table) and (match := _TABLE_VERSION.fullmatch(name, len(table)))
+        }
+        return versions[max(versions)] if versions else table
+
+    def _rows_of_process(self, table: str, columns: Sequence[str], serialized: str) -> dict[str, NDArray[np.int64]]:
+        """Return the rows of the chosen process, whose id is in a column, or of all."""
+        name = self._newest(table)
+        return self.database.integers(name, columns, *self._of_process(name, serialized))
+
+    def _of_process(self, table: str, serialized: str) -> tuple[str, tuple[int, ...]]:
+        if self.process is None or serialized not in self.database.columns_of(table):
+            return "", ()
+        return f"{serialized} >> 24 & {_PROCESS_MASK} = ?", (self.process,)
+
     def _gpu_rows(self, table: str, kind: Kind, name_column: str | None, plain_name: str) -> Columns:
-        rows = self.database.integers(table, (*_GPU_COLUMNS, name_column or "start"))
+        rows = self._rows_of_process(table, (*_GPU_COLUMNS, name_column or "start"), "globalPid")
         count = len(rows["start"])
         codes = np.full(count, self.names[plain_name], np.int64)
         if name_column is not None:
@@ -168,7 +192,7 @@ class _Reader:
         }
 
     def _host_rows(self, table: str, kind: Kind) -> Columns:
-        rows = self.database.integers(table, ("start", "end", "correlationId", "globalTid", "nameId"))
+        rows = self._rows_of_process(table, ("start", "end", "correlationId", "globalTid", "nameId"), "globalTid")
         return {
             **self._times(rows),
             "kind": np.full(len(rows["start"]), kind, np.int64),
@@ -180,27 +204,36 @@ class _Reader:
 
     def _ranges(self) -> Columns:
         """Return the NVTX ranges: operators of PyTorch, steps, and annotations."""
-        rows = self.database.integers("NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId", "rowid"))
-        texts = self.database.texts("NVTX_EVENTS", "rowid", "text")
+        columns = ("start", "end", "eventType", "globalTid", "textId", "rowid")
+        rows = self._rows_of_process(_RANGES, columns, "globalTid")
         is_range = np.isin(rows["eventType"], (_PUSH_POP, _START_END)) & (rows["end"] != NULL)
         self.dropped["NVTX marks"] = int((~is_range).sum())
         rows = {column: values[is_range] for column, values in rows.items()}
-        names = [
-            self.strings.get(text_id) or texts.get(row) or "range"
-            for text_id, row in zip(rows["textId"].tolist(), rows["rowid"].tolist(), strict=True)
-        ]
-        kinds, shown = _classified(names)
-        order = np.argsort(rows["start"], kind="stable")
-        numbers = step_numbers([shown[row] for row in order.tolist()])
-        for place, number in numbers.items():
-            shown[int(order[place])] = f"{STEP_NAME}{number}"
+        texts: Codes[str] = Codes()
+        codes = self._texts_of_ranges(rows, texts)
+        kinds, names = _classified(list(texts))
+        shown = np.array([self.names[name] for name in names], np.int64)[codes]
+        steps, numbers = steps_among(codes, names, rows["start"])
+        shown[steps] = [self.names[f"{STEP_NAME}{number}"] for number in numbers]
         return {
             **self._times(rows),
-            "kind": np.array(kinds, np.int64),
-            "name": np.array([self.names[name] for name in shown], np.int64),
+            "kind": np.array(kinds, np.int64)[codes],
+            "name": shown,
             "process": _process_of(rows["globalTid"]),
             "global_thread": rows["globalTid"],
         }
+
+    def _texts_of_ranges(self, rows: dict[str, NDArray[np.int64]], texts: Codes[str]) -> NDArray[np.int64]:
+        """Return the text of each range as an index into `texts`: one that is registered, or else its own."""
+        table = self._newest(_RANGES)
+        own = self.database.texts(table, "rowid", "text", *self._of_process(table, "globalTid"))
+        distinct, inverse = np.unique(rows["textId"], return_inverse=True)
+        registered = [self.strings.get(each, "") for each in distinct.tolist()]
+        codes = np.array([texts[text or "range"] for text in registered], np.int64)[inverse]
+        has_own = np.array([not text for text in registered], np.bool_)[inverse]
+        for row in np.flatnonzero(has_own).tolist() if own else ():
+            codes[row] = texts[own.get(int(rows["rowid"][row]), "range")]
+        return codes
 
     def _codes(self, ids: NDArray[np.int64], texts: dict[int, str], plain_name: str) -> NDArray[np.int64]:
         distinct, inverse = np.unique(ids, return_inverse=True)
@@ -234,23 +267,23 @@ class _Reader:
 
 
 def _classified(names: list[str]) -> tuple[list[int], list[str]]:
-    """Return the kind of each range, and its name as `attribute` knows it."""
-    known: dict[str, tuple[int, str]] = {}
-    for name in dict.fromkeys(names):
+    """Return the kind of ranges of each name, and the name as `attribute` knows it."""
+    kinds, shown = [], []
+    for name in names:
         operator = _OPERATOR.match(name)
         meaning = xla_names.meaning(name)
+        kinds.append(int(Kind.CPU_OP if operator is not None else Kind.USER_ANNOTATION))
         if operator is not None:
-            known[name] = int(Kind.CPU_OP), operator["name"]
+            name = operator["name"]
         elif meaning is not None:
-            known[name] = int(Kind.USER_ANNOTATION), f"{meaning} ({name})"
-        else:
-            known[name] = int(Kind.USER_ANNOTATION), name
-    return [known[name][0] for name in names], [known[name][1] for name in names]
+            name = f"{meaning} ({name})"
+        shown.append(name)
+    return kinds, shown
 
 
 def _process_of(serialized: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the process in a serialized id of a process or a thread: 24 bits for each of both."""
-    return np.where(serialized < 0, NULL, serialized >> 24 & 0xFFFFFF)
+    return np.where(serialized < 0, NULL, serialized >> 24 & _PROCESS_MASK)
 
 
 def _thread_name(serialized: int) -> str:

@@ -6,8 +6,15 @@ what is wrong with a file that is not a trace.
 
 from __future__ import annotations
 
+import re
+
 from flatout.read.xspace_head import looks_like_xspace
 from flatout.records.events import TraceFormat
+
+# XLA's name of a process: nothing else in the copy that JAX makes for Perfetto distinguishes it from Kineto's traces.
+_XLA_PROCESS = re.compile(
+    rb'"name"\s*:\s*"process_name"\s*,\s*"args"\s*:\s*\{\s*"name"\s*:\s*"/(?:host:CPU|device:[A-Z]+:\d)'
+)
 
 
 def _is_horovod(head: bytes) -> bool:
@@ -23,7 +30,8 @@ def format_of_head(head: bytes) -> TraceFormat:
         return TraceFormat.NSYS  # or rocpd: its tables decide
     if b'"rocprofiler-sdk-tool"' in head[:256]:
         return TraceFormat.ROCPROF
-    if b'"highres-ticks"' in head[:1024] and (b'"/host:' in head or b'"/device:' in head):
+    is_of_xla = b'"highres-ticks"' in head[:1024] and (b'"/host:' in head or b'"/device:' in head)
+    if is_of_xla or _XLA_PROCESS.search(head):
         return TraceFormat.JAX_TRACE
     if looks_like_xspace(head):
         return TraceFormat.XPLANE

@@ -1,22 +1,27 @@
 """Read a rocpd database (`rocprofv3 --output-format rocpd`, its default): kernels, copies, calls and ranges.
 
 In: a `TraceSource`. Out: an `EventTable` of one process and GPU; a file with several raises SeveralRanksError. The
-names of tables end with an id of the recording. This reader was written from the published schema
-(rocprofiler-sdk, source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql): no recorded file was to be had. RPD files of
-rocmProfileData, which have other tables, are refused.
+names of tables end with an id of the recording. This reader was written from the published schema and from the code
+that writes it (rocprofiler-sdk, source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql, source/lib/output/
+generateRocpd.cpp): no recorded file was to be had. RPD files of rocmProfileData, which have other tables, are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import InputError
 from flatout.read.database import Database
+from flatout.read.decoded import Codes, Columns
 from flatout.read.processes import RankPart, SeveralRanksError
-from flatout.read.rocm_events import RocmEvent, RocmTrace, parts_of, rocm_table
+from flatout.read.rocm_events import RocmTrace, columns_of, copy_name, joined, kernel_devices, parts_of, rocm_table
+from flatout.read.schema import UNREADABLE
 from flatout.read.sources import TraceSource
 from flatout.records.events import NULL, EventTable, Kind, Quality, TraceFormat
 
@@ -25,18 +30,31 @@ _FROM_SCHEMA = Quality(
     effect="names or links of events may be missing: compare with the JSON of rocprofv3",
     max_confidence="medium",
 )
+_NO_CALLS = Quality(
+    problem="calls of HIP were not traced",
+    effect="idle time cannot be split into host work and launch latency: record with --hip-trace",
+)
 _GPU = "GPU"
 _OF_RPD = {"rocpd_op", "rocpd_api", "rocpd_api_ops"}
-_CALLS = ("hip", "hsa", "rccl", "nccl")
+# What a region is, by the category of its event, or by its own name if the event has none.
+_CALLS = ("hip", "__hip", "rccl", "nccl", "HIP", "RCCL")
+_LOW_LEVEL_CALLS = ("hsa_", "HSA_")  # which HIP makes: 22 of 24 million regions of a published recording
+_MARKERS = ("roctx", "MARKER")
+
+
+class _Extra(msgspec.Struct):
+    """What an event has besides its columns."""
+
+    message: str = ""  # the text of a ROCTX range
+
+
+_decode_extra = msgspec.json.Decoder(_Extra).decode
 
 
 def read_rocpd(source: TraceSource) -> EventTable:
     """Read the file. Raises InputError if it has no kernels, SeveralRanksError if it has several processes or GPUs."""
-    with Database(Path(source.path), source.name) as database:
-        _refuse_rpd(database, source.name)
-        reader = _Reader(database)
-        traces = {pid: reader.trace(pid) for pid in reader.processes()}
-        quality = (*database.quality(), _FROM_SCHEMA)
+    status = Path(source.path).stat()
+    traces, quality = _traces(source.path, source.whole_name, status.st_size, status.st_mtime_ns)
     if not traces:
         raise InputError(f"{source.name} is a rocpd database without kernels", hint="record with --kernel-trace")
     part = source.part
@@ -45,15 +63,18 @@ def read_rocpd(source: TraceSource) -> EventTable:
         if len(parts) > 1:
             raise SeveralRanksError(f"{source.name} has the events of {len(parts)} processes or GPUs", parts)
     pid = int(part.process) if part is not None and part.process is not None else next(iter(traces))
-    trace = traces[pid]
-    whole = RocmTrace(
-        events=trace.events,
-        process=trace.process,
-        hostname=trace.hostname,
-        device_names=trace.device_names,
-        quality=quality,
-    )
-    return rocm_table(whole, source, TraceFormat.ROCPD)
+    trace = msgspec.structs.replace(traces[pid], quality=(*traces[pid].quality, *quality))
+    return rocm_table(trace, source, TraceFormat.ROCPD)
+
+
+@lru_cache(maxsize=1)
+def _traces(path: str, name: str, size: int, mtime_ns: int) -> tuple[dict[int, RocmTrace], tuple[Quality, ...]]:
+    """Return the traces of the processes in a file, which is read once for all of its ranks, and what it lacks."""
+    with Database(Path(path), name) as database:
+        _refuse_rpd(database, name)
+        reader = _Reader(database)
+        traces = {pid: reader.trace(pid) for pid in reader.processes()}
+        return traces, (*database.quality(), _FROM_SCHEMA)
 
 
 def _refuse_rpd(database: Database, name: str) -> None:
@@ -68,8 +89,8 @@ def _refuse_rpd(database: Database, name: str) -> None:
 def _parts(traces: dict[int, RocmTrace]) -> tuple[RankPart, ...]:
     parts: list[RankPart] = []
     for pid, trace in traces.items():
-        devices = [event.device for event in trace.events if event.kind == Kind.KERNEL and event.device >= 0]
-        device = max(set(devices), key=devices.count) if devices else None
+        devices, counts = np.unique(kernel_devices(trace), return_counts=True)
+        device = int(devices[counts.argmax()]) if len(devices) else None
         parts += parts_of(trace, str(pid)) or (RankPart(rank=None, process=str(pid), device=device),)
     return tuple(parts)
 
@@ -77,11 +98,16 @@ def _parts(traces: dict[int, RocmTrace]) -> tuple[RankPart, ...]:
 class _Reader:
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.names: Codes[str] = Codes()
         self.strings = database.texts(self._table("string"), "id", "string")
         self.kernel_names = database.texts(self._table("info_kernel_symbol"), "id", "display_name")
         self.tids = self._numbers("info_thread", "tid")
         self.pids = self._numbers("info_process", "pid")
-        self.correlations = self._numbers("event", "stack_id")
+        self.events = database.integers(
+            self._table("event"),
+            ("id", "stack_id", "category_id"),
+            where=self._without_low_level("event", "category_id"),
+        )
         self.device_names: dict[int, str] = {}
         self.device_of: dict[int, int] = {}
         self._add_agents()
@@ -96,6 +122,15 @@ class _Reader:
         rows = self.database.integers(self._table(table), ("id", column))
         return dict(zip(rows["id"].tolist(), rows[column].tolist(), strict=True))
 
+    def _strings_of(self, beginnings: tuple[str, ...]) -> list[int]:
+        return [number for number, text in self.strings.items() if text.startswith(beginnings)]
+
+    def _without_low_level(self, table: str, column: str) -> str:
+        """Return the condition that leaves out calls of HSA, by the column with their category or name."""
+        if column not in self.database.columns_of(self._table(table)):
+            return ""
+        return f"NOT {_among(column, self._strings_of(_LOW_LEVEL_CALLS))}"
+
     def _add_agents(self) -> None:
         columns = ("id", "type", "type_index", "product_name")
         for agent, kind, index, name in self.database.rows(self._table("info_agent"), columns):
@@ -108,102 +143,143 @@ class _Reader:
         return [int(pid) for pid in np.unique(self._resolved("kernel_dispatch", ("pid",))["pid"])]
 
     def trace(self, pid: int) -> RocmTrace:
-        events = [*self._kernels(pid), *self._copies(pid), *self._regions(pid)]
-        process = str(self.pids.get(pid, pid))
-        return RocmTrace(events=events, process=process, hostname=self.hostname, device_names=self.device_names)
-
-    def _kernels(self, pid: int) -> list[RocmEvent]:
-        columns = ("start", "end", "tid", "event_id", "pid", "agent_id", "stream_id", "queue_id", "kernel_id")
-        return [
-            RocmEvent(
-                kind=Kind.KERNEL,
-                name=self.kernel_names.get(kernel, "kernel"),
-                start_ns=start,
-                duration_ns=end - start,
-                thread=self.tids.get(tid, tid),
-                correlation=self.correlations.get(event, NULL),
-                device=self.device_of.get(agent, NULL),
-                stream=stream if stream != NULL else queue,
-            )
-            for start, end, tid, event, agent, stream, queue, kernel in self._rows("kernel_dispatch", columns, pid)
-        ]
-
-    def _copies(self, pid: int) -> list[RocmEvent]:
-        columns = (
-            "start",
-            "end",
-            "tid",
-            "event_id",
-            "pid",
-            "dst_agent_id",
-            "src_agent_id",
-            "stream_id",
-            "name_id",
-            "size",
+        regions = self._regions(pid)
+        columns = joined([self._kernels(pid), self._copies(pid), *regions])
+        has_calls = bool(len(regions[0]["kind"]))
+        return RocmTrace(
+            columns=columns,
+            names=list(self.names),
+            process=str(self.pids.get(pid, pid)),
+            hostname=self.hostname,
+            device_names=self.device_names,
+            quality=() if has_calls else (_NO_CALLS,),
         )
-        return [
-            RocmEvent(
-                kind=Kind.MEMCPY,
-                name=_copy_name(self.strings.get(name, "")),
-                start_ns=start,
-                duration_ns=end - start,
-                thread=self.tids.get(tid, tid),
-                correlation=self.correlations.get(event, NULL),
-                device=self.device_of.get(target, self.device_of.get(origin, NULL)),
-                stream=stream,
-                num_bytes=size,
-            )
-            for start, end, tid, event, target, origin, stream, name, size in self._rows("memory_copy", columns, pid)
+
+    def _kernels(self, pid: int) -> Columns:
+        columns = ("start", "end", "event_id", "pid", "agent_id", "stream_id", "queue_id", "kernel_id")
+        rows = self._rows("kernel_dispatch", columns, pid)
+        stream = rows["stream_id"]
+        return columns_of(
+            Kind.KERNEL,
+            self._codes(rows["kernel_id"], self.kernel_names, "kernel"),
+            rows["start"],
+            rows["end"],
+            correlation=self._of_event(rows["event_id"], "stack_id"),
+            device=_mapped(rows["agent_id"], self.device_of),
+            stream=np.where(stream != NULL, stream, rows["queue_id"]),
+        )
+
+    def _copies(self, pid: int) -> Columns:
+        columns = ("start", "end", "event_id", "pid", "dst_agent_id", "src_agent_id", "stream_id", "name_id", "size")
+        rows = self._rows("memory_copy", columns, pid)
+        target = _mapped(rows["dst_agent_id"], self.device_of)
+        copies = {number: copy_name(text) for number, text in self.strings.items()}
+        return columns_of(
+            Kind.MEMCPY,
+            self._codes(rows["name_id"], copies, "Memcpy"),
+            rows["start"],
+            rows["end"],
+            correlation=self._of_event(rows["event_id"], "stack_id"),
+            device=np.where(target != NULL, target, _mapped(rows["src_agent_id"], self.device_of)),
+            stream=rows["stream_id"],
+            num_bytes=rows["size"],
+        )
+
+    def _regions(self, pid: int) -> tuple[Columns, Columns]:
+        """Return the calls of HIP and RCCL, and the ranges."""
+        columns = ("start", "end", "tid", "event_id", "pid", "name_id")
+        rows = self._rows("region", columns, pid, self._without_low_level("region", "name_id"))
+        category = self._of_event(rows["event_id"], "category_id")
+        is_marker = np.isin(category, self._strings_of(_MARKERS))
+        is_call = np.isin(category, self._strings_of(_CALLS))
+        is_call |= ~is_marker & np.isin(rows["name_id"], self._strings_of(_CALLS))
+        messages = self._messages(rows["event_id"][is_marker])
+        names = self._codes(rows["name_id"], self.strings, "range")
+        names[is_marker] = [
+            self.names[messages.get(event, "")] if event in messages else code
+            for event, code in zip(rows["event_id"][is_marker].tolist(), names[is_marker].tolist(), strict=True)
         ]
+        calls, ranges = (
+            columns_of(
+                kind,
+                names[chosen],
+                rows["start"][chosen],
+                rows["end"][chosen],
+                tid=_mapped(rows["tid"][chosen], self.tids, keep=True),
+                correlation=self._of_event(rows["event_id"][chosen], "stack_id"),
+            )
+            for kind, chosen in ((Kind.RUNTIME, is_call), (Kind.USER_ANNOTATION, ~is_call))
+        )
+        return calls, ranges
 
-    def _regions(self, pid: int) -> list[RocmEvent]:
-        events = []
-        for start, end, tid, event, name_id in self._rows(
-            "region", ("start", "end", "tid", "event_id", "pid", "name_id"), pid
-        ):
-            name = self.strings.get(name_id, "range")
-            kind = Kind.RUNTIME if name.startswith(_CALLS) else Kind.USER_ANNOTATION
-            correlation = self.correlations.get(event, NULL)
-            thread = self.tids.get(tid, tid)
-            events.append(RocmEvent(kind, name, start, end - start, thread, correlation))
-        return events
+    def _messages(self, events: NDArray[np.int64]) -> dict[int, str]:
+        """Return the texts of ROCTX ranges, by their events: the name of such a region is that of the call."""
+        if not len(events):
+            return {}
+        of_markers = _among("category_id", self._strings_of(_MARKERS))
+        extras = self.database.texts(self._table("event"), "id", "extdata", of_markers)
+        messages = {event: _message(text) for event, text in extras.items()}
+        return {event: text for event, text in messages.items() if text}
 
-    def _rows(self, table: str, columns: tuple[str, ...], pid: int) -> list[tuple[int, ...]]:
-        """Return the rows of a process, without the column of the process."""
-        rows = self._resolved(table, columns)
+    def _of_event(self, events: NDArray[np.int64], column: str) -> NDArray[np.int64]:
+        return _looked_up(self.events["id"], self.events[column], events)
+
+    def _codes(self, ids: NDArray[np.int64], texts: dict[int, str], unknown: str) -> NDArray[np.int64]:
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        return np.array([self.names[texts.get(each, unknown)] for each in distinct.tolist()], np.int64)[inverse]
+
+    def _rows(self, table: str, columns: tuple[str, ...], pid: int, where: str = "") -> dict[str, NDArray[np.int64]]:
+        """Return the rows of a process."""
+        rows = self._resolved(table, columns, where)
         is_here = rows["pid"] == pid
-        return list(zip(*(rows[column][is_here].tolist() for column in columns if column != "pid"), strict=True))
+        return {column: rows[column][is_here] for column in columns}
 
-    def _resolved(self, table: str, columns: tuple[str, ...]) -> dict[str, NDArray[np.int64]]:
-        """Return columns of a table. From schema 3 on, times and places are in tables that it refers to."""
+    def _resolved(self, table: str, columns: tuple[str, ...], where: str = "") -> dict[str, NDArray[np.int64]]:
+        """Return columns of a table. In newer files, times and places are in tables that it refers to."""
         own = self.database.columns_of(self._table(table))
-        rows = self.database.integers(self._table(table), (*columns, "start_id", "end_id", "track_id"))
+        rows = self.database.integers(self._table(table), (*columns, "start_id", "end_id", "track_id"), where)
         for column in columns:
             if column in own:
                 continue
             if column in ("start", "end"):
-                rows[column] = _looked_up(self._numbers("timestamp", "value"), rows[f"{column}_id"])
+                rows[column] = self._referred("timestamp", "value", rows[f"{column}_id"])
             elif "track_id" in own:
-                rows[column] = _looked_up(self._numbers("track", column), rows["track_id"])
+                rows[column] = self._referred("track", column, rows["track_id"])
         return rows
 
+    def _referred(self, table: str, column: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        rows = self.database.integers(self._table(table), ("id", column))
+        return _looked_up(rows["id"], rows[column], ids)
 
-def _looked_up(values: dict[int, int], keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.array([values.get(key, NULL) for key in keys.tolist()], np.int64)
+
+def _looked_up(ids: NDArray[np.int64], values: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the value of each key, whose id is the same; `NULL` for a key without one."""
+    if not len(ids):
+        return np.full(len(keys), NULL, np.int64)
+    order = np.argsort(ids, kind="stable")
+    places = order[np.searchsorted(ids[order], keys).clip(max=len(ids) - 1)]
+    return np.where(ids[places] == keys, values[places], NULL)
+
+
+def _mapped(keys: NDArray[np.int64], values: dict[int, int], *, keep: bool = False) -> NDArray[np.int64]:
+    """Return the value of each key; for a key without one, `NULL`, or the key itself."""
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    return np.array([values.get(key, key if keep else NULL) for key in distinct.tolist()], np.int64)[inverse]
+
+
+def _among(column: str, numbers: Iterable[int]) -> str:
+    """Return the condition that a column has one of the numbers."""
+    return f"coalesce({column}, {NULL}) IN ({', '.join(map(str, numbers))})"
+
+
+def _message(extra: str) -> str:
+    try:
+        return _decode_extra(extra).message
+    except UNREADABLE:
+        return ""
 
 
 def _is_named(table: str, name: str) -> bool:
     """Whether a table has the name, alone or followed by the id of a recording: hexadecimal digits and underscores."""
     rest = table.removeprefix(name)
     return table.startswith(name) and not rest.strip("_0123456789abcdefABCDEF-")
-
-
-def _copy_name(name: str) -> str:
-    directions = {
-        "HOST_TO_DEVICE": "HtoD",
-        "DEVICE_TO_HOST": "DtoH",
-        "DEVICE_TO_DEVICE": "DtoD",
-        "HOST_TO_HOST": "HtoH",
-    }
-    direction = next((short for long, short in directions.items() if name.upper().endswith(long)), "")
-    return f"Memcpy {direction}".strip()

@@ -7,14 +7,17 @@ Format: rocprofiler-sdk, `rocprofiler-sdk-tool` in source/lib/output/generateJSO
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flatout.errors import InputError
+from flatout.read.decoded import Codes, Columns
 from flatout.read.processes import SeveralRanksError
-from flatout.read.rocm_events import RocmEvent, RocmTrace, parts_of, rocm_table
+from flatout.read.rocm_events import RocmTrace, columns_of, copy_name, joined, parts_of, rocm_table
 from flatout.read.schema import UNREADABLE
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
@@ -30,34 +33,48 @@ class _Id(msgspec.Struct, gc=False, frozen=True):
     internal: int = NULL
 
 
-class _Dispatch(msgspec.Struct, gc=False, frozen=True):
-    agent_id: _Id = _Id()
-    queue_id: _Id = _Id()
-    kernel_id: int = 0
-
-
-class _Record(msgspec.Struct, gc=False):
-    """A record of any buffer; each kind has some of these."""
-
+class _Timed(msgspec.Struct, gc=False):
     start_timestamp: int = -1
     end_timestamp: int = -1
+    correlation_id: _Id = _Id()
+
+
+class _Call(_Timed, gc=False):
+    """A call of HIP or RCCL, or a ROCTX range."""
+
     thread_id: int = 0
     kind: int = -1
     operation: int = -1
-    correlation_id: _Id = _Id()
-    dispatch_info: _Dispatch = _Dispatch()
+
+
+class _Copy(_Timed, gc=False):
+    kind: int = -1
+    operation: int = -1
     stream_id: _Id = _Id()
     dst_agent_id: _Id = _Id()
     src_agent_id: _Id = _Id()
     bytes: int = NULL
 
 
+class _Dispatch(msgspec.Struct, gc=False, frozen=True):
+    agent_id: _Id = _Id()
+    queue_id: _Id = _Id()
+    kernel_id: int = 0
+
+
+class _Launched(_Timed, gc=False):
+    """A kernel."""
+
+    dispatch_info: _Dispatch = _Dispatch()
+    stream_id: _Id = _Id()
+
+
 class _Buffers(msgspec.Struct, frozen=True):
-    kernel_dispatch: list[_Record] = []
-    memory_copy: list[_Record] = []
-    hip_api: list[_Record] = []
-    rccl_api: list[_Record] = []
-    marker_api: list[_Record] = []
+    kernel_dispatch: list[_Launched] = []
+    memory_copy: list[_Copy] = []
+    hip_api: list[_Call] = []
+    rccl_api: list[_Call] = []
+    marker_api: list[_Call] = []
 
 
 class _Kernel(msgspec.Struct, gc=False):
@@ -106,21 +123,8 @@ class _File(msgspec.Struct):
 
 def read_rocprof(source: TraceSource) -> EventTable:
     """Read the file. Raises InputError if it is damaged or has no events, SeveralRanksError if it has several GPUs."""
-    with ByteStream(Path(source.path), source.name) as stream:
-        data = stream.read_all(MAX_BYTES, "record a shorter time")
-        problem = stream.problem
-    try:
-        processes = msgspec.json.decode(data, type=_File).processes
-    except UNREADABLE as error:
-        why = problem or str(error)
-        raise InputError(
-            f"{source.name} is damaged JSON of rocprofv3: {why}", hint="copy or record it again"
-        ) from error
-    if len(processes) != 1:
-        raise InputError(
-            f"{source.name} must have one process of rocprofv3, but has {len(processes)}", hint=_NOT_A_FILE
-        )
-    trace = _trace(processes[0])
+    status = Path(source.path).stat()
+    trace = _trace_of(source.path, source.whole_name, status.st_size, status.st_mtime_ns)
     if source.part is None:
         parts = parts_of(trace)
         if parts:
@@ -128,34 +132,36 @@ def read_rocprof(source: TraceSource) -> EventTable:
     return rocm_table(trace, source, TraceFormat.ROCPROF)
 
 
+@lru_cache(maxsize=1)
+def _trace_of(path: str, name: str, size: int, mtime_ns: int) -> RocmTrace:
+    """Return the events of a file, which is parsed once for all of its GPUs."""
+    with ByteStream(Path(path), name) as stream:
+        data = stream.read_all(MAX_BYTES, "record a shorter time")
+        problem = stream.problem
+    try:
+        processes = msgspec.json.decode(data, type=_File).processes
+    except UNREADABLE as error:
+        why = problem or str(error)
+        raise InputError(f"{name} is damaged JSON of rocprofv3: {why}", hint="copy or record it again") from error
+    if len(processes) != 1:
+        raise InputError(f"{name} must have one process of rocprofv3, but has {len(processes)}", hint=_NOT_A_FILE)
+    return _trace(processes[0])
+
+
 def _trace(process: _Process) -> RocmTrace:
     gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
-    number_of = {handle: agent.logical_node_type_id for handle, agent in gpus.items()}
-    kernel_names = {
-        kernel.kernel_id: kernel.formatted_kernel_name or kernel.kernel_name for kernel in process.kernel_symbols
-    }
-    operations = [kind.operations for kind in process.strings.buffer_records]
-    markers = _markers(process.strings.marker_api)
+    names: Codes[str] = Codes()
     buffers = process.buffer_records
-    events = [
-        _event(record, Kind.KERNEL, kernel_names.get(record.dispatch_info.kernel_id, "kernel"))._replace(
-            device=number_of.get(record.dispatch_info.agent_id.handle, NULL),
-            stream=record.stream_id.handle or record.dispatch_info.queue_id.handle,
-        )
-        for record in buffers.kernel_dispatch
+    kinds = process.strings.buffer_records
+    pieces = [
+        _kernels(process, gpus, names),
+        _copies(buffers.memory_copy, gpus, _Operations(kinds, names, copy_name)),
+        _calls([*buffers.hip_api, *buffers.rccl_api], _Operations(kinds, names)),
+        _ranges(buffers.marker_api, _markers(process.strings.marker_api), names),
     ]
-    for record in buffers.memory_copy:
-        agent = record.dst_agent_id.handle if record.dst_agent_id.handle in gpus else record.src_agent_id.handle
-        copy = _event(record, Kind.MEMCPY, _copy_name(_operation(operations, record)))
-        events.append(
-            copy._replace(device=number_of.get(agent, NULL), stream=record.stream_id.handle, num_bytes=record.bytes)
-        )
-    for records in (buffers.hip_api, buffers.rccl_api):
-        events += [_event(record, Kind.RUNTIME, _operation(operations, record)) for record in records]
-    for record in buffers.marker_api:
-        events.append(_event(record, Kind.USER_ANNOTATION, markers.get(record.correlation_id.internal, "range")))
     return RocmTrace(
-        events=events,
+        columns=joined(pieces),
+        names=list(names),
         process=str(process.metadata.pid),
         hostname=process.metadata.node.hostname or None,
         device_names={agent.logical_node_type_id: agent.product_name for agent in gpus.values()},
@@ -163,39 +169,87 @@ def _trace(process: _Process) -> RocmTrace:
     )
 
 
+class _Operations(dict[tuple[int, int], int]):
+    """The code of the name of a call or a copy, by its kind and operation, which the file names once."""
+
+    def __init__(self, kinds: list[_Kind], names: Codes[str], shown: Callable[[str], str] = str) -> None:
+        super().__init__()
+        self._operations = [kind.operations for kind in kinds]
+        self._names = names
+        self._shown = shown
+
+    def __missing__(self, key: tuple[int, int]) -> int:
+        kind, operation = key
+        of_kind = self._operations[kind] if 0 <= kind < len(self._operations) else []
+        name = of_kind[operation] if 0 <= operation < len(of_kind) else "call"
+        code = self[key] = self._names[self._shown(name)]
+        return code
+
+
+def _kernels(process: _Process, gpus: dict[int, _Agent], names: Codes[str]) -> Columns:
+    code_of = {
+        kernel.kernel_id: names[kernel.formatted_kernel_name or kernel.kernel_name] for kernel in process.kernel_symbols
+    }
+    number_of = {handle: agent.logical_node_type_id for handle, agent in gpus.items()}
+    records = process.buffer_records.kernel_dispatch
+    dispatches = [record.dispatch_info for record in records]
+    unnamed = names["kernel"]
+    return columns_of(
+        Kind.KERNEL,
+        [code_of.get(dispatch.kernel_id, unnamed) for dispatch in dispatches],
+        *_times(records),
+        correlation=[record.correlation_id.internal for record in records],
+        device=[number_of.get(dispatch.agent_id.handle, NULL) for dispatch in dispatches],
+        stream=[record.stream_id.handle or record.dispatch_info.queue_id.handle for record in records],
+    )
+
+
+def _copies(records: list[_Copy], gpus: dict[int, _Agent], operations: _Operations) -> Columns:
+    agents = [
+        record.dst_agent_id.handle if record.dst_agent_id.handle in gpus else record.src_agent_id.handle
+        for record in records
+    ]
+    return columns_of(
+        Kind.MEMCPY,
+        [operations[record.kind, record.operation] for record in records],
+        *_times(records),
+        correlation=[record.correlation_id.internal for record in records],
+        device=[gpus[agent].logical_node_type_id if agent in gpus else NULL for agent in agents],
+        stream=[record.stream_id.handle for record in records],
+        num_bytes=[record.bytes for record in records],
+    )
+
+
+def _calls(records: list[_Call], operations: _Operations) -> Columns:
+    return columns_of(
+        Kind.RUNTIME,
+        [operations[record.kind, record.operation] for record in records],
+        *_times(records),
+        tid=[record.thread_id for record in records],
+        correlation=[record.correlation_id.internal for record in records],
+    )
+
+
+def _ranges(records: list[_Call], texts: dict[int, str], names: Codes[str]) -> Columns:
+    correlations = [record.correlation_id.internal for record in records]
+    return columns_of(
+        Kind.USER_ANNOTATION,
+        [names[texts.get(correlation, "range")] for correlation in correlations],
+        *_times(records),
+        tid=[record.thread_id for record in records],
+        correlation=correlations,
+    )
+
+
+def _times(records: Sequence[_Timed]) -> tuple[list[int], list[int]]:
+    return [record.start_timestamp for record in records], [record.end_timestamp for record in records]
+
+
 def _markers(texts: Any) -> dict[int, str]:
     """Return the texts of ROCTX ranges by their correlation ids."""
     entries = texts if isinstance(texts, list) else []
     pairs = [(each.get("key"), each.get("value")) for each in entries if isinstance(each, dict)]
     return {key: text for key, text in pairs if isinstance(key, int) and isinstance(text, str)}
-
-
-def _event(record: _Record, kind: Kind, name: str) -> RocmEvent:
-    return RocmEvent(
-        kind=kind,
-        name=name,
-        start_ns=record.start_timestamp,
-        duration_ns=record.end_timestamp - record.start_timestamp,
-        thread=record.thread_id,
-        correlation=record.correlation_id.internal,
-    )
-
-
-def _operation(operations: list[list[str]], record: _Record) -> str:
-    """Return the name of a call or a copy, which the file has once for each kind of record."""
-    of_kind = operations[record.kind] if 0 <= record.kind < len(operations) else []
-    return of_kind[record.operation] if 0 <= record.operation < len(of_kind) else "call"
-
-
-def _copy_name(operation: str) -> str:
-    directions = {
-        "HOST_TO_DEVICE": "HtoD",
-        "DEVICE_TO_HOST": "DtoH",
-        "DEVICE_TO_DEVICE": "DtoD",
-        "HOST_TO_HOST": "HtoH",
-    }
-    direction = next((short for long, short in directions.items() if operation.endswith(long)), "")
-    return f"Memcpy {direction}".strip()
 
 
 def _lacks(buffers: Any) -> tuple[Quality, ...]:

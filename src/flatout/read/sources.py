@@ -27,11 +27,16 @@ _TRACE_SUFFIXES = (".json", ".json.gz", ".pb", ".sqlite", ".db")
 _BINARY_SUFFIXES = (".pb", ".sqlite", ".db")  # recognised by their first bytes
 _XPLANE = ".xplane.pb"
 _JAX_TRACE = ".trace.json.gz"  # the same recording as the .xplane.pb in its folder, with less in it
+_PERFETTO_TRACE = "perfetto_trace.json.gz"  # of jax.profiler.trace(create_perfetto_trace=True): a copy of that
 # Where JAX and TensorFlow put a profile within the folder that the user names, or within one folder per rank.
-_PROFILES = ("plugins/profile/*/*.xplane.pb", "*/plugins/profile/*/*.xplane.pb")
+_PROFILES = tuple(
+    f"{parent}plugins/profile/*/*{suffix}" for parent in ("", "*/") for suffix in (_XPLANE, "trace.json.gz")
+)
 _PROFILE_FOLDERS = re.compile(r"/plugins/profile/[^/]+(?=/[^/]+$)")
 _SNIFFED_BYTES = 1 << 16
-_HINT = "pass a trace (.json, .json.gz, .xplane.pb, .sqlite), a folder of them, or an archive (.tar, .tar.gz, .tar.xz)"
+_HINT = (
+    "pass a trace (.json, .json.gz, .xplane.pb, .sqlite, .db), a folder of them, or an archive (.tar, .tar.gz, .tar.xz)"
+)
 
 
 class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +49,11 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
     quality: tuple[Quality, ...] = ()  # notes on its archive or folder
     archive: str | None = None  # the archive that it was unpacked from, into a folder that exists only on this machine
     part: RankPart | None = None  # the rank to read, of a file with several; None: the whole file
+
+    @property
+    def whole_name(self) -> str:
+        """Return the name of the file, which all of its ranks share."""
+        return self.name if self.part is None else self.name.removesuffix(f" ({self.part.name})")
 
     def split(self, parts: Sequence[RankPart]) -> list[TraceSource]:
         """Return one source per rank of a file with several."""
@@ -150,15 +160,26 @@ def _in_folder(
 ) -> list[TraceSource]:
     """Return the traces among the files; the last one carries the notes."""
     files = [file for file in files if file.name.endswith(_TRACE_SUFFIXES) and not _is_of_a_stall(file)]
-    profiles = {str(file).removesuffix(_XPLANE) for file in files if file.name.endswith(_XPLANE)}
     sources = [
         _source(file, f"{shown}/{file.relative_to(folder)}")
-        for file in files
-        if str(file).removesuffix(_JAX_TRACE) not in profiles and _may_be_trace(file, limits)
+        for file in _originals(files)
+        if _may_be_trace(file, limits)
     ]
     if not sources:
         raise InputError(f"{shown} holds no trace", hint=_HINT)
     return [*sources[:-1], msgspec.structs.replace(sources[-1], quality=tuple(notes))]
+
+
+def _originals(files: Sequence[Path]) -> list[Path]:
+    """Return the files without those that JAX writes of a profile beside a better one, each with less in it."""
+    profiles = {str(file).removesuffix(_XPLANE) for file in files if file.name.endswith(_XPLANE)}
+    folders = {file.parent for file in files if file.name.endswith((_XPLANE, _JAX_TRACE))}
+
+    def is_copy(file: Path) -> bool:
+        of_perfetto = file.name == _PERFETTO_TRACE and file.parent in folders
+        return of_perfetto or str(file).removesuffix(_JAX_TRACE) in profiles
+
+    return [file for file in files if not is_copy(file)]
 
 
 def _is_of_a_stall(path: Path) -> bool:

@@ -8,13 +8,13 @@ cannot be read is counted by the keys of `quality.DAMAGE`. Readers of Kineto's t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import GenericAlias
 from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flatout.read import lenient
 from flatout.read.schema import UNREADABLE
@@ -51,7 +51,7 @@ def is_placed(time_us: float) -> bool:
     return 0 <= time_us < MAX_US
 
 
-def spans_ns(starts_us: Sequence[float], ends_us: Sequence[float]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def spans_ns(starts_us: ArrayLike, ends_us: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return starts and durations. Ends are rounded as starts are, so that events that touch still do."""
     start_ns = to_ns(np.asarray(starts_us, np.float64))
     return start_ns, to_ns(np.asarray(ends_us, np.float64)) - start_ns

@@ -26,6 +26,10 @@ from flatout.records.events import EventTable, Quality
 
 # Below this, starting processes costs more than they save.
 _MIN_PARALLEL_BYTES = 96 << 20
+_BRACKET_BYTES = 4  # of a list that was opened, and perhaps closed
+_NO_OPERATION_HINT = (
+    "the job ended before its profiler wrote an event: a timeline of Horovod begins with the first operation"
+)
 _TYPICAL_RATIO = 12  # size of a trace over that of its gzip file
 
 
@@ -112,7 +116,9 @@ def _trailing_comma(text: EventText) -> tuple[Quality, ...]:
 def _no_events(source: TraceSource, table: EventTable) -> InputError:
     num_dropped = sum(count for _, count in table.dropped)
     found = "no events" if not num_dropped else f"{num_dropped:,} events, but none of an operator, a launch or a kernel"
-    return InputError(f"{source.name} has {found}", hint=EXPORT_HINT)
+    is_only_a_bracket = not num_dropped and source.size_bytes <= _BRACKET_BYTES
+    hint = _NO_OPERATION_HINT if is_only_a_bracket else EXPORT_HINT
+    return InputError(f"{source.name} has {found}", hint=hint)
 
 
 @contextmanager
