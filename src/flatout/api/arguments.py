@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -26,25 +26,37 @@ def no_note(line: str) -> None:
 
 
 def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command, which a text separates as a shell does."""
-    if not isinstance(command, str):
-        return tuple(command)
-    try:
-        return tuple(shlex.split(command))
-    except ValueError as error:
-        raise UsageError(f"a command cannot be parsed as shell words: {command}") from error
+    """Return the words of a command, which a text separates as a shell does. Raises UsageError if it is none."""
+    if isinstance(command, str):
+        try:
+            return tuple(shlex.split(command))
+        except ValueError as error:
+            raise UsageError(f"a command cannot be parsed as shell words: {command}") from error
+    if not isinstance(command, Sequence) or not all(isinstance(word, str) for word in command):
+        raise UsageError(f"`command` must be a text or a list of texts, but is {command!r}")
+    return tuple(command)
+
+
+def some_words_of(command: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command. Raises UsageError if there is none."""
+    words = words_of(command)
+    if not words:
+        raise UsageError("`command` must have at least one word", hint="pass, e.g., ['python', 'train.py']")
+    return words
 
 
 def paths_of(paths: AnyPath | Sequence[AnyPath]) -> list[Path]:
     """Return one path or several as a list. Raises UsageError if there is none, or if one is empty."""
-    each = [paths] if isinstance(paths, str | PathLike) else list(paths)
+    each = [paths] if isinstance(paths, str | PathLike) or not isinstance(paths, Iterable) else list(paths)
     if not each:
         raise UsageError("`paths` must name at least one file, folder or archive")
     return [path_of(path) for path in each]
 
 
 def path_of(path: AnyPath) -> Path:
-    """Return a path to read. Raises UsageError if it is empty, as Path("") is the working folder."""
+    """Return a path to read. Raises UsageError if it is empty, as Path("") is the working folder, or no path."""
+    if not isinstance(path, str | PathLike):
+        raise UsageError(f"a path must be a text or a pathlib.Path, but is {path!r}")
     if not str(path):
         raise UsageError("a path must not be empty", hint="pass a file, folder or archive; . is the current folder")
     return Path(path)

@@ -18,6 +18,7 @@ from flatout.api.arguments import (
     check_range,
     optional_path,
     say_to_stderr,
+    some_words_of,
     words_of,
 )
 from flatout.api.traces import diagnose
@@ -84,7 +85,7 @@ def profile(
     check_main_thread("profile")
     check_range("steps", steps, least=1)
     check_range("warmup", warmup, least=0)
-    words = words_of(command)
+    words = some_words_of(command)
     for abandoned in abandoned_jobs():
         say(abandoned.describe())
     recorded = record(
@@ -175,7 +176,7 @@ def tune(
     check_main_thread("tune")
     check_choice("allow", allow, SAFETIES)
     _check_trials(budget_s, trials, steps, warmup)
-    words = words_of(command)
+    words = some_words_of(command)
     limit = parse_call_limit(latency)
     check_knobs(knobs, words, allow, only_infers=limit is not None or None)
     options = TuneOptions(
