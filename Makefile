@@ -1,7 +1,7 @@
 # make demo    `flatout diagnose` on shipped traces, then `flatout tune` on a small job with ordinary faults (5 minutes)
 # make test    lint, types, tests and docs, as continuous integration runs them
 # make integrations    other libraries, in two separate environments: `make clusters`, Ray Data and Dask (5 minutes and 1 GB),
-#                      and `make stack`, notebooks, trainers and trackers (15 minutes and 3 GB). Both run, also if one fails
+#                      and `make stack`, notebooks, trainers, trackers and JAX (15 minutes and 3 GB). Both run, also if one fails
 # make release    the release checklist: builds the artefacts, checks them and installs them (3 minutes)
 # make fuzz    damaged inputs for every reader, with new seeds (10 minutes; INPUTS=500 of each, SEED=7 to repeat a run)
 # make lint    ruff and mypy only          make docs    the docs site, into build/site
@@ -81,11 +81,11 @@ clusters:
 	@$(CLUSTERS)/bin/python -m pip install $(OF_PARTS) --editable '.[data,ray,dask]' datasets hypothesis
 	$(CLUSTERS)/bin/python -m pytest -W default integrations --ignore integrations/stack
 
-# JupyterLab, trainers and trackers.
+# JupyterLab, trainers, trackers and JAX.
 STACK := .venv-stack
 stack:
 	@$(HAS_PYTHON)
-	@echo "JupyterLab, trainers and trackers, in $(STACK): 3 GB, about 15 minutes"
+	@echo "JupyterLab, trainers, trackers and JAX, in $(STACK): 3 GB, about 15 minutes"
 	@test -x $(STACK)/bin/python || $(PYTHON) -m venv $(STACK)
 	@$(STACK)/bin/python -m pip install $(OF_PARTS) --editable . $$(grep -v '^#' integrations/stack.txt)
 	$(STACK)/bin/python -m pytest -W default integrations/stack

@@ -13,6 +13,7 @@ import pytest
 from tests.profile.runs import environment, job, profiling, recorded, run, torchrun, words
 from tests.slurm import free_port
 
+from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.profile import read_recording
 from flatout.read import open_sources, read_trace
 from flatout.records.recording import Recording
@@ -134,6 +135,20 @@ def test_variables_of_slurm_name_the_rank(tmp_path: Path) -> None:
     assert [rank.rank for rank in recording.ranks] == [3]
     assert recording.missing_ranks == (0, 1, 2)
     assert recording.runs[0].run_id == "slurm-77.2"
+
+
+@pytest.mark.parametrize("style", ["ompi", "pmi"])
+def test_ranks_of_mpirun_without_a_process_group_are_recorded(tmp_path: Path, style: str) -> None:
+    """As a job of Horovod runs, whose optimizer is wrapped in a class of its own: a step is still one step."""
+    jobs = Path(__file__).parents[1] / "jobs"
+    mpirun = [sys.executable, str(jobs / "mpirun.py"), style, "2"]
+    command = [*mpirun, sys.executable, str(jobs / "horovod_like_job.py"), "40"]
+    recording, _ = recorded(tmp_path / "r", command, *WARMUP)
+    assert [(rank.rank, rank.world_size) for rank in recording.ranks] == [(0, 2), (1, 2)]
+    assert [len(rank.steps.number) for rank in recording.ranks] == [40, 40]
+    assert recording.missing_ranks == recording.problems == ()
+    assert all(rank.traced_steps for rank in recording.ranks)
+    assert diagnose_paths([tmp_path / "r"]).diagnosis.job.num_ranks == 2
 
 
 def test_every_task_of_a_slurm_step_may_have_a_parent_of_its_own(tmp_path: Path) -> None:

@@ -175,6 +175,21 @@ def test_the_interval_is_students_of_the_log_ratios() -> None:
     assert wider is not None and interval is not None and wider[0] < interval[0]
 
 
+def test_the_verdict_on_two_gpus_follows_from_the_trials_kept_with_it() -> None:
+    """`benchmarks/jax_changes_gpu.py` on two H200; the flag did what it says: one all-reduce in place of 97."""
+    kept = json.loads((Path(__file__).parents[2] / "benchmarks/results/jax_changes_gpu.json").read_text())
+    verdict, (_, *trials) = kept["verdicts"][0], kept["trials"]  # the first trial belongs to no pair
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for each in trials:
+        is_changed = not each["trial"].endswith("-unchanged")
+        assert each["all_reduces"] == (1 if is_changed else 97)
+        times[is_changed].append(each["step_s"])
+    speedup, interval = speedup_of(list(zip(times[False], times[True], strict=True)), 1)
+    expected = (verdict["speedup"], *verdict["interval"])  # the kept steps are the upper of two medians
+    assert interval is not None and (speedup, *interval) == pytest.approx(expected, rel=5e-3)
+    assert verdict["verdict"] == "better" and verdict["interval"][0] > 1.01
+
+
 @pytest.mark.parametrize(
     ("ratios", "verdict"),
     [
