@@ -57,6 +57,7 @@ def test_gpus_of_one_process_are_ranks_and_launch_only_their_own_kernels(tmp_pat
     diagnosis = diagnose_paths([Path(source.path)]).diagnosis
     assert [rank.rank for rank in diagnosis.ranks] == [0, 2]
     assert not [note for note in diagnosis.data_quality if "lost" in note.problem]
+    assert all(abs(sum(rank.parts_s.values()) - rank.window_s) < 1e-6 for rank in diagnosis.ranks)
 
 
 def test_idle_time_is_unknown_where_no_call_was_traced_and_that_is_said(tmp_path: Path) -> None:
@@ -175,6 +176,25 @@ def test_two_processes_recorded_on_cpus_name_the_late_rank_from_json_alone(share
     assert diagnosis.findings[0].ranks == (1,)
     waits_s = sum(each.wait_s for each in diagnosis.blame if each.blamed_rank == 1)
     assert waits_s / diagnosis.job.num_steps == pytest.approx(0.053, abs=0.02)  # rank 1 sleeps 50 ms in each step
+
+
+def test_a_job_of_jax_that_waits_for_copies_on_the_device_is_advised_to_donate(tmp_path: Path) -> None:
+    events: list[Any] = [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},
+        {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "Stream #118(Compute,MemcpyD2D)"}},
+        {"ph": "M", "pid": 701, "name": "process_name", "args": {"name": "/host:CPU"}},
+    ]
+    for step in range(4):
+        at = 100_000.0 * step
+        mark = {"ph": "X", "pid": 701, "tid": 1, "name": "train", "args": {"step_num": str(step)}}
+        kernel = {"ph": "X", "pid": 1, "tid": 1, "name": "loop_fusion", "args": {"hlo_op": "loop_fusion"}}
+        copy = {**kernel, "name": "MemcpyD2D", "args": {"hlo_op": "copy.1", "memcpy_details": "kind_src:device size:9"}}
+        events += [mark | {"ts": at, "dur": 99_000.0}, kernel | {"ts": at, "dur": 60_000.0}]
+        events.append(copy | {"ts": at + 60_000, "dur": 30_000.0})
+    content = {"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}, "traceEvents": events}
+    findings = diagnose_paths([Path(source_of(tmp_path, content, "host.trace.json").path)]).diagnosis.findings
+    changes = {finding.name: finding.changes for finding in findings}
+    assert any("donate_argnums" in change for change in changes["memory-copy"])
 
 
 @pytest.mark.parametrize("content", [rocprof(), horovod(), jax_trace()], ids=["rocprof", "horovod", "jax"])

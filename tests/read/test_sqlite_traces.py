@@ -150,6 +150,7 @@ def test_a_rocpd_database_has_kernels_copies_calls_and_steps(tmp_path: Path, has
     assert (table.meta.device, table.meta.device_name, table.meta.hostname) == (3, "MI300X", "node")
     timeline = attribute_rank(table)
     assert not [note for note in timeline.quality if "launching call" in note.problem]  # kernels are linked to calls
+    assert parts_in_ms(table)["COMPUTE"] == 90  # and all parts sum to the window
     assert any("published schema" in note.problem for note in table.quality)
 
 
