@@ -174,7 +174,7 @@ def test_a_file_with_a_journal_beside_it_may_lack_rows(tmp_path: Path) -> None:
     for suffix, content, is_unfinished in (("-wal", "", False), ("-wal", "x", True), ("-journal", "x", True)):
         journal = tmp_path / f"trace.sqlite{suffix}"
         journal.write_text(content)
-        notes = [note for note in read_trace(source).quality if "a journal lies beside the file" in note.problem]
+        notes = [note for note in read_trace(source).quality if "the file has a journal" in note.problem]
         assert [note.max_confidence for note in notes] == ["inconclusive"] * is_unfinished
         journal.unlink()
 

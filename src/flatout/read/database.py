@@ -24,7 +24,7 @@ from flatout.input_files import open_file
 from flatout.records.events import NULL, Quality
 
 MAGIC = b"SQLite format 3\x00"
-_JOURNALS = ("-wal", "-journal")  # beside a file that is being written, or whose writer was killed
+_JOURNALS = ("-wal", "-journal")  # of a file that is being written, or whose writer was killed
 _MAX_TEXT = 4096
 _IDENTIFIER_QUOTE = '"'
 
@@ -110,7 +110,7 @@ class Database:
         if self._has_journal:
             notes.append(
                 Quality(
-                    problem="a journal lies beside the file: it is still being written, or its writer was killed",
+                    problem="the file has a journal: it is still being written, or its writer was killed",
                     effect="what the journal holds is missing: open the file with sqlite3 once, and diagnose it again",
                     max_confidence="inconclusive",
                 )

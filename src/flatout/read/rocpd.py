@@ -126,7 +126,7 @@ class _Reader:
         return [number for number, text in self.strings.items() if text.startswith(beginnings)]
 
     def _without_low_level(self, table: str, column: str) -> str:
-        """Return the condition that leaves out calls of HSA, by the column with their category or name."""
+        """Return the condition for rows other than calls of HSA, by the column with their category or name."""
         if column not in self.database.columns_of(self._table(table)):
             return ""
         return f"NOT {_among(column, self._strings_of(_LOW_LEVEL_CALLS))}"

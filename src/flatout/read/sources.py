@@ -171,7 +171,7 @@ def _in_folder(
 
 
 def _originals(files: Sequence[Path]) -> list[Path]:
-    """Return the files without those that JAX writes of a profile beside a better one, each with less in it."""
+    """Return the files without those that JAX writes of a profile next to a better one, each with less in it."""
     profiles = {str(file).removesuffix(_XPLANE) for file in files if file.name.endswith(_XPLANE)}
     folders = {file.parent for file in files if file.name.endswith((_XPLANE, _JAX_TRACE))}
 
