@@ -142,10 +142,10 @@ def test_ranks_of_mpirun_without_a_process_group_are_recorded(tmp_path: Path, st
     """As a job of Horovod runs, whose optimizer is wrapped in a class of its own: a step is still one step."""
     jobs = Path(__file__).parents[1] / "jobs"
     mpirun = [sys.executable, str(jobs / "mpirun.py"), style, "2"]
-    command = [*mpirun, sys.executable, str(jobs / "horovod_like_job.py"), "40"]
+    command = [*mpirun, sys.executable, str(jobs / "horovod_like_job.py"), "120"]
     recording, _ = recorded(tmp_path / "r", command, *WARMUP)
     assert [(rank.rank, rank.world_size) for rank in recording.ranks] == [(0, 2), (1, 2)]
-    assert [len(rank.steps.number) for rank in recording.ranks] == [40, 40]
+    assert [len(rank.steps.number) for rank in recording.ranks] == [120, 120]
     assert recording.missing_ranks == recording.problems == ()
     assert all(rank.traced_steps for rank in recording.ranks)
     assert diagnose_paths([tmp_path / "r"]).diagnosis.job.num_ranks == 2

@@ -32,9 +32,11 @@ def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
             return tuple(shlex.split(command))
         except ValueError as error:
             raise UsageError(f"a command cannot be parsed as shell words: {command}") from error
-    if not isinstance(command, Sequence) or not all(isinstance(word, str) for word in command):
+    words: list[object] = list(command) if isinstance(command, Iterable) else [command]
+    texts = [word for word in words if isinstance(word, str)]
+    if texts != words:
         raise UsageError(f"`command` must be a text or a list of texts, but is {command!r}")
-    return tuple(command)
+    return tuple(texts)
 
 
 def some_words_of(command: str | Sequence[str]) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from flatout.inside.identity import is_loader_worker
 from flatout.inside.liveness.heartbeat import start_heartbeat
 from flatout.inside.loader_stages.batch_watch import hook_stages
 from flatout.inside.log import LOG, guarded
+from flatout.inside.nested_steps import is_nested_step
 from flatout.inside.overlay.redirect import redirect
 from flatout.inside.packed_reads.reads import hook_packed_reads
 from flatout.inside.patches.apply import apply_patches
@@ -219,6 +220,8 @@ def _hook_optimizers() -> Undo:
         if _is_compiling():
             return
         try:
+            if is_nested_step(optimizer):
+                return
             PROCESS.num_optimizer_steps += 1
             if (active := PROCESS.active or PROCESS.begin()) is not None:
                 active.optimizer_stepped(optimizer, is_skipped=None)
@@ -237,7 +240,7 @@ def _hook_gradients() -> Undo:
             return None
         try:
             active = PROCESS.active or PROCESS.begin()
-            if active is not None and active.gradients is not None:
+            if active is not None and active.gradients is not None and not is_nested_step(optimizer):
                 return active.gradients.before_step(optimizer, args, kwargs)
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("gradients")

@@ -63,7 +63,8 @@ def integers(values: ArrayLike) -> NDArray[np.int64]:
         return np.asarray(values, np.int64)
     except OverflowError:
         assert isinstance(values, Sequence)
-        return np.array([value if -(1 << 63) <= value < 1 << 63 else NULL for value in values], np.int64)
+        fitting = [value if -(1 << 63) <= int(value) < 1 << 63 else NULL for value in values]
+        return np.array(fitting, np.int64)
 
 
 def joined(pieces: Sequence[Columns]) -> Columns:

@@ -38,6 +38,7 @@ from flatout.inside.liveness.exchange import DdpExchanges, hook_ddp
 from flatout.inside.liveness.stacks import give_stacks, is_ours, write_crashes
 from flatout.inside.liveness.unsaved_order import UnsavedOrder
 from flatout.inside.log import LOG, guarded
+from flatout.inside.nested_steps import is_nested_step
 from flatout.inside.protocol import File, Variable, partial_name
 from flatout.inside.recording.batches import count_batch
 
@@ -255,7 +256,8 @@ def _hook_optimizers() -> Callable[[], None]:
         if _is_compiling() or HEART is None:
             return
         try:
-            HEART.stepped(optimizer)
+            if not is_nested_step(optimizer):
+                HEART.stepped(optimizer)
         except Exception:  # noqa: BLE001 - an error of ours is never the job's
             LOG.error("heartbeat of a step")
             HEART.is_out = LOG.is_silenced
