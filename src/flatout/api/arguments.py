@@ -32,7 +32,8 @@ def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
             return tuple(shlex.split(command))
         except ValueError as error:
             raise UsageError(f"a command cannot be parsed as shell words: {command}") from error
-    words: list[object] = list(command) if isinstance(command, Iterable) else [command]
+    given: object = command
+    words = list(given) if isinstance(given, Iterable) else [given]
     texts = [word for word in words if isinstance(word, str)]
     if texts != words:
         raise UsageError(f"`command` must be a text or a list of texts, but is {command!r}")
