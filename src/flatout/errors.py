@@ -4,6 +4,7 @@
     ├── InputError          the given input cannot be used: a missing path, a file that is not a trace
     │   └── InvalidTrialError   a trial read what an earlier trial wrote, so that nothing can be concluded from it
     ├── NotTracedError      a job ran well, but ended before any of its steps was traced
+    │   └── TracedTooLateError  it was ended before that, because it took too long
     ├── UsageError          arguments that contradict each other
     └── OutputError         the output cannot be written: it already exists, the disk is full
 
@@ -62,6 +63,10 @@ class InvalidTrialError(InputError):
 
 class NotTracedError(FlatoutError):
     """A job that did not fail ended before any of its steps was traced."""
+
+
+class TracedTooLateError(NotTracedError):
+    """A job took so long until its traced steps that it was ended."""
 
 
 class UsageError(FlatoutError):

@@ -106,6 +106,7 @@ ENDS = [
     (TuningEnd(ended_by="max_rounds", limit=6), False),
     (TuningEnd(ended_by="no_candidates"), False),
     (TuningEnd(ended_by="not_profiled"), False),
+    (TuningEnd(ended_by="never_profiled"), True),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.tune.simulated import WORKERS, SimulatedRunner, tuned
 
 import flatout.tune.profile_job as profile_job_module
-from flatout.errors import FlatoutError, NotTracedError
+from flatout.errors import FlatoutError, NotTracedError, TracedTooLateError
 from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule
 from flatout.records.trial import StepSpell
@@ -17,6 +17,7 @@ from flatout.records.tuning import TuningEnd
 from flatout.tune.options import TuneOptions
 from flatout.tune.profiled import CountedProfile, Profiled
 from flatout.tune.progress import NOTHING, Progress, Setup
+from flatout.tune.result import is_better
 
 
 class Counting(SimulatedRunner):
@@ -126,6 +127,44 @@ def test_a_budget_that_ends_during_the_profile_ends_the_tuning_and_is_no_error()
     result = tuned(EndedByTheBudget({WORKERS: 1.4}), budget_s=600.0)
     assert result.end == TuningEnd(ended_by="time_budget", limit=600.0, interrupts="profile")
     assert result.num_trials >= 2 and not result.tuning.changes.changes
+
+
+class TooLate(Counting):
+    """A job that is ended before it is traced, since other jobs use the cores: the first times, or always."""
+
+    def __init__(self, *, num_late: int, takes_s: float) -> None:
+        super().__init__({WORKERS: 1.4})
+        self._num_late, self._takes_s = num_late, takes_s
+        self.num_tried = 0
+
+    def profile(self, changes: ChangeSet, counted: CountedProfile | None = None) -> Profiled:
+        self.num_tried += 1
+        if self.num_tried <= self._num_late:
+            self.now_s += self._takes_s
+            raise TracedTooLateError("the job could not be traced within 60 s, and was ended", hint="see output.log")
+        return super().profile(changes, counted)
+
+
+def test_a_profile_that_takes_too_long_once_is_made_again() -> None:
+    runner = TooLate(num_late=1, takes_s=60.0)
+    result = tuned(runner, budget_s=3000.0, max_rounds=1)
+    assert runner.num_tried >= 2 and is_better(result)
+
+
+def test_a_job_that_always_takes_too_long_to_be_traced_ends_the_tuning_and_keeps_its_trials() -> None:
+    result = tuned(TooLate(num_late=99, takes_s=60.0), budget_s=3000.0)
+    assert result.end.ended_by == "never_profiled" and result.is_cut_short
+    assert result.num_trials >= 2 and result.baseline_step is not None
+    (note,) = (note for note in result.notes if "no change was tried" in note)
+    assert "within 60 s" in note and "output.log" in note
+
+
+def test_a_profile_that_is_ended_shortly_before_the_budget_is_over_ends_the_tuning_with_it() -> None:
+    """What is left then is too little for another try."""
+    runner = TooLate(num_late=99, takes_s=540.0)
+    result = tuned(runner, budget_s=600.0)
+    assert runner.num_tried == 1 and runner.spent_s() < 600.0
+    assert result.end == TuningEnd(ended_by="time_budget", limit=600.0, interrupts="profile")
 
 
 class Short(Counting):

@@ -16,7 +16,7 @@ from tests.trial.recordings import START_UNIX_S, measured, rank, recording
 import flatout.tune.profiled as profiled
 import flatout.tune.runner as module
 from flatout.diagnosis_pipeline import Diagnosed
-from flatout.errors import FlatoutError, InputError
+from flatout.errors import FlatoutError, InputError, TracedTooLateError
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus
 from flatout.profile.record import RecordOptions, RecordResult
@@ -465,6 +465,29 @@ def test_a_profile_that_did_not_succeed_is_one_line_and_made_again(traced: Job, 
     traced.found = whole
     runner(tmp_path).profile(NOTHING)
     assert len(traced.commands) == 2
+
+
+@pytest.mark.parametrize(("usual_s", "limit_s"), [(10.0, 60.0), (30.0, 150.0), (90.0, 200.0)])
+def test_a_profile_has_five_times_a_trial_or_what_is_left_of_the_budget(
+    traced: Job, tmp_path: Path, usual_s: float, limit_s: float
+) -> None:
+    """The time that a trial's end takes is not kept back: nothing follows a profile that the budget cuts off."""
+    made = runner(tmp_path, budget_s=200.0)
+    parts = ("launch", "import", "setup", "group", "evaluation", "first_batch", "first_step", "warmup", "end")
+    costs = StartCosts(**{f"{part}_s": 25.0 for part in parts})
+    made._complete = [TrialResult(index=0, arm="baseline", outcome="completed", step_s=(1.0,), start_costs=costs)]
+    made.usual_s = usual_s
+    made.profile(NOTHING)
+    assert traced.limits == [pytest.approx(limit_s, abs=1)]
+
+
+def test_a_profile_that_is_ended_by_its_limit_says_so_and_its_files_are_settled(job: Job, tmp_path: Path) -> None:
+    job.code, job.is_timed_out = 1, True  # torchrun ends with 1 when it is asked to end
+    job.found = recording(tmp_path, problems=("the command was ended by signal 15",))
+    with pytest.raises(TracedTooLateError, match="could not be traced within 1800 s, and was ended") as caught:
+        runner(tmp_path).profile(NOTHING)
+    assert caught.value.hint.endswith("runs/profile-000/output.log")
+    assert not (tmp_path / "runs" / "profile-000" / "saved").exists()
 
 
 def test_a_job_that_fails_before_it_trains_is_told_by_its_own_last_words(job: Job, tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ TriedOutcome = Literal[
     "not reached",
 ]
 # Reasons for the end of a tuning run: one of its two budgets, the maximum number of rounds, no candidate worth a trial,
-# a failed profile of the applied changes, or the user with Ctrl-C.
-EndedBy = Literal["time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled", "interrupted"]
+# a failed profile of the applied changes, none of the unchanged job, or the user with Ctrl-C.
+EndedBy = Literal[
+    "time_budget", "trial_budget", "max_rounds", "no_candidates", "not_profiled", "never_profiled", "interrupted"
+]
 TuningStage = Literal["noise_floor", "confirmation", "profile"]
 
 
@@ -211,8 +213,8 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a budget or the user ended the tuning, so that untried changes remain unknown."""
-        return self.end.ended_by in ("time_budget", "trial_budget", "interrupted")
+        """Whether a budget, a profile that took too long or the user ended the tuning: untried changes are unknown."""
+        return self.end.ended_by in ("time_budget", "trial_budget", "never_profiled", "interrupted")
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:

@@ -95,7 +95,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     ended_by: EndedBy
     why_ended: str  # the same as a sentence
-    is_cut_short: bool  # a budget of time or trials ended it; the same command with a larger budget resumes
+    is_cut_short: bool  # it ended before it was done; the same command with a larger budget resumes it
     budget_s: float | None  # as given by the user
     max_trials: int | None  # as given by the user; null: no limit
     objective: Objective  # the cost that verdicts are on

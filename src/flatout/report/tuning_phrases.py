@@ -174,7 +174,7 @@ def _more_open(num_open: int) -> str:
 
 
 def was_cut_short(result: TuneResult) -> bool:
-    """Return whether a budget of time or trials ended the tuning; changes that it did not reach are then unjudged."""
+    """Return whether the tuning ended before it was done; changes that it did not reach are then unjudged."""
     return result.is_cut_short
 
 
@@ -328,6 +328,7 @@ def why_ended(end: TuningEnd) -> str:
         "no_candidates": "no remaining change has an estimated gain of 1 % or more",
         "max_rounds": f"the maximum of {limit} rounds was reached",
         "not_profiled": "the job with the applied changes could not be profiled again",
+        "never_profiled": "the job took too long to be traced",
         "time_budget": _end_of_time(end, limit),
         "trial_budget": f"all {limit} trials{reserved} were made",
         "interrupted": "you interrupted it",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.errors import FlatoutError, InvalidTrialError, NotTracedError
-from flatout.records.change import ChangeSet
+from flatout.errors import FlatoutError, InvalidTrialError, NotTracedError, TracedTooLateError
 from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.tuning import TuningEnd
 from flatout.trial.step_kinds import step_spells
@@ -27,7 +26,8 @@ def profile_job(
     """Profile the job with the applied changes, unless that is done.
 
     It may count as a coarse trial (`is_coarse`), and its loader may draw other samples than in the other trials. Raises
-    StoppedError if the budget ends first, or if it fails after a change was adopted: the change stands.
+    StoppedError if the budget ends first, or if the job takes too long to be traced, or if the profile fails after a
+    change was adopted: what was found so far stands.
     """
     applied = progress.applied.changes
     known = progress.profiles.get(applied.name)
@@ -39,18 +39,16 @@ def profile_job(
             counted = None
             if rule is not None:
                 counted = CountedProfile(rule=rule, is_coarse=is_coarse, has_other_samples=other_samples)
-            profiled = _profile(setup, applied, counted)
+            profiled = _profile(setup, progress, counted)
     except KeyboardInterrupt as interrupt:
         raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
     except InvalidTrialError:
         raise
     except FlatoutError as error:
-        if setup.runner.spent_s() >= setup.options.budget_s:  # which ended the command
-            raise StoppedError(progress, time_is_up(setup, interrupts="profile")) from error
-        if not progress.applied:
+        stopped = _stop(setup, progress, error)
+        if stopped is None:
             raise
-        note = f"the job with the applied changes could not be profiled again: {error}"
-        raise StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled")) from error
+        raise stopped from error
     if profiled.trial is not None:
         progress = progress.with_trial(applied, profiled.trial)
     if not progress.applied:
@@ -60,15 +58,31 @@ def profile_job(
     return msgspec.structs.replace(progress, profiles=profiles), profiled
 
 
-def _profile(setup: Setup, applied: ChangeSet, counted: CountedProfile | None) -> Profiled:
+def _stop(setup: Setup, progress: Progress, error: FlatoutError) -> StoppedError | None:
+    """Return how the tuning ends without this profile; None if the unchanged job fails in one, which is an error."""
+    is_late = isinstance(error, TracedTooLateError)
+    is_over = setup.runner.spent_s() >= setup.options.budget_s  # which ended the command
+    if is_over or (is_late and used_up(setup, progress) is not None):
+        return StoppedError(progress, time_is_up(setup, interrupts="profile"))
+    if progress.applied:
+        note = f"the job with the applied changes could not be profiled again: {error}"
+        return StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled"))
+    if not is_late:
+        return None
+    note = f"no change was tried, because a profile shows what to try: {error}; {error.hint}"
+    return StoppedError(progress.with_note(note), TuningEnd(ended_by="never_profiled"))
+
+
+def _profile(setup: Setup, progress: Progress, counted: CountedProfile | None) -> Profiled:
     """Profile the job. A job that ends before the trace is profiled again, without as many steps as a trial before it.
 
-    Raises FlatoutError if it cannot be profiled so either.
+    Raises FlatoutError if it cannot be profiled so either, or if no time is left for that.
     """
+    applied = progress.applied.changes
     try:
         return setup.runner.profile(applied, counted=counted)
     except NotTracedError as error:
-        if counted is None:
+        if counted is None or used_up(setup, progress) is not None:
             raise
         setup.say(f"{error}: profiling it again with fewer steps before the trace")
     return setup.runner.profile(applied)

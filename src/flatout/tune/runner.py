@@ -17,7 +17,7 @@ from statistics import median
 
 import msgspec
 
-from flatout.errors import FlatoutError, InputError
+from flatout.errors import FlatoutError, InputError, TracedTooLateError
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus, Launcher, LocalLauncher
 from flatout.profile import RecordOptions, record
@@ -195,8 +195,9 @@ class Runner:
         return result
 
     def profile(self, changes: ChangeSet, repeat: int = 0, counted: CountedProfile | None = None) -> Profiled:
-        """Trace and diagnose the job with these changes. Raises FlatoutError if that fails.
+        """Trace and diagnose the job with these changes.
 
+        Raises FlatoutError if that fails: TracedTooLateError if the job had to be ended before it was traced.
         A profile from before an interruption is read again if its folder still exists. `repeat` numbers several
         profiles of the same job. A `counted` one measures as many steps as a trial counts at least before its trace, so
         that it can count as a trial (see `profile_as_trial`).
@@ -217,9 +218,12 @@ class Runner:
             variables[Variable.STOP_RULE] = msgspec.json.encode(counted.rule).decode()
             if counted.has_other_samples:
                 variables[Variable.OTHER_SAMPLES] = _OTHER_SEED
-        _, ended, _ = self._record(changes, folder, RecordOptions(warmup=self._warmup), variables)
-        profiled = read_profile(folder, has_failed=ended.code not in (0, None))
-        reads = self.files.settle(folder)
+        limit_s = self._profile_limit_s()
+        _, ended, _ = self._record(changes, folder, RecordOptions(warmup=self._warmup), variables, limit_s)
+        try:
+            profiled = _read_ended_profile(folder, ended, limit_s)
+        finally:
+            reads = self.files.settle(folder)
         if reads:
             raise invalid_trial("the profile", reads)
         session = self.journal.session
@@ -414,9 +418,18 @@ class Runner:
         when the budget is used up.
         """
         times = max(num_steps / self._usual_steps, 1.0) if self._usual_steps else 1.0
-        usual = MAX_TRIAL_S if self.usual_s is None else max(5 * self.usual_s * times, 60.0)
         left_s = self._budget_s - self.spent_s() - self._usual_end_s()
-        return max(min(usual, left_s, MAX_TRIAL_S), _MIN_TRIAL_S)
+        return max(min(self._usual_limit_s(times), left_s), _MIN_TRIAL_S)
+
+    def _profile_limit_s(self) -> float:
+        """Return when a profile is ended: it stops itself once it is traced, and has what is left of the budget."""
+        left_s = self._budget_s - self.spent_s()
+        return max(min(self._usual_limit_s(), left_s), _MIN_TRIAL_S)
+
+    def _usual_limit_s(self, times: float = 1.0) -> float:
+        if self.usual_s is None:
+            return MAX_TRIAL_S
+        return min(max(5 * self.usual_s * times, 60.0), MAX_TRIAL_S)
 
     def _ended_after_s(self, limit_s: float) -> float:
         """Return when a job that is to stop itself at `limit_s` is ended from outside."""
@@ -447,6 +460,18 @@ class Runner:
         else:
             what = result.problem
         self._say(f"{at}  {result.arm}: {how}{what}")
+
+
+def _read_ended_profile(folder: Path, ended: ExitStatus, limit_s: float) -> Profiled:
+    """Read the profile of a job that has ended. Raises TracedTooLateError if it lacks something and was cut off."""
+    try:
+        return read_profile(folder, has_failed=ended.code not in (0, None))
+    except FlatoutError as error:
+        if not ended.is_timed_out:
+            raise
+        raise TracedTooLateError(
+            f"the job could not be traced within {limit_s:.0f} s, and was ended", hint=error.hint
+        ) from error
 
 
 def _facts(folder: Path, recording: Recording | None) -> JobFacts:
