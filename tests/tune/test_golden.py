@@ -11,8 +11,10 @@ import math
 import re
 import tarfile
 from pathlib import Path
+from statistics import median
 
 import msgspec
+import numpy as np
 import pytest
 from tests.trial.training import changes
 
@@ -33,6 +35,7 @@ from flatout.tune.profiled import CountedProfile, Profiled, read_profile
 from flatout.tune.result import is_better
 from flatout.tune.runner import Runner
 from flatout.verdict.arms import judge_arms
+from flatout.verdict.cost import trial_costs
 
 GOLDEN = Path(__file__).with_name("golden")
 NAMES = (
@@ -178,6 +181,11 @@ def test_three_minutes_show_what_longer_starts_of_mingpt_confirm(tmp_path: Path)
     verdict = judge_arms(made, "nccl-sockets=1x1+16", num_screened=2, chosen_by=frozenset({2}), is_last=True)
     assert verdict.verdict == "better" and verdict.interval is not None
     assert verdict.interval[0] <= 13.69 / 10.78 <= verdict.interval[1]
+    assert verdict.unmeasured_work == ("epoch_end",), "no trial reached one"
+    costs = trial_costs(made, "step_s")
+    for arm, epoch_s in (("baseline", 13.69), ("nccl-sockets=1x1+16", 10.78)):
+        steps_s = [costs[trial.index].step_s or math.nan for trial in made if trial.arm == arm]
+        assert 233 * median(steps_s) == pytest.approx(epoch_s, rel=0.1)
 
 
 def test_five_minutes_show_what_longer_starts_of_fabric_confirm(tmp_path: Path) -> None:
@@ -189,6 +197,25 @@ def test_five_minutes_show_what_longer_starts_of_fabric_confirm(tmp_path: Path) 
     assert verdict.verdict == "better" and verdict.interval is not None
     assert (verdict.num_baselines, verdict.num_candidates) == (3, 2)
     assert verdict.interval[0] <= 7.04 / 3.10 <= verdict.interval[1]
+    assert not verdict.unmeasured_work
+
+
+@pytest.mark.parametrize(("index", "most_off"), [(0, 0.05), (2, 0.1), (4, 0.1)])
+def test_the_cost_of_a_trial_of_fabric_is_an_epoch_with_its_end(tmp_path: Path, index: int, most_off: float) -> None:
+    """By hand: any 469 steps in a row hold one end of an epoch, which is a tenth of a slow epoch, a fifth of a fast."""
+    made = recorded(unpacked("fabric_300s", tmp_path))
+    step_s = np.asarray(made[index].step_s)
+    epoch_s = np.convolve(step_s, np.ones(469), "valid").mean()
+    cost = trial_costs(made, "s_per_sample")[index]
+    assert cost.is_whole
+    assert 469 * (cost.step_s or math.nan) == pytest.approx(epoch_s, rel=most_off)
+    samples_per_epoch = 469 * (made[index].samples_per_step or math.nan)
+    assert math.exp(cost.log) * samples_per_epoch == pytest.approx(epoch_s, rel=most_off)
+    work = cost.work[0]
+    assert "epoch_end" in work.kinds and work.period_steps == 469
+    is_end = step_s >= np.sort(step_s)[-work.num_seen]
+    by_hand_s = step_s[is_end].mean() - np.median(step_s)
+    assert work.extra_s == pytest.approx(by_hand_s, rel=0.15)
 
 
 def test_five_minutes_show_what_longer_starts_of_imagenet_confirm(tmp_path: Path) -> None:
