@@ -79,7 +79,9 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         period = self.period_steps
         if period is not None:
             return f"{often}, every {period:,} steps"
-        return often if len(steps) <= MIN_GAPS else f"{often}, at irregular intervals"
+        if len(steps) <= MIN_GAPS:
+            return often
+        return f"{often}, one after another" if len(_starts(steps)) == 1 else f"{often}, at irregular intervals"
 
     def cost_words(self) -> str:
         cost = self.cost_s
@@ -87,16 +89,18 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def period_of(steps: Sequence[int]) -> int | None:
-    """Return the number of steps between stalls; None if they are irregular or too few."""
-    gaps = np.diff(steps)
-    if (gaps > 1).any():  # a stall can last into the next step: only its first step counts
-        starts = np.array(steps)[np.concatenate([[True], gaps > 1])]
-        gaps = np.diff(starts)
+    """Return the number of steps between stalls, at least 2; None if they are irregular or too few."""
+    gaps = np.diff(_starts(steps))
     if len(gaps) < MIN_GAPS:
         return None
     period = float(np.median(gaps))
     agrees = np.abs(gaps - period) <= max(1.0, MAX_GAP_DEVIATION * period)
     return round(period) if agrees.mean() >= MIN_REGULAR_GAPS else None
+
+
+def _starts(steps: Sequence[int]) -> list[int]:
+    """Return the steps without those that follow another one at once: a stall can last into the next step."""
+    return [step for before, step in zip([None, *steps], steps, strict=False) if before is None or step > before + 1]
 
 
 def stalls_of(

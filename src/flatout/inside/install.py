@@ -47,6 +47,7 @@ from flatout.inside.recording.batches import Count
 from flatout.inside.recording.forward_calls import FORWARD_CALLS, Call, Listener
 from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.pickled_workers import hook_pickled_workers
+from flatout.inside.recording.sampler_times import hook_samplers
 from flatout.inside.recording.recorder import StepRecorder
 from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
@@ -194,7 +195,7 @@ def _record(settings: RecorderSettings) -> list[Undo | None]:
     os.register_at_fork(after_in_child=_after_fork)
     undos = [guarded(THREAD_COUNTS.install)(), guarded(SESSION_CALLS.install)()]
     if settings.watches_loaders:
-        undos += [guarded(hook_fetchers)(settings.state), guarded(hook_pickled_workers)()]
+        undos += [guarded(hook_fetchers)(settings.state), guarded(hook_pickled_workers)(), guarded(hook_samplers)()]
     if settings.times_loader_stages:
         undos.append(guarded(hook_stages)(settings.recording))
     hooks = [_hook_optimizers, _hook_backward, _hook_loaders, _hook_scalers, _hook_checkpoints, _hook_forward_calls]

@@ -115,6 +115,7 @@ _COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "loader_watch_s": _largest,
     "loader_pickled_bytes": _largest,
     "loader_pickled_s": _largest,
+    "loader_sampler_s": _largest,
 }
 
 

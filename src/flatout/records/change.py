@@ -167,6 +167,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     loader_start_method: str | None = None  # of its workers: fork | spawn | forkserver
     loader_pickled_bytes: int | None = None  # for each worker that is spawned: the data set, mostly
     loader_pickled_s: float | None = None  # to pickle them for one worker; unpickling takes about as long
+    loader_sampler_s: float | None = None  # until the first indices of an epoch, for which some samplers compute all
     loader_batches: int | None = None  # of one epoch, per rank
     loader_is_iterable: bool | None = None  # an IterableDataset: by default, each worker yields all samples
     loader_load: float | None = None  # seconds of waiting for batches without workers, per second of the rest of a step

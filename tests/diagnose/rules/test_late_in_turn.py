@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from tests.diagnose.jobs import GEMM, STEP, costs_us, diagnosed, found, free_of_recorder_cost, names, times
 
 from flatout.testing import TraceBuilder
 
 
-def in_turn(*extra_by_step: tuple[float, ...]) -> list[TraceBuilder]:
-    """Each rank computes 2000 us and, in each step, its extra of that step; then they meet."""
+def in_turn(*extra_by_step: tuple[float, ...], busy_shares: Mapping[int, float] | None = None) -> list[TraceBuilder]:
+    """Each rank computes 2000 us and, in each step, its extra of that step; then they meet.
+
+    Afterwards it computes until the end of the step, or for its share of that time.
+    """
     traces = [TraceBuilder(rank, len(extra_by_step[0])) for rank in range(len(extra_by_step[0]))]
     for trace in traces:
         for number, at in times(len(extra_by_step)):
@@ -17,7 +22,8 @@ def in_turn(*extra_by_step: tuple[float, ...]) -> list[TraceBuilder]:
             more, most = extra[trace.rank], max(extra)
             trace.step(number, at, STEP).launch(GEMM, at, 5, at + 5, 2000 + more)
             trace.collective("allreduce", at + 5, at + 2005 + more, most - more + 20)
-            trace.launch(GEMM, at + 6, 1, at + 2025 + most, STEP - 2025 - most)
+            rest = STEP - 2025 - most
+            trace.launch(GEMM, at + 6, 1, at + 2025 + most, rest * (busy_shares or {}).get(trace.rank, 1.0))
     return traces
 
 
@@ -101,3 +107,22 @@ def test_the_advice_for_a_job_on_the_cpu_names_no_gpu() -> None:
             trace.annotation("gloo:all_reduce", at + 5000 + more, 3020 - more).op("aten::add_", at + 8020, 1980)
     for finding in diagnosed(*traces).findings:
         assert "GPU" not in " ".join((finding.title, *finding.changes))
+
+
+@pytest.mark.parametrize(("busy_share", "ratio"), [(0.8217, None), (0.7066, 1.275), (0.3166, 2.0)])
+def test_ranks_that_compute_longer_are_told_although_they_take_turns(busy_share: float, ratio: float | None) -> None:
+    """Each rank is late once in four steps. Afterwards 0 and 1 compute for a share of the time that 2 and 3 do.
+
+    By hand: 2 and 3 compute 4 x (2000 + 6475) + 1500 = 35,400 us, and the others 1.15, 1.275 or 2 times less.
+    """
+    steps = [tuple(1500.0 if rank == late else 0.0 for rank in range(4)) for late in range(4)]
+    finding = found(free_of_recorder_cost(*in_turn(*steps, busy_shares={0: busy_share, 1: busy_share})), "late-in-turn")
+    assert finding.ranks == (0, 1, 2, 3)
+    assert ("none of them is slower" in finding.title) == (ratio is None)
+    if ratio is None:
+        assert finding.evidence["slower_ranks"] == []
+        return
+    assert finding.evidence["slower_ranks"] == [2, 3]
+    assert finding.evidence["slower_compute_ratio"] == pytest.approx(ratio, rel=0.01)
+    assert f"ranks 2 and 3 compute {ratio:.1f} times as long as the faster ones" in finding.title
+    assert "compute longer" in finding.changes[0]

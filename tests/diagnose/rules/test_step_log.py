@@ -136,6 +136,19 @@ def test_a_data_set_that_takes_long_to_pickle_for_each_worker_is_named_first(
     assert ("668 MiB are pickled for each worker" in finding.changes[0]) == is_named
 
 
+@pytest.mark.parametrize(("sampler_s", "is_told"), [(0.18, False), (0.22, True), (0.9, True), (None, None)])
+def test_a_sampler_that_takes_a_fifth_of_the_start_of_an_epoch_is_told(
+    sampler_s: float | None, is_told: bool | None
+) -> None:
+    starts = every(20, 1.0)
+    facts = JobFacts(loader_workers=2, loader_sampler_s=sampler_s)
+    finding = only(diagnosed(steps(starts, loader_start_s=starts, num_loader_ends=starts), facts=facts))
+    assert finding.name == "epoch-boundary" and finding.evidence.get("sampler_s") == sampler_s
+    assert ("for its sampler" in finding.title) == bool(is_told)
+    assert ("the sampler's order" in finding.changes[0]) == bool(is_told)
+    assert any("time the sampler" in change for change in finding.changes) == (is_told is None)
+
+
 @pytest.mark.parametrize(("seconds", "ranks"), [(0.045, (0,)), (0.055, (0, 1))])
 def test_a_rank_that_hardly_has_the_cause_is_not_named(seconds: float, ranks: tuple[int, ...]) -> None:
     """Rank 0 writes for 0.5 s, and rank 1 in other steps for about a tenth of that."""
@@ -196,10 +209,16 @@ def test_three_stalls_make_high_confidence(num: int, confidence: str) -> None:
         ([0, 10, 20, 35, 52], None),
         ([0, 100, 200, 310, 420, 520], 100),  # 10 % of the period
         ([0, 100, 200, 311, 422, 522], None),
+        ([20, 21, 22, 23], None),  # steps in a row have no period
     ],
 )
 def test_a_period_needs_gaps_that_agree(stalled: list[int], period: int | None) -> None:
     assert period_of(stalled) == period
+
+
+def test_steps_in_a_row_are_not_called_periodic() -> None:
+    title = only(diagnosed(steps(dict.fromkeys(range(60, 64), 0.3)))).title
+    assert "4 of 200 steps, one after another;" in title and "every" not in title
 
 
 def drifting(first_s: float, last_s: float, num: int = 400, noise_s: float = 0.0) -> Steps:

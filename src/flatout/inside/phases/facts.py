@@ -32,6 +32,7 @@ from flatout.inside.random_seed import sets_own_seed
 from flatout.inside.recording.forward_calls import FORWARD_CALLS
 from flatout.inside.recording.loader_watch import WATCHES
 from flatout.inside.recording.pickled_workers import PICKLED_WORKERS
+from flatout.inside.recording.sampler_times import SAMPLER_TIMES
 from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.thread_counts import THREAD_COUNTS
 from flatout.secrets import masked_environment, write_private
@@ -301,6 +302,7 @@ def _loader_facts(iterators: list[Any]) -> dict[str, Any]:
         "loader_has_persistent_workers": bool(busiest._persistent_workers),
         "loader_start_method": _start_method(busiest) if num_workers else None,
         **PICKLED_WORKERS.facts(),
+        **SAMPLER_TIMES.facts_of(busiest),
     }
 
 
