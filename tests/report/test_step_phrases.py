@@ -58,6 +58,15 @@ def test_what_was_not_measured_is_said() -> None:
     assert len(step_sentences(step, other)) == 3
 
 
+def test_long_steps_whose_frequency_is_unknown_are_told_apart_from_those_that_return() -> None:
+    long_steps = WorkTime(kinds=("unknown",), extra_s=0.2, period_steps=8.0)
+    step = StepTime(step_s=0.125, regular_s=0.1, work=(long_steps,), unknown=("unknown",))
+    assert step_sentences(step, None)[1:] == (
+        "Each long step of unknown cause, every 8 steps: 200 ms more.",
+        "Other long steps of unknown cause are not part of a step, because how often they come is unknown.",
+    )
+
+
 def test_the_live_log_has_the_same_number_as_the_report() -> None:
     assert step_words(BEFORE) == "349 ms per step: 176 ms, and 2.60 s more every 15 steps"
     assert step_words(StepTime(step_s=0.1, regular_s=0.1)) == "100 ms per step"

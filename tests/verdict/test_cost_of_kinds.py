@@ -81,6 +81,39 @@ def test_a_loader_whose_every_fourth_step_waits_and_its_fix() -> None:
     check([(before, REGULAR_S + 0.05), (after, REGULAR_S)])
 
 
+def loaded_steps_s(num_workers: int, load: float, num_steps: int, rng: np.random.Generator) -> list[float]:
+    """Steps that wait for their batches: each worker makes every n-th batch, and is at most two ahead.
+
+    `load` is the time in which all workers together make a batch, in regular steps.
+    """
+    taken, free = [0.0], [0.0] * num_workers
+    for batch in range(num_steps + 1):
+        worker = batch % num_workers
+        earliest = taken[batch - 2 * num_workers + 1] if batch >= 2 * num_workers else 0.0
+        makes_s = REGULAR_S * num_workers * load * np.exp(rng.normal(0, 0.15))
+        free[worker] = max(free[worker], earliest) + makes_s
+        step_s = REGULAR_S * np.exp(rng.normal(0, 0.02)) if batch else 0.0
+        taken.append(max(taken[-1] + step_s, free[worker]))
+    return np.diff(taken[1:]).tolist()
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 8])
+@pytest.mark.parametrize("load", [1.45, 1.9])
+def test_a_loader_that_cannot_keep_up_costs_what_its_steps_take(num_workers: int, load: float) -> None:
+    """Some windows have a third of their steps long, others a little more; batches come in twos, threes or bursts."""
+    rng = np.random.default_rng(num_workers)
+    errors = []
+    for _ in range(6):
+        windows = [loaded_steps_s(num_workers, load, 75, rng)[15:] for _ in range(3)]
+        made = [
+            TrialResult(index=i, arm=BASELINE, outcome="completed", step_s=tuple(window), first_step=15, spells=())
+            for i, window in enumerate(windows)
+        ]
+        logs = [cost.log for cost in trial_costs(made, "step_s").values()]
+        errors.append(float(np.mean(logs)) - math.log(np.mean(windows)))
+    assert max(map(abs, errors)) < 0.1
+
+
 def test_steps_that_only_drift_have_no_work() -> None:
     found = trials(BASELINE, 4, 60, lambda number: 0.0, seed=7)
     costs = trial_costs(found, "step_s")

@@ -10,7 +10,7 @@ from tests.verdict.trials import trial
 
 from flatout.records.trial import BASELINE, SpellKind, StepSpell, TrialResult
 from flatout.verdict.periodic_work import find_work
-from flatout.verdict.periods import common_schedule, period_of_gaps, separate_schedule
+from flatout.verdict.periods import Period, common_schedule, period_of_gaps, separate_schedule
 from flatout.verdict.window import Window
 from flatout.verdict.work import Work
 
@@ -321,3 +321,66 @@ def test_a_period_is_found_with_two_other_long_steps_in_it_and_not_with_three(
 def test_two_trials_with_the_same_steps_show_a_common_schedule(num_trials: int, is_found: bool) -> None:
     of_trials = [np.arange(80)] * num_trials, [flags(80, 10, 30, 50, 70)] * num_trials
     assert (common_schedule(*of_trials, [np.ones(80, dtype=np.bool_)] * num_trials) is not None) == is_found
+
+
+# ---- long steps in bursts, as where batches come late ----
+
+
+def test_long_steps_in_bursts_come_as_often_as_they_are_counted() -> None:
+    """Their gaps are of one and two steps, with one that is long: that is no period of a step and a half."""
+    bursts = (10, 11, 13, 14, 16, 40, 41, 43, 44, 46)
+    (work,) = work_of([unnumbered(0, 60, dict.fromkeys(bursts, 0.3))])
+    assert work.is_random and work.period[BASELINE] == Period(steps=6.0, is_exact=False)
+
+
+@pytest.mark.parametrize(("num_steps", "period"), [(53, 10.0), (54, 13.5)])
+def test_a_period_that_holds_for_three_quarters_of_the_steps_is_one(num_steps: int, period: float) -> None:
+    """Gaps of 9, 10 and 11 steps, and nothing after them."""
+    (work,) = work_of([unnumbered(0, num_steps, dict.fromkeys((5, 14, 24, 35), 0.3))])
+    assert work.period[BASELINE] == Period(steps=period, is_exact=False)
+
+
+@pytest.mark.parametrize(("num_without", "is_exact"), [(1, True), (2, False)])
+def test_a_schedule_that_one_of_five_windows_lacks_is_one(num_without: int, is_exact: bool) -> None:
+    """In the others, what is due each 6 steps is part of the regular step, or comes by chance."""
+    with_work = dict.fromkeys(range(2, 60, 6), 0.3)
+    trials = [unnumbered(index, 60, with_work if index >= num_without else {}) for index in range(5)]
+    (work,) = work_of(trials)
+    period = work.period[BASELINE]
+    assert period is not None and period.is_exact == is_exact
+    assert period.steps == (6 if is_exact else pytest.approx(300 / 30))
+
+
+@pytest.mark.parametrize(("num_long", "is_work"), [(20, True), (21, False), (30, False), (44, False), (45, True)])
+def test_an_arm_of_whose_windows_one_has_too_many_long_steps_has_none(num_long: int, is_work: bool) -> None:
+    """More than 20 of 60 are part of the regular step, and so are the 10 of the other window.
+
+    With 45 or more, the whole window was slow.
+    """
+    other = unnumbered(1, 60, dict.fromkeys(range(num_long), 0.3))
+    assert work_of([unnumbered(0, 60, dict.fromkeys(range(0, 60, 6), 0.3))])
+    assert bool(work_of([unnumbered(0, 60, dict.fromkeys(range(0, 60, 6), 0.3)), other])) == is_work
+
+
+@pytest.mark.parametrize(("places", "has_rate"), [((81, 89, 91), True), ((81, 89), False)])
+def test_long_steps_at_the_same_places_of_all_trials_have_a_rate_if_they_go_on(
+    places: tuple[int, ...], has_rate: bool
+) -> None:
+    """Three in each half of a window; fewer in the second half may belong to the beginning."""
+    long_steps = dict.fromkeys((10, 17, 25, 36, 39, *places), 0.3)
+    (work,) = work_of([numbered(index, 0, 100, long_steps) for index in range(2)])
+    period = work.period[BASELINE]
+    assert (period is not None) == has_rate
+    if period is not None:
+        assert period.steps == pytest.approx(100 / len(long_steps))
+
+
+@pytest.mark.parametrize(("regular_s", "is_hidden"), [(0.5, False), (0.7, True)])
+def test_an_arm_with_steps_of_which_no_long_one_could_be_told_has_them_in_its_regular_step(
+    regular_s: float, is_hidden: bool
+) -> None:
+    """0.3 s more are not half as much again as 0.7 s, so they may be in such steps; more than 0.25 s would be seen."""
+    fast = unnumbered(0, 60, dict.fromkeys((5, 14, 24, 35), 0.3), arm="fast")
+    slow = trial(1, BASELINE, [regular_s] * 20)
+    (work,) = work_of([fast, slow])
+    assert work.absent_in == ({BASELINE} if is_hidden else set())

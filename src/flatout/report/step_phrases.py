@@ -76,7 +76,7 @@ def step_sentences(before: StepTime | None, after: StepTime | None, *, arrow: st
         often = f" {arrow} ".join(dict.fromkeys(periods))
         sentences.append(f"Each {work_name(kinds)}, {often}: {change} more.")
     unknown = dict.fromkeys((*before.unknown, *(after.unknown if after is not None else ())))
-    return (*sentences, *_unmeasured(tuple(unknown)))
+    return (*sentences, *_unmeasured(tuple(unknown), are_others=("unknown",) in names))
 
 
 def _names(before: StepTime, after: StepTime | None) -> list[tuple[SpellKind, ...]]:
@@ -103,8 +103,11 @@ def _change(before_s: float, after_s: float | None, arrow: str) -> str:
     return f"{units.seconds(before_s)} {arrow} {units.seconds(after_s)}"
 
 
-def _unmeasured(kinds: tuple[SpellKind, ...]) -> list[str]:
-    """Say which work is not part of the step, or is assumed to cost in one arm what it costs in the other."""
+def _unmeasured(kinds: tuple[SpellKind, ...], *, are_others: bool = False) -> list[str]:
+    """Say which work is not part of the step, or is assumed to cost in one arm what it costs in the other.
+
+    Long steps of unknown cause may be of several sizes: with `are_others`, those that return regularly are named before.
+    """
     sentences = []
     if _EPOCH.intersection(kinds):
         sentences.append("The end of an epoch was not measured in each arm: longer trials would include it.")
@@ -112,5 +115,6 @@ def _unmeasured(kinds: tuple[SpellKind, ...]) -> list[str]:
     if others:
         sentences.append(f"Not measured in each arm: {work_name(others)}.")
     if "unknown" in kinds:
-        sentences.append("Long steps of unknown cause are not part of a step, because how often they come is unknown.")
+        long_steps = "Other long steps" if are_others else "Long steps"
+        sentences.append(f"{long_steps} of unknown cause are not part of a step, because how often they come is unknown.")
     return sentences

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from flatout.verdict.periods import (
@@ -28,6 +29,8 @@ MIN_DEVIATIONS = 6.0
 OTHER_SIZE = 2.0  # factor between two long steps, none in between, so that they are different work
 MIN_OTHER_WORK = 3  # steps that are longer than the work in them explains, so that there is more work
 MAX_SCHEDULES = 3  # of one size
+MIN_COUNTED_SHARE = 0.75  # of the steps there are to an occurrence: a period that is shorter is only that of a burst
+MOST_OF_STEPS = 0.75
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 _LOW_QUANTILE = 0.25
 
@@ -37,30 +40,77 @@ _ByTrial = dict[int, Flags]
 def works_without_hook(windows: Sequence[Window], is_explained: _ByTrial) -> list[Work]:
     """Return the work in long steps that no hook explains, the longest first."""
     is_open = {index: ~flags for index, flags in is_explained.items()}
-    extra_s = {window.index: _extra_s(window.step_s, is_open[window.index]) for window in windows}
+    extra_s = _extra_of_rare(windows, is_open)
     works: list[Work] = []
     for shortest_s, longest_s in _sizes(extra_s):
         is_long = {
             index: (seconds >= shortest_s) & (seconds <= longest_s) & is_open[index]
             for index, seconds in extra_s.items()
         }
+        hidden = _hidden_in(windows, is_open, longest_s)
         of_size, is_open = _works_of_one_size(windows, is_long, is_open)
-        works += of_size
+        works += [_without_hidden(work, windows, hidden) for work in of_size]
     return works
 
 
+def _hidden_in(windows: Sequence[Window], is_open: _ByTrial, extra_s: float) -> set[str]:
+    """Return the arms whose steps differ so much, or are so long, that steps of this extra time are not long there."""
+    seen_in = {window.arm for window in windows if extra_s > _least_extra_s(window.step_s[is_open[window.index]])}
+    return {window.arm for window in windows} - seen_in
+
+
+def _without_hidden(work: Work, windows: Sequence[Window], hidden: set[str]) -> Work:
+    """Return the work without the arms in which it is hidden: there it is part of the regular step already."""
+    having = {window.arm for window in windows if work.is_due[window.index].any()}
+    return msgspec.structs.replace(work, absent_in=work.absent_in | (hidden - having))
+
+
+def _extra_of_rare(windows: Sequence[Window], is_open: _ByTrial) -> dict[int, Floats]:
+    """Return what each long step takes beyond its window's median step; 0 for the others.
+
+    An arm in which they are not rare has none: they belong to its regular step, also in a window that has few of them.
+    """
+    extra_s = {window.index: _extra_s(window.step_s, is_open[window.index]) for window in windows}
+    nothing = {window.index: np.zeros(window.num_steps) for window in windows}
+    for arm in {window.arm for window in windows}:
+        of_arm = [window for window in windows if window.arm == arm]
+        if _are_usual(of_arm, extra_s, is_open):
+            extra_s |= {window.index: nothing[window.index] for window in of_arm}
+    return extra_s
+
+
+def _are_usual(windows: Sequence[Window], extra_s: Mapping[int, Floats], is_open: _ByTrial) -> bool:
+    """Whether more than a third of the steps of an arm's window are as long as its long ones, but not most of them.
+
+    If most are, the machine may have been slow for the whole window.
+    """
+    long_s = [float(seconds) for window in windows for seconds in window.step_s[extra_s[window.index] > 0]]
+    if not long_s:
+        return False
+    shortest_s = min(long_s)
+    for window in windows:
+        others_s = window.step_s[is_open[window.index]]
+        num_as_long = int((others_s >= shortest_s).sum())
+        if MAX_SHARE_OF_STEPS * len(others_s) < num_as_long < MOST_OF_STEPS * len(others_s):
+            return True
+    return False
+
+
 def _extra_s(step_s: Floats, is_open: Flags) -> Floats:
-    """Return what each long step takes beyond the median step; 0 for the others."""
-    nothing = np.zeros(len(step_s))
     others = step_s[is_open]
     if not len(others):
-        return nothing
-    middle = float(np.median(others))
-    spread = _NORMAL_MAD * float(np.median(np.abs(others - middle)))
-    is_long = is_open & (step_s > max(LONG_STEP * middle, middle + MIN_DEVIATIONS * spread))
-    if is_long.sum() > MAX_SHARE_OF_STEPS * len(others):
-        return nothing
-    return np.where(is_long, step_s - middle, nothing)
+        return np.zeros(len(step_s))
+    extra_s = step_s - np.median(others)
+    return np.where(is_open & (extra_s > _least_extra_s(others)), extra_s, 0.0)
+
+
+def _least_extra_s(step_s: Floats) -> float:
+    """Return what a step must take beyond the median to be long; infinity without any."""
+    if not len(step_s):
+        return np.inf
+    middle = float(np.median(step_s))
+    spread = _NORMAL_MAD * float(np.median(np.abs(step_s - middle)))
+    return max((LONG_STEP - 1) * middle, MIN_DEVIATIONS * spread)
 
 
 def _sizes(extra_s: Mapping[int, Floats]) -> list[tuple[float, float]]:
@@ -130,6 +180,8 @@ def _scheduled_work(windows: Sequence[Window], is_long: _ByTrial, is_open: _ByTr
         return None
     period = schedule.period
     is_due = {window.index: due for window, due in zip(windows, schedule.due, strict=True)}
+    if not _is_kept(windows, is_long, is_due, period):
+        return None
     arms = {window.arm for window in windows}
     return Work(
         kinds=("unknown",),
@@ -138,6 +190,21 @@ def _scheduled_work(windows: Sequence[Window], is_long: _ByTrial, is_open: _ByTr
         period=dict.fromkeys(arms, period),
         absent_in=frozenset(arm for arm in arms if _is_absent(windows, is_due, arm, period)),
     )
+
+
+def _is_kept(windows: Sequence[Window], is_long: _ByTrial, is_due: _ByTrial, period: Period) -> bool:
+    """Whether nearly all windows of the arms that have the work keep its schedule.
+
+    Of two windows of one job, one may have as many long steps by chance, as where batches come late in bursts.
+    """
+    having = {window.arm for window in windows if (is_long[window.index] & is_due[window.index]).any()}
+    num_hits = num_missed = 0
+    for window in windows:
+        hits = int((is_long[window.index] & is_due[window.index]).sum())
+        num_hits += hits
+        if window.arm in having and not hits:
+            num_missed += int(window.num_steps // period.steps)
+    return num_hits >= MIN_DUE_SHARE * (num_hits + num_missed)
 
 
 def _is_absent(windows: Sequence[Window], is_due: _ByTrial, arm: str, period: Period) -> bool:
@@ -167,10 +234,15 @@ def _unscheduled_work(windows: Sequence[Window], is_long: _ByTrial) -> Work | No
     absent = frozenset(arm for arm in {window.arm for window in windows} if _has_none(windows, is_long, arm))
     having = [window for window in windows if window.arm not in absent]
     numbers = [window.number[is_long[window.index]] for window in having]
+    counted = Period(steps=sum(window.num_steps for window in having) / num_long, is_exact=False)
     period = period_of_gaps(gaps_within(numbers), fewest=2)
+    if period is not None and period.steps < MIN_COUNTED_SHARE * counted.steps:
+        period = None  # they come in bursts
     is_random = period is None and num_long >= MIN_FOR_RATE and _is_anywhere(windows, is_long)
-    if is_random:
-        period = Period(steps=sum(window.num_steps for window in having) / num_long, is_exact=False)
+    if is_random or (period is None and _goes_on(windows, is_long)):
+        period = counted
+    if period is not None and period.per_step > MAX_SHARE_OF_STEPS:
+        return None
     return Work(
         kinds=("unknown",),
         is_due=is_long,
@@ -179,6 +251,16 @@ def _unscheduled_work(windows: Sequence[Window], is_long: _ByTrial) -> Work | No
         absent_in=absent,
         is_random=is_random,
     )
+
+
+def _goes_on(windows: Sequence[Window], is_long: _ByTrial) -> bool:
+    """Whether a window has several long steps in each of its halves, so that they are no matter of its beginning."""
+    for window in windows:
+        middle = window.num_steps // 2
+        halves = is_long[window.index][:middle], is_long[window.index][middle:]
+        if min(int(half.sum()) for half in halves) >= MIN_FOR_RATE:
+            return True
+    return False
 
 
 def _has_none(windows: Sequence[Window], is_long: _ByTrial, arm: str) -> bool:
