@@ -122,6 +122,7 @@ def test_the_variables_are_those_that_users_and_jobs_know() -> None:
         "FLATOUT_STOP_RULE",
         "FLATOUT_XLA_TRIAL",
         "FLATOUT_OTHER_SAMPLES",
+        "FLATOUT_OTHER_ROUNDING",
         "FLATOUT_SEED",
         "FLATOUT_BLOCKS",
         "FLATOUT_PATCHES",

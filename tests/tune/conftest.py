@@ -17,6 +17,7 @@ _WITHOUT_TRACE = (
     "test_measured_collectives.py",
     "test_simulated_jobs.py",
     "test_call_limit.py",
+    "test_noise_check.py",
 )
 
 

@@ -34,6 +34,7 @@ from flatout.tune.options import TuneOptions
 from flatout.tune.profiled import CountedProfile, Profiled, read_profile
 from flatout.tune.result import is_better
 from flatout.tune.runner import Runner
+from flatout.tune.variation import Variation
 from flatout.verdict.arms import judge_arms
 from flatout.verdict.cost import trial_costs
 
@@ -86,7 +87,7 @@ class RecordedRunner(Runner):
         return super().trial(changes, num_steps, place if self._has_places else "")
 
     def _run(
-        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float, *, other_samples: bool
+        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float, variation: Variation
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         failed = TrialResult(index=index, arm=changes.name, outcome="failed", problem="it was not tried", step_s=())
         return failed, ()

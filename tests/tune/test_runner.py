@@ -161,6 +161,15 @@ def test_a_trial_with_other_samples_has_another_seed_and_no_trial_stands_in_for_
     assert len(job.options) == 2
 
 
+def test_a_trial_with_other_rounding_is_another_than_one_without(job: Job, tmp_path: Path) -> None:
+    first = runner(tmp_path)
+    usual, other = first.trial(NOTHING, 25), first.trial(NOTHING, 25, other_rounding=True)
+    assert (usual.has_other_rounding, other.has_other_rounding) == (False, True)
+    assert [options.variables.get(Variable.OTHER_ROUNDING) for options in job.options] == [None, "1"]
+    resumed = runner(tmp_path)
+    assert resumed.trial(NOTHING, 25, other_rounding=True).has_other_rounding and len(job.options) == 2
+
+
 def test_weights_that_follow_the_samples_do_not_hide_that_a_change_begins_with_others(tmp_path: Path) -> None:
     """A script that looks at a batch before it makes its model."""
     made = runner(tmp_path)

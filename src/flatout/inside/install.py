@@ -37,6 +37,7 @@ from flatout.inside.liveness.heartbeat import start_heartbeat
 from flatout.inside.loader_stages.batch_watch import hook_stages
 from flatout.inside.log import LOG, guarded
 from flatout.inside.nested_steps import is_nested_step
+from flatout.inside.other_rounding import round_otherwise
 from flatout.inside.overlay.redirect import redirect
 from flatout.inside.packed_reads.reads import hook_packed_reads
 from flatout.inside.patches.apply import apply_patches
@@ -47,8 +48,8 @@ from flatout.inside.recording.batches import Count
 from flatout.inside.recording.forward_calls import FORWARD_CALLS, Call, Listener
 from flatout.inside.recording.loader_watch import hook_fetchers
 from flatout.inside.recording.pickled_workers import hook_pickled_workers
-from flatout.inside.recording.sampler_times import hook_samplers
 from flatout.inside.recording.recorder import StepRecorder
+from flatout.inside.recording.sampler_times import hook_samplers
 from flatout.inside.recording.session_calls import SESSION_CALLS
 from flatout.inside.recording.spell_hooks import LateHooks, hook_collections, hook_evaluations, hook_loader_starts
 from flatout.inside.recording.start_times import START_TIMES, hook_process_groups
@@ -158,7 +159,8 @@ def _prepare_process() -> list[Undo | None]:
     guarded(seed_random_numbers)()
     guarded(redirect)(LOG.folder)
     guarded(save_safely)()
-    return [guarded(draw_other_samples)(), guarded(hook_reads)(), guarded(hook_packed_reads)()]
+    drawn = [guarded(draw_other_samples)(), guarded(round_otherwise)()]
+    return [*drawn, guarded(hook_reads)(), guarded(hook_packed_reads)()]
 
 
 def _change_training(settings: RecorderSettings | None) -> list[Undo | None]:

@@ -26,6 +26,7 @@ class Variable:
     STOP_AFTER_S = "FLATOUT_STOP_AFTER_S"  # the same after this many seconds
     STOP_RULE = "FLATOUT_STOP_RULE"  # JSON: how many steps a trial counts, see `records.stop_rule`
     OTHER_SAMPLES = "FLATOUT_OTHER_SAMPLES"  # start random numbers here when the first loader starts
+    OTHER_ROUNDING = "FLATOUT_OTHER_ROUNDING"  # 1: disturb the weights by a rounding after the first update
     SEED = "FLATOUT_SEED"  # start torch's and numpy's random numbers here; a script that seeds them is not affected
     XLA_TRIAL = "FLATOUT_XLA_TRIAL"  # JSON: how a trial of `flatout tune jax` counts steps, see `inside.xla_steps`
     BLOCKS = "FLATOUT_BLOCKS"  # JSON: changes to switch on and off in blocks of steps, see `inside.blocks.schedule`

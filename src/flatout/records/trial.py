@@ -132,6 +132,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     padding: Padding | None = None  # None: no batches were balanced
     loader_workers: Count | None = None  # of a rank's DataLoader; random augmentation depends on their number
     has_other_samples: bool = False  # its loader drew from another seed, to show how far losses differ by the samples
+    has_other_rounding: bool = False  # its weights were disturbed by a rounding, to show how far that carries
     sets_own_seed: bool | None = None  # the script seeds torch; if not, its random numbers start from the trial's seed
     start_s: Seconds | None = None  # from the start of the command to the first measured step
     start_costs: StartCosts | None = None  # its parts; None: unknown, or an older journal

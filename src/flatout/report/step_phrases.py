@@ -106,7 +106,7 @@ def _change(before_s: float, after_s: float | None, arrow: str) -> str:
 def _unmeasured(kinds: tuple[SpellKind, ...], *, are_others: bool = False) -> list[str]:
     """Say which work is not part of the step, or is assumed to cost in one arm what it costs in the other.
 
-    Long steps of unknown cause may be of several sizes: with `are_others`, those that return regularly are named before.
+    Long steps of unknown cause may be of several sizes: with `are_others`, those that return are named before.
     """
     sentences = []
     if _EPOCH.intersection(kinds):
@@ -115,6 +115,6 @@ def _unmeasured(kinds: tuple[SpellKind, ...], *, are_others: bool = False) -> li
     if others:
         sentences.append(f"Not measured in each arm: {work_name(others)}.")
     if "unknown" in kinds:
-        long_steps = "Other long steps" if are_others else "Long steps"
-        sentences.append(f"{long_steps} of unknown cause are not part of a step, because how often they come is unknown.")
+        subject = "Other long steps of unknown cause" if are_others else "Long steps of unknown cause"
+        sentences.append(f"{subject} are not part of a step, because how often they come is unknown.")
     return sentences

@@ -6,6 +6,11 @@ first update, the losses differ by as much as an update changes the loss. So the
 with the differences between repeated baselines. If these are equal, it is compared with float noise at the first
 updates, and later with the spread of the losses.
 
+Some trainings carry float noise far within a few updates, e.g. one whose learning rate lets the loss rise at first. A
+trial of the job whose weights were disturbed by a rounding after the first update shows how far; see
+`inside.other_rounding`. Each of the first losses is then compared with what the disturbance did up to that step, so
+that the loss after one update still tells wrong gradients.
+
 A change that rounds differently differs after the first step, and its losses drift apart slowly. It must stay in a band
 around the curve: the mean over all steps and over the last quarter within 2 %, over each quarter within 4 %, or within
 twelve times the difference between the means of the baselines, which counts up to 90 % of the loss. So a curve that
@@ -16,6 +21,7 @@ quarter judge nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,6 +36,7 @@ FLOAT_NOISE = 2e-3  # relative, over the first updates: bf16 sums in another ord
 NUM_FIRST = 5
 MOST_LOSS = 1e100  # larger ones have no square, and count as infinite
 ALL_KEPT = 512  # the recorder keeps the loss of each step up to this one: an absent loss was NaN
+GRADIENT_NOISE = 0.05  # relative: the most that sums in another order change a gradient of a training that is unstable
 SPREADS = 4.0
 # For means: in unseeded runs of ResNet-50 on two H200 over 23 steps, a new run was up to 4.8 times as far from the mean
 # of the runs before it as the farthest of them, and up to ten times as far as the farthest of the first three.
@@ -61,6 +68,8 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     is_passed: bool
     reason: str
     outcome: TriedOutcome = "unsafe"  # of a candidate that does not pass
+    # It began as the baseline did, and no trial has shown yet how far float noise carries: that may be all there is.
+    may_be_noise: bool = False
 
 
 def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], changes: ChangeSet) -> GateResult:
@@ -70,9 +79,9 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
         baselines = with_usual_samples(baselines)
     # The recorder cannot know the first step's loss of a job that accumulates gradients.
     start = _num_unknown_first(baselines)
-    known = [(losses, trial.has_other_samples) for trial in baselines if (losses := _known(trial, start)).size]
-    base, others = [losses for losses, _ in known], [has_other for _, has_other in known]
+    runs = _runs(baselines, start)
     mine = _known(candidate, start)
+    base = [run.losses for run in runs]
     incomparable = _without_losses(mine, base, start=start, num_candidate=len(candidate.losses))
     if incomparable is not None:
         return incomparable
@@ -85,15 +94,46 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     if any(np.array_equal(mine, losses) for losses in together):
         return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
     # Other samples may change the losses by any amount, which the last check allows for.
-    spread = _spread(together[[not has_other for has_other in others]])
+    spread = _spread(together[[not run.trial.has_other_samples for run in runs]])
+    is_noise_known = any(run.trial.has_other_rounding for run in runs)
     if spread > MAX_SPREAD:
-        differ = f"mean losses of the unchanged job differ by {percent(spread)} between runs"
-        return GateResult(is_passed=False, reason=f"it cannot be judged: {differ}; {_CAUSES}")
+        return GateResult(is_passed=False, reason=_not_judged(spread, is_noise_known=is_noise_known))
+    refusal = None
     if changes.safety == "exact" and not is_resampled:
-        refusal = _first_losses(mine, together)
-        if refusal is not None:
-            return refusal
-    return _mean_losses(mine, together, changes, is_resampled=is_resampled)
+        refusal = _first_losses(mine, together, start, is_noise_known=is_noise_known)
+    gate = refusal or _mean_losses(mine, together, changes, is_resampled=is_resampled)
+    if gate.is_passed or is_resampled or is_noise_known:
+        return gate
+    began_alike = abs(mine[0] - base[0][0]) <= FLOAT_NOISE * abs(base[0][0])
+    return msgspec.structs.replace(gate, may_be_noise=bool(began_alike))
+
+
+class _Run(NamedTuple):
+    """A trial of the job, and its known losses."""
+
+    trial: TrialResult
+    losses: NDArray[np.float64]
+
+
+def _runs(baselines: Sequence[TrialResult], start: int) -> list[_Run]:
+    """Return the trials with known losses, without those that diverged only because their weights were disturbed.
+
+    Such a trial must not make the losses of a candidate pass unchecked.
+    """
+    known = [_Run(trial, losses) for trial in baselines if (losses := _known(trial, start)).size]
+    shortest = min((run.losses.size for run in known if not run.trial.has_other_rounding), default=0)
+    return [
+        run
+        for run in known
+        if not run.trial.has_other_rounding or (run.losses.size >= shortest and np.isfinite(run.losses).all())
+    ]
+
+
+def _not_judged(spread: float, *, is_noise_known: bool) -> str:
+    if is_noise_known:
+        return f"it cannot be judged: float noise alone changes the mean loss of the job by {percent(spread)}"
+    differ = f"mean losses of the unchanged job differ by {percent(spread)} between runs"
+    return f"it cannot be judged: {differ}; {_CAUSES}"
 
 
 def _without_losses(
@@ -110,19 +150,40 @@ def _without_losses(
     return None
 
 
-def _first_losses(mine: NDArray[np.float64], together: NDArray[np.float64]) -> GateResult | None:
+def _first_losses(
+    mine: NDArray[np.float64], together: NDArray[np.float64], start: int, *, is_noise_known: bool
+) -> GateResult | None:
     """Refuse first losses that float noise does not explain; None if it does."""
     mean = together.mean(axis=0)
     size = max(float(np.abs(mean[:NUM_FIRST]).mean()), 1e-12)  # losses can fall fast
-    first = float(np.abs(mine - mean)[:NUM_FIRST].max()) / size
-    allowed = max(FLOAT_NOISE, SPREADS * float(np.abs(together - mean)[:, :NUM_FIRST].max()) / size)
-    if first <= allowed:
+    differences = np.abs(mine - mean)[:NUM_FIRST] / size
+    spread = np.abs(together - mean).max(axis=0) / size
+    if is_noise_known:
+        allowed = _carried_noise(mean / size, spread)
+        worst = int(np.argmax(differences / allowed))
+        where = f"the loss of step {start + worst + 1} differs"
+    else:
+        allowed = np.full_like(differences, max(FLOAT_NOISE, SPREADS * float(spread[:NUM_FIRST].max())))
+        worst = int(np.argmax(differences))
+        where = f"the first {min(NUM_FIRST, len(mine))} losses differ"
+    first, most = float(differences[worst]), float(allowed[worst])
+    if first <= most:
         return None
-    return GateResult(
-        is_passed=False,
-        reason=f"the first {min(NUM_FIRST, len(mine))} losses differ by {first:.1e} of their size, but float"
-        f" noise explains at most {allowed:.1e}",
-    )
+    reason = f"{where} by {first:.1e} of their size, but float noise explains at most {most:.1e}"
+    return GateResult(is_passed=False, reason=reason)
+
+
+def _carried_noise(mean: NDArray[np.float64], spread: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much noise may change each of the first losses, where a disturbed trial shows how far it carries.
+
+    Where the first update makes the loss rise, the noise of its gradient changes that loss by a small part of the rise;
+    a wrong gradient changes it by more. From then on the disturbance shows it, which came one update later.
+    """
+    carried = np.maximum.accumulate(spread[: NUM_FIRST + 1])
+    allowed = np.maximum(FLOAT_NOISE, MEAN_SPREADS * np.append(carried[1:], carried[-1]))[: min(NUM_FIRST, len(mean))]
+    allowed[:2] = FLOAT_NOISE
+    allowed[1:2] = np.maximum(FLOAT_NOISE, GRADIENT_NOISE * np.diff(mean[:2]))
+    return allowed
 
 
 def _mean_losses(
@@ -202,7 +263,7 @@ def with_usual_samples(baselines: Sequence[TrialResult]) -> list[TrialResult]:
 
 def loss_note(baselines: Sequence[TrialResult]) -> str | None:
     """Say why the job's own losses are a poor reference for changes; None if they are a good reference."""
-    baselines = with_usual_samples(baselines)
+    baselines = [trial for trial in with_usual_samples(baselines) if not trial.has_other_rounding]
     start = _num_unknown_first(baselines)
     known = [_known(trial, start) for trial in baselines]
     if not any(losses.size for losses in known):

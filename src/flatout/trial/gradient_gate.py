@@ -83,7 +83,8 @@ def check_gradients(
         is_lossy = _is_lossy(changes)
         refused, passed = _whole(mine, repeated, is_lossy=is_lossy, is_resampled=is_resampled), ""
         if refused is None and not is_lossy:
-            refused, passed = _size(mine, repeated, changes, is_resampled=is_resampled)
+            is_noise_known = any(trial.has_other_rounding for trial in (*baselines, *others))
+            refused, passed = _size(mine, repeated, changes, is_resampled=is_resampled, is_noise_known=is_noise_known)
         if refused is not None:
             return GateResult(is_passed=False, reason=f"{where}{refused}")
         results += [f"{where}{passed}"] if passed else []
@@ -94,7 +95,8 @@ def check_gradients(
 
 def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
     """Say why the job's own gradients are a poor reference for changes; None if they are a good reference."""
-    known = [trial.gradients for trial in with_usual_samples(baselines) if trial.gradients]
+    usual = [trial for trial in with_usual_samples(baselines) if not trial.has_other_rounding]
+    known = [trial.gradients for trial in usual if trial.gradients]
     if not known:
         return "the job's gradients are unknown: whether changes alter them is not checked"
     for optimizer in range(min(map(len, known))):
@@ -199,27 +201,42 @@ def _num_changing(runs: Sequence[GradientNorms], *, is_resampled: bool) -> int:
 
 
 def _size(
-    mine: GradientNorms, groups: Sequence[Sequence[GradientNorms]], changes: ChangeSet, *, is_resampled: bool
+    mine: GradientNorms,
+    groups: Sequence[Sequence[GradientNorms]],
+    changes: ChangeSet,
+    *,
+    is_resampled: bool,
+    is_noise_known: bool,
 ) -> tuple[str | None, str]:
     """Say why the norm is rejected, or otherwise how it compares.
 
     Each of `groups` is one job's runs, the baseline first.
     """
     norms = [[one.norms for one in group] for group in groups]
-    refused, passed = _size_of("", mine.norms, norms, changes, is_resampled=is_resampled)
+    how = {"is_resampled": is_resampled, "is_noise_known": is_noise_known}
+    refused, passed = _size_of("", mine.norms, norms, changes, **how)
     unclipped = [[one.unclipped for one in group if one.unclipped] for group in groups]
     if refused is not None or not unclipped[0]:
         return refused, passed
     if not mine.unclipped:
         return None, f"{passed}; its value before clipping is unknown: not checked"
-    refused, of_unclipped = _size_of(_BEFORE, mine.unclipped, unclipped, changes, is_resampled=is_resampled)
+    refused, of_unclipped = _size_of(_BEFORE, mine.unclipped, unclipped, changes, **how)
     return refused, f"{passed}; {of_unclipped}"
 
 
 def _size_of(
-    when: str, mine: _Norms, groups: Sequence[Sequence[_Norms]], changes: ChangeSet, *, is_resampled: bool
+    when: str,
+    mine: _Norms,
+    groups: Sequence[Sequence[_Norms]],
+    changes: ChangeSet,
+    *,
+    is_resampled: bool,
+    is_noise_known: bool,
 ) -> tuple[str | None, str]:
-    """Compare the norms that the optimizer uses, or with `when` those before clipping; see `_size`."""
+    """Compare the norms that the optimizer uses, or with `when` those before clipping; see `_size`.
+
+    A trial that shows how far float noise carries was disturbed after the first step, so its first norm is the job's.
+    """
     together = _logs([mine, *groups[0]])
     num_steps = together.shape[1]
     if not num_steps:
@@ -227,13 +244,15 @@ def _size_of(
     own, base = together[0], together[1:]
     repeated = [base, *(_logs(group) for group in groups[1:])]
     repeated = [logs for logs in repeated if len(logs) > 1 and logs.shape[1]]
-    deviations = [float(np.abs(logs - logs.mean(axis=0)).max()) for logs in repeated]
-    is_repeatable = bool(deviations) and max(deviations) <= REPEATABLE and not is_resampled
+    is_repeatable = _is_repeatable(repeated) and not is_resampled
+    begins_alike = is_repeatable or (
+        is_noise_known and not is_resampled and _is_repeatable([logs[:, :1] for logs in repeated])
+    )
     # If a GradScaler skipped other steps than in the job, the weights at a step have had fewer or more updates.
     length = min(map(len, (mine, *groups[0])))
     known = {tuple(math.isfinite(norm) for norm in one[:length]) for one in (mine, *groups[0])}
-    is_repeatable = is_repeatable and len(known) == 1
-    if is_repeatable and not (first := _first(when, own, base, FIRST_BAND[changes.safety]))[0]:
+    is_repeatable, begins_alike = (holds and len(known) == 1 for holds in (is_repeatable, begins_alike))
+    if begins_alike and not (first := _first(when, own, base, FIRST_BAND[changes.safety]))[0]:
         return first[1], ""
     band = math.log1p(BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND))
     allowed = max(band, MEAN_SPREADS * _mean_sd(repeated) * _of_a_new_run(len(base)))
@@ -251,6 +270,12 @@ def _size_of(
         f" {num_steps} step{'s' * (num_steps > 1)}, and {_times(-allowed):.3g} to {_times(allowed):.3g} is allowed"
     )
     return (words, "") if abs(difference) > allowed else (None, words)
+
+
+def _is_repeatable(groups: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether repeated runs of each job have the same norms; False if none is repeated."""
+    deviations = [float(np.abs(logs - logs.mean(axis=0)).max()) for logs in groups]
+    return bool(deviations) and max(deviations) <= REPEATABLE
 
 
 def _of_a_new_run(num_runs: int) -> float:

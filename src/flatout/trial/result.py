@@ -66,6 +66,7 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
     session: int = 0
     loader_workers: int | None = None
     has_other_samples: bool = False
+    has_other_rounding: bool = False
     sets_own_seed: bool | None = None
     steps_per_epoch: int | None = None
     read_earlier: str | None = None  # the error if it read what an earlier trial had written
@@ -115,6 +116,7 @@ def trial_result(run: TrialRun) -> TrialResult:
         padding=read_padding(run.folder),
         loader_workers=run.loader_workers,
         has_other_samples=run.has_other_samples,
+        has_other_rounding=run.has_other_rounding,
         sets_own_seed=run.sets_own_seed,
         start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
         start_costs=start_costs(ranks, run.ended.start_unix_s or run.began_unix_s, run.ended.end_unix_s),

@@ -38,6 +38,7 @@ from flatout.trial.result import TrialRun, error_line, trial_result
 from flatout.trial.start import Start, other_start
 from flatout.tune.profiled import CountedProfile, Profiled, read_profile, recording_in
 from flatout.tune.trial_files import TrialFiles, invalid_trial
+from flatout.tune.variation import Variation
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
 
@@ -49,8 +50,6 @@ _MIN_TRIAL_S = 30.0
 _SEED = (
     "86753090"  # of all trials, so that losses of a script without a seed can be compared; unlikely to be a script's
 )
-_OTHER_SAMPLES = " other samples"  # in the key of a trial that draws them
-_OTHER_SEED = "30986753"  # of the samples in the one trial that draws others
 EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
 MAX_ENDED_BY_CLUSTER = 3  # runs in a row
 
@@ -148,24 +147,31 @@ class Runner:
         return time.monotonic() - self._began - self._launcher.waited_s + self._resumed_s
 
     def trial(
-        self, changes: ChangeSet, length: StopRule | int, place: str = "", *, other_samples: bool = False
+        self,
+        changes: ChangeSet,
+        length: StopRule | int,
+        place: str = "",
+        *,
+        other_samples: bool = False,
+        other_rounding: bool = False,
     ) -> TrialResult:
         """Run one trial with these changes, or take it from the journal if that has an unused one for this place.
 
         `length` says when it has counted enough steps, or how many it counts. With `other_samples`, the job's loader
-        draws other samples than in the other trials.
+        draws other samples than in the other trials; with `other_rounding`, its weights are disturbed by a rounding.
         """
+        variation = Variation(other_samples=other_samples, other_rounding=other_rounding)
         rule = fixed_steps(length) if isinstance(length, int) else length
         index = self.num_trials
         self.num_trials += 1
-        key = trial_key(changes, rule) + (_OTHER_SAMPLES if other_samples else "")
+        key = trial_key(changes, rule) + variation.key
         recalled = self.journal.recall(key, place)
         if recalled is not None:
             self.num_resumed += 1
             self._resumed_s += recalled.took_s or 0.0
             result = msgspec.structs.replace(recalled, index=index)
         else:
-            result, reads = self._run_kept_apart(changes, rule, index, other_samples=other_samples)
+            result, reads = self._run_kept_apart(changes, rule, index, variation)
             self.journal.add(key, result, place)
             if reads:
                 raise invalid_trial(f"trial {index}", reads)
@@ -177,7 +183,7 @@ class Runner:
                 self.usual_s, self._usual_steps = took_s, rule.min_steps
             self._complete.append(result)
         if self._reports_trials:
-            self._report(result, "with other samples: " if other_samples else "")
+            self._report(result, variation.words)
         return result
 
     def _with_comparable_start(self, result: TrialResult, changes: ChangeSet) -> TrialResult:
@@ -203,8 +209,8 @@ class Runner:
         that it can count as a trial (see `profile_as_trial`).
         """
         key = trial_key(changes, 0) + (f" repeat {repeat}" if repeat else "")
-        if counted is not None and counted.has_other_samples:
-            key += _OTHER_SAMPLES
+        variation = Variation(other_samples=counted is not None and counted.has_other_samples)
+        key += variation.key
         former = self.journal.recall_profile(key)
         if former is not None and (self.out / "runs" / former.folder / "recording").is_dir():
             with suppress(FlatoutError):
@@ -213,11 +219,9 @@ class Runner:
                 return profiled if counted is None else self._as_trial(profiled, changes, former.session, counted)
         name, began = f"profile-{self.num_trials + repeat:03d}", self.spent_s()
         folder = self._folder(name)
-        variables = {Variable.STOP_AFTER: "1", Variable.LOADER_STAGES: "1"}
+        variables = {Variable.STOP_AFTER: "1", Variable.LOADER_STAGES: "1", **variation.variables}
         if counted is not None:
             variables[Variable.STOP_RULE] = msgspec.json.encode(counted.rule).decode()
-            if counted.has_other_samples:
-                variables[Variable.OTHER_SAMPLES] = _OTHER_SEED
         limit_s = self._profile_limit_s()
         _, ended, _ = self._record(changes, folder, RecordOptions(warmup=self._warmup), variables, limit_s)
         try:
@@ -288,22 +292,22 @@ class Runner:
         return BlocksRun(recording=recording, problem=problem, took_s=took_s)
 
     def _run_kept_apart(
-        self, changes: ChangeSet, rule: StopRule, index: int, *, other_samples: bool
+        self, changes: ChangeSet, rule: StopRule, index: int, variation: Variation
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         """Run a trial; if the first one fails in the overlay, run it again without one, as the overlay may be why."""
         began_s = self.spent_s()
-        result, reads = self._run(changes, rule, index, began_s, other_samples=other_samples)
+        result, reads = self._run(changes, rule, index, began_s, variation)
         is_first = self.files.is_overlay and not self.files.works
         may_be_the_overlay = result.outcome == "failed" and result.cause in ("error", "no_step")
         if is_first and may_be_the_overlay:
             self.files.use_hooks(f"the job failed in one: {result.problem}")
             self._say(f"trial {index} failed with its files in an overlay; running it again without one")
-            result, reads = self._run(changes, rule, index, began_s, other_samples=other_samples)
+            result, reads = self._run(changes, rule, index, began_s, variation)
         self.files.works |= result.is_complete
         return result, reads
 
     def _run(
-        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float, *, other_samples: bool
+        self, changes: ChangeSet, rule: StopRule, index: int, began_s: float, variation: Variation
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
         folder = self._folder(f"trial-{index:03d}")
         limit_s = self._limit_s(rule.min_steps)
@@ -311,9 +315,8 @@ class Runner:
             Variable.STOP_RULE: msgspec.json.encode(rule).decode(),
             Variable.STOP_AFTER_S: str(int(limit_s)),
             Variable.GRADIENTS: "1",
+            **variation.variables,
         }
-        if other_samples:
-            variables[Variable.OTHER_SAMPLES] = _OTHER_SEED
         if "data" in changes.gates:
             variables[Variable.DATA_CHECK] = "1"
         options = RecordOptions(is_light=True, warmup=self._warmup)
@@ -333,7 +336,8 @@ class Runner:
             limit_s=limit_s,
             session=self.journal.session,
             loader_workers=facts.loader_workers,
-            has_other_samples=other_samples,
+            has_other_samples=variation.other_samples,
+            has_other_rounding=variation.other_rounding,
             sets_own_seed=facts.sets_own_seed,
             steps_per_epoch=facts.steps_per_epoch,
             read_earlier=str(invalid_trial(f"trial {index}", reads)) if reads else None,

@@ -13,8 +13,9 @@ from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Screened
 from flatout.tune.budget import CANDIDATES_BETWEEN_BASELINES, NUM_CONFIRMING, num_left, num_reserved
 from flatout.tune.bundle import disappoints, hides_a_member
+from flatout.tune.noise_check import refusal_beyond_noise
 from flatout.tune.progress import Outcomes, Progress, Round, Setup
-from flatout.tune.trials import refusal, run_trial
+from flatout.tune.trials import run_trial
 from flatout.tune.tried import not_reached, tried_set
 from flatout.verdict.cost import missing
 from flatout.verdict.screening import screen
@@ -62,7 +63,7 @@ def _screen_bundle(
     for change in members:
         others = _listed([other for other in members if other is not change])
         progress = _pending(setup, progress, this_round, change, f"it was tried only together with {others}")
-    refused = refusal(progress, result, bundle)
+    progress, refused = refusal_beyond_noise(setup, progress, result, bundle, place=this_round.place)
     if refused is not None:
         setup.say(f"together they do not pass, trying each alone: {refused.reason}")
         return progress, None
@@ -127,7 +128,7 @@ def _screen_one(
     """Run one trial of a change; return whether it can be compared with the baseline."""
     progress, result = _try_set(setup, progress, this_round, change_set)
     progress = progress.with_outcomes(progress.outcomes.trying(change.name))
-    refused = refusal(progress, result, change_set)
+    progress, refused = refusal_beyond_noise(setup, progress, result, change_set, place=this_round.place)
     if refused is not None:
         setup.say(f"{change_set.name}: {refused.outcome}: {refused.reason}")
         tried = tried_set(setup, this_round, (change,), refused.outcome, refused.reason)
@@ -186,7 +187,7 @@ def _screen_together(
         result = earlier[-1]
     else:
         progress, result = _try_set(setup, progress, this_round, together)
-    refused = refusal(progress, result, together)
+    progress, refused = refusal_beyond_noise(setup, progress, result, together, place=this_round.place)
     if refused is not None:
         setup.say(f"{together.name}: {refused.outcome}: {refused.reason}")
         tried = tried_set(setup, this_round, added, refused.outcome, refused.reason)

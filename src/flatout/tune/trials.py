@@ -12,7 +12,7 @@ from flatout.records.change import ChangeSet
 from flatout.records.stop_rule import StopRule
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TriedOutcome, TuningEnd
-from flatout.trial.gates import GateResult, check_losses, check_memory
+from flatout.trial.gates import GateResult, check_losses, check_memory, may_resample
 from flatout.trial.gradient_gate import check_gradients
 from flatout.trial.latency_gate import check_latency
 from flatout.trial.output_gate import check_model_outputs
@@ -30,6 +30,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: TriedOutcome
     reason: str
+    may_be_noise: bool = False  # see `GateResult`
 
 
 def run_trial(
@@ -40,6 +41,7 @@ def run_trial(
     place: str,
     num_reserved: int = 0,
     other_samples: bool = False,
+    other_rounding: bool = False,
 ) -> tuple[Progress, TrialResult]:
     """Run one trial, and return what is known with it. Raises StoppedError if the budget does not allow it."""
     end = used_up(setup, progress, changes, num_reserved=num_reserved)
@@ -48,7 +50,8 @@ def run_trial(
     length = next_length(setup, progress, changes)
     try:
         with setup.interrupts.raised():
-            result = setup.runner.trial(changes, length, place, other_samples=other_samples)
+            variation = {"other_rounding": True} if other_rounding else {"other_samples": other_samples}
+            result = setup.runner.trial(changes, length, place, **variation)
     except KeyboardInterrupt as interrupt:
         raise StoppedError(progress, TuningEnd(ended_by="interrupted")) from interrupt
     return progress.with_trial(changes, result), result
@@ -115,7 +118,9 @@ def refusal(progress: Progress, result: TrialResult, changes: ChangeSet) -> Refu
     if absent is not None:
         return Refusal(outcome="failed", reason=absent)
     gate = check_gates(progress, result, changes)
-    return None if gate.is_passed else Refusal(outcome=gate.outcome, reason=gate.reason)
+    if gate.is_passed:
+        return None
+    return Refusal(outcome=gate.outcome, reason=gate.reason, may_be_noise=gate.may_be_noise)
 
 
 def _other_work(progress: Progress, result: TrialResult) -> str | None:
@@ -139,7 +144,7 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
         return GateResult(is_passed=True, reason=result.problem)
     if result.wrong_data is not None:
         return GateResult(is_passed=False, reason=result.wrong_data)
-    baselines = progress.evidence.baselines
+    baselines = _references(progress)
     losses = check_losses(result, baselines, changes)
     outputs = check_model_outputs(result, baselines, changes)
     for gate in (losses, check_gradients(result, baselines, changes), outputs):
@@ -160,6 +165,21 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
         if not gate.is_passed:
             return gate
     return outputs if only_infers else losses
+
+
+def _references(progress: Progress) -> tuple[TrialResult, ...]:
+    """Return the trials of the unchanged job, and those of the applied changes that show how far rounding carries.
+
+    Where the applied changes may draw other samples, the unchanged job is no strict reference anyway.
+    """
+    baselines = progress.evidence.baselines
+    if not progress.applied:
+        return baselines
+    current = progress.current_trials
+    disturbed = tuple(trial for trial in current if trial.has_other_rounding)
+    if any(may_resample(trial, baselines, progress.applied.changes) for trial in disturbed):
+        return baselines
+    return (*baselines, *disturbed)
 
 
 def _check_needs(
