@@ -91,6 +91,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     def interval(self, level: float) -> tuple[Floats, Floats]:
         """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
         of_shared = t_quantile(level / 2, self.shared.degrees_of_freedom) * self.shared.sd
+        of_shared = min(of_shared, normal_quantile(level / 2) * self.shared.most_sd)
         of_runs = t_quantile(level / 2, self.degrees_of_freedom) * self.errors
         at_most = normal_quantile(level / 2) * self.most_errors
         half = np.hypot(np.minimum(of_runs, at_most), of_shared) + self.slack[:, None]

@@ -17,6 +17,10 @@ from flatout.verdict.cost import TrialCost, WorkCost
 
 # How much a work's cost differs between trials, relative to its mean; enters as one more observation of that spread.
 USUAL_SPREAD = 0.1
+# No work is taken to differ by more than its own mean, unless its measurements do: so an interval is never wider than
+# this spread would make it, if it were known.
+MOST_SPREAD = 1.0
+_ROUNDING = 1e-9
 
 
 class SharedError(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +28,7 @@ class SharedError(msgspec.Struct, frozen=True, kw_only=True):
 
     sd: float
     degrees_of_freedom: int
+    most_sd: float = math.inf  # for the largest sensible spread; infinite if the measurements have a larger one
 
 
 NO_SHARED_ERROR = SharedError(sd=0.0, degrees_of_freedom=1)
@@ -31,13 +36,17 @@ NO_SHARED_ERROR = SharedError(sd=0.0, degrees_of_freedom=1)
 
 def shared_error(arms: Sequence[Sequence[TrialCost]]) -> SharedError:
     """Return the shared error of the difference between the arms' mean log costs."""
-    kinds = {work.kinds for arm in arms for cost in arm for work in cost.work}
-    errors = [_error_of_work(arms, of_work) for of_work in kinds]
+    kinds = dict.fromkeys(work.kinds for arm in arms for cost in arm for work in cost.work)
+    errors = [error for of_work in kinds if (error := _error_of_work(arms, of_work)).sd > 0]
     if not errors:
         return NO_SHARED_ERROR
+    variance = sum(error.sd**2 for error in errors)
+    # Of a sum of variances that are known to different degrees (Satterthwaite 1946, Biometrics Bulletin 2:110).
+    freedom = variance**2 / sum(error.sd**4 / error.degrees_of_freedom for error in errors)
     return SharedError(
-        sd=math.sqrt(sum(error.sd**2 for error in errors)),
-        degrees_of_freedom=min(error.degrees_of_freedom for error in errors),
+        sd=math.sqrt(variance),
+        degrees_of_freedom=max(math.floor(freedom + _ROUNDING), 1),
+        most_sd=math.sqrt(sum(error.most_sd**2 for error in errors)),
     )
 
 
@@ -54,7 +63,9 @@ def _error_of_work(arms: Sequence[Sequence[TrialCost]], kinds: tuple[SpellKind, 
         # The share of the arm's mean cost that was not measured in the trial itself.
         assumed = sum(_share(cost, work) for cost, work in pairs if not work.num_measured) / len(arm)
         weight += assumed**2 / len(measured)
-    return SharedError(sd=math.sqrt(weight * squares / freedom), degrees_of_freedom=freedom)
+    spread = math.sqrt(squares / freedom)
+    most_sd = math.sqrt(weight) * MOST_SPREAD if spread <= MOST_SPREAD else math.inf
+    return SharedError(sd=math.sqrt(weight) * spread, degrees_of_freedom=freedom, most_sd=most_sd)
 
 
 def _share(cost: TrialCost, work: WorkCost) -> float:
