@@ -101,7 +101,7 @@ docs: $(VENV)/docs.stamp
 	@echo "the docs: build/site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLUSTERS) $(STACK) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/made.stamp:
 	@$(HAS_PYTHON)

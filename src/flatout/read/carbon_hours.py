@@ -10,14 +10,13 @@ that repeats. Other columns are ignored.
 
 from __future__ import annotations
 
-import csv
 import math
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 from flatout.errors import InputError
-from flatout.input_files import open_csv
+from flatout.read.csv_rows import csv_rows
 from flatout.records.carbon import CarbonHours
 
 _COLUMNS = ("hour", "g_per_kwh")
@@ -29,24 +28,10 @@ _MOST_ROWS = 24 * 366
 def read_carbon_hours(path: Path) -> CarbonHours:
     """Read the file. Raises InputError (one line, with the line number) for a gap or a value that makes no sense."""
     rows: list[tuple[str, float]] = []
-    try:
-        with open_csv(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            names = [name.strip() for name in reader.fieldnames or ()]
-            missing = [name for name in _COLUMNS if name not in names]
-            if missing:
-                raise InputError(
-                    f"`{path}` must have the columns {', '.join(_COLUMNS)}, but has no {', '.join(missing)}"
-                )
-            reader.fieldnames = names
-            for row in reader:
-                rows.append(((row["hour"] or "").strip(), _amount(path, reader.line_num, row["g_per_kwh"])))
-                if len(rows) > _MOST_ROWS:
-                    raise InputError(f"`{path}` must have at most {_MOST_ROWS:,} hours, a year, but has more")
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is not valid CSV: {error}") from None
+    for line, row in csv_rows(path, _COLUMNS):
+        rows.append(((row["hour"] or "").strip(), _amount(path, line, row["g_per_kwh"])))
+        if len(rows) > _MOST_ROWS:
+            raise InputError(f"`{path}` must have at most {_MOST_ROWS:,} hours, a year, but has more")
     if not rows:
         raise InputError(f"`{path}` has a header and no hour")
     if all(hour.isdecimal() and len(hour) <= 2 for hour, _ in rows):

@@ -8,12 +8,11 @@ in the format of Zeus; the last three are in W, s and W. Every other column is p
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
 from flatout.errors import InputError
-from flatout.input_files import open_csv
+from flatout.read.csv_rows import Row, csv_rows
 from flatout.records.power import PowerSample
 
 NUMBERS = ("power_limit", "time_per_epoch", "average_power")
@@ -22,28 +21,14 @@ _WORKLOAD = ("dataset", "network", "model", "workload")
 
 def read_power_curve(path: Path) -> tuple[PowerSample, ...]:
     """Read the file. Raises InputError (one line, with the line number) if a number is missing or not valid."""
-    try:
-        with open_csv(path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            header = [name.strip() for name in reader.fieldnames or ()]
-            missing = [name for name in NUMBERS if name not in header]
-            if missing:
-                raise InputError(
-                    f"`{path}` must have the columns {', '.join(NUMBERS)}, but has no {', '.join(missing)}",
-                    hint="docs/how-to/cost.md says how to measure a curve",
-                )
-            reader.fieldnames = header
-            samples = tuple(_sample(path, reader.line_num, row) for row in reader)
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is not valid CSV: {error}") from None
+    hint = "docs/how-to/cost.md says how to measure a curve"
+    samples = tuple(_sample(path, line, row) for line, row in csv_rows(path, NUMBERS, hint=hint))
     if not samples:
         raise InputError(f"`{path}` has a header and no measurement")
     return samples
 
 
-def _sample(path: Path, line: int, row: dict[str, str | None]) -> PowerSample:
+def _sample(path: Path, line: int, row: Row) -> PowerSample:
     numbers = []
     for name in NUMBERS:
         try:

@@ -1,11 +1,13 @@
-"""Convert a call's arguments to named arguments and back."""
+"""Convert a call's arguments to named arguments and back, and let a patch see those with which objects are made."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
+
+Construct = Callable[[inspect.BoundArguments], None]
 
 
 @cache
@@ -23,3 +25,25 @@ def value(bound: inspect.BoundArguments, name: str) -> Any:
     if name in bound.arguments:
         return bound.arguments[name]
     return bound.signature.parameters[name].default
+
+
+def hook_constructor(owner: Any, make: Callable[[Any, inspect.BoundArguments, Construct], None]) -> None:
+    """Let `make` construct each object of a class: it gets the object, the arguments by name, and what constructs it.
+
+    A call whose arguments do not fit the constructor is left to it, which says so.
+    """
+    original = owner.__init__
+
+    def construct(bound: inspect.BoundArguments) -> None:
+        original(*bound.args, **bound.kwargs)
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            bound = bind(original, (self, *args), kwargs)
+        except TypeError:
+            original(self, *args, **kwargs)
+            return
+        make(self, bound, construct)
+
+    owner.__init__ = init

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as loaders
 
-from flatout.inside.patches.arguments import bind, value
+from flatout.inside.patches.arguments import Construct, hook_constructor, value
 from flatout.inside.patches.report import Report
 
 _MAX_DEPTH, _MAX_LOOKED_AT = 4, 200
@@ -53,8 +53,6 @@ def dataloader(
 
 
 def _patch_init(report: Report, asked: dict[str, Any], own_settings: Any) -> None:
-    original = DataLoader.__init__
-
     @report.guarded
     def changed(bound: Any) -> dict[str, Any]:
         """Change the arguments; return the script's own values of the changed settings."""
@@ -67,26 +65,23 @@ def _patch_init(report: Report, asked: dict[str, Any], own_settings: Any) -> Non
         bound.arguments.update(wanted)
         return own
 
-    @wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            bound = bind(original, (self, *args), kwargs)
-        except TypeError:
-            original(self, *args, **kwargs)
-            return
+    def make(made: Any, bound: Any, construct: Construct) -> None:
+        given = dict(bound.arguments)
         own = changed(bound)
         if not own:
-            original(self, *args, **kwargs)
+            bound.arguments = given
+            construct(bound)
             return
         before = _random_states(value(bound, "generator"))
         try:
-            original(*bound.args, **bound.kwargs)
+            construct(bound)
         except Exception:  # noqa: BLE001 - if the script's own way fails too, it says so
             _restore(before, value(bound, "generator"))
             report.failed("making a loader")
-            original(self, *args, **kwargs)
+            bound.arguments = given
+            construct(bound)
             return
-        remember(self, own)
+        remember(made, own)
 
     @report.guarded
     def remember(self: Any, own: dict[str, Any]) -> None:
@@ -94,7 +89,7 @@ def _patch_init(report: Report, asked: dict[str, Any], own_settings: Any) -> Non
         report.details["workers"] = max(int(report.details.get("workers", 0)), self.num_workers)
         report.did("loaders")
 
-    DataLoader.__init__ = init
+    hook_constructor(DataLoader, make)
 
 
 def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:

@@ -5,17 +5,15 @@ A loader whose batches the script makes itself, by a sampler of batches or one s
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from flatout.inside.patches.arguments import bind, value
+from flatout.inside.patches.arguments import Construct, hook_constructor, value
 from flatout.inside.patches.report import Report
 
 
 def loader_batch(report: Report, *, size: int) -> None:
-    original = DataLoader.__init__
     report.waits("no DataLoader that makes batches was made")
 
     @report.guarded
@@ -27,14 +25,8 @@ def loader_batch(report: Report, *, size: int) -> None:
         bound.arguments["batch_size"] = size
         report.did("loaders")
 
-    @wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            bound = bind(original, (self, *args), kwargs)
-        except TypeError:
-            original(self, *args, **kwargs)
-            return
+    def make(made: Any, bound: Any, construct: Construct) -> None:
         change(bound)
-        original(*bound.args, **bound.kwargs)
+        construct(bound)
 
-    DataLoader.__init__ = init
+    hook_constructor(DataLoader, make)

@@ -1,0 +1,36 @@
+"""Read the rows of a user's CSV that must have certain columns, with one line for whatever is wrong with it.
+
+In: a path and the names of the columns. Out: the rows as dictionaries, each with the number of its line. Names of
+columns are stripped; a mark at the beginning of the file that says UTF-8 is skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flatout.errors import InputError
+from flatout.input_files import open_csv
+
+Row = dict[str, str | None]  # a row that is too long has its other cells under None
+
+
+def csv_rows(path: Path, columns: Sequence[str], *, hint: str = "") -> Iterator[tuple[int, Row]]:
+    """Yield each row with its line number. Raises InputError (one line); `hint` is for a file that lacks a column."""
+    try:
+        with open_csv(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            missing = [name for name in columns if name not in names]
+            if missing:
+                raise InputError(
+                    f"`{path}` must have the columns {', '.join(columns)}, but has no {', '.join(missing)}", hint=hint
+                )
+            reader.fieldnames = names
+            for row in reader:
+                yield reader.line_num, row
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` is not valid CSV: {error}") from None
