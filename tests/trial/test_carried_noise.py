@@ -88,6 +88,10 @@ def test_a_candidate_that_begins_otherwise_or_draws_other_samples_needs_no_such_
     alike = msgspec.structs.replace(noise, losses=(1.001 * noise.losses[0], *noise.losses[1:]))
     assert check_losses(alike, BASELINES, changes()).may_be_noise
     assert not check_losses(noise, BASELINES, changes(family="dataloader")).may_be_noise
+    assert check_losses(noise, BASELINES, changes("rounding")).may_be_noise
+    far = msgspec.structs.replace(noise, losses=(noise.losses[0], *(9 * loss for loss in noise.losses[1:])))
+    gate = check_losses(far, BASELINES, changes("semantic"))
+    assert not gate.is_passed and not gate.may_be_noise
 
 
 @pytest.mark.parametrize(("factor", "is_passed"), [(1.005, True), (1.02, False)])

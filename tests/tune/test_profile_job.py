@@ -164,7 +164,7 @@ def test_a_profile_that_is_ended_shortly_before_the_budget_is_over_ends_the_tuni
     runner = TooLate(num_late=99, takes_s=540.0)
     result = tuned(runner, budget_s=600.0)
     assert runner.num_tried == 1 and runner.spent_s() < 600.0
-    assert result.end == TuningEnd(ended_by="time_budget", limit=600.0, interrupts="profile")
+    assert (result.end.ended_by, result.end.limit, result.end.interrupts) == ("time_budget", 600.0, "profile")
 
 
 class Short(Counting):

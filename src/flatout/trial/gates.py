@@ -102,7 +102,7 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     if changes.safety == "exact" and not is_resampled:
         refusal = _first_losses(mine, together, start, is_noise_known=is_noise_known)
     gate = refusal or _mean_losses(mine, together, changes, is_resampled=is_resampled)
-    if gate.is_passed or is_resampled or is_noise_known:
+    if gate.is_passed or is_resampled or is_noise_known or changes.safety == "semantic":
         return gate
     began_alike = abs(mine[0] - base[0][0]) <= FLOAT_NOISE * abs(base[0][0])
     return msgspec.structs.replace(gate, may_be_noise=bool(began_alike))

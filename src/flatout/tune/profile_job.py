@@ -61,9 +61,11 @@ def profile_job(
 def _stop(setup: Setup, progress: Progress, error: FlatoutError) -> StoppedError | None:
     """Return how the tuning ends without this profile; None if the unchanged job fails in one, which is an error."""
     is_late = isinstance(error, TracedTooLateError)
-    is_over = setup.runner.spent_s() >= setup.options.budget_s  # which ended the command
-    if is_over or (is_late and used_up(setup, progress) is not None):
+    if setup.runner.spent_s() >= setup.options.budget_s:  # which ended the command
         return StoppedError(progress, time_is_up(setup, interrupts="profile"))
+    end = used_up(setup, progress)
+    if is_late and end is not None:
+        return StoppedError(progress, msgspec.structs.replace(end, interrupts="profile"))
     if progress.applied:
         note = f"the job with the applied changes could not be profiled again: {error}"
         return StoppedError(progress.with_note(note), TuningEnd(ended_by="not_profiled"))
