@@ -244,14 +244,11 @@ def _size_of(
     own, base = together[0], together[1:]
     repeated = [base, *(_logs(group) for group in groups[1:])]
     repeated = [logs for logs in repeated if len(logs) > 1 and logs.shape[1]]
-    is_repeatable = _is_repeatable(repeated) and not is_resampled
-    begins_alike = is_repeatable or (
-        is_noise_known and not is_resampled and _is_repeatable([logs[:, :1] for logs in repeated])
-    )
-    # If a GradScaler skipped other steps than in the job, the weights at a step have had fewer or more updates.
-    length = min(map(len, (mine, *groups[0])))
-    known = {tuple(math.isfinite(norm) for norm in one[:length]) for one in (mine, *groups[0])}
-    is_repeatable, begins_alike = (holds and len(known) == 1 for holds in (is_repeatable, begins_alike))
+    does_same_updates = not is_resampled and _updates_in_same_steps([mine, *groups[0]])
+    is_repeatable = does_same_updates and _is_repeatable(repeated)
+    begins_alike = is_repeatable
+    if does_same_updates and is_noise_known:
+        begins_alike = _is_repeatable([logs[:, :1] for logs in repeated])
     if begins_alike and not (first := _first(when, own, base, FIRST_BAND[changes.safety]))[0]:
         return first[1], ""
     band = math.log1p(BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND))
@@ -270,6 +267,15 @@ def _size_of(
         f" {num_steps} step{'s' * (num_steps > 1)}, and {_times(-allowed):.3g} to {_times(allowed):.3g} is allowed"
     )
     return (words, "") if abs(difference) > allowed else (None, words)
+
+
+def _updates_in_same_steps(runs: Sequence[_Norms]) -> bool:
+    """Whether all runs have finite norms in the same steps.
+
+    If a GradScaler skipped other steps than in the job, the weights at a step have had fewer or more updates.
+    """
+    length = min(map(len, runs))
+    return len({tuple(math.isfinite(norm) for norm in one[:length]) for one in runs}) == 1
 
 
 def _is_repeatable(groups: Sequence[NDArray[np.float64]]) -> bool:
