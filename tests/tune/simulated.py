@@ -70,7 +70,15 @@ class SimulatedRunner:
         self._job = job
         self._left_over = dict(left_over or {})  # what a finding still costs where a change of its family is on
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
+    def trial(
+        self,
+        changes: ChangeSet,
+        num_steps: int,
+        place: str = "",
+        *,
+        other_samples: bool = False,
+        other_rounding: bool = False,
+    ) -> TrialResult:
         index, self.num_trials = self.num_trials, self.num_trials + 1
         names = [change.name for change in changes.changes]
         speedup = float(np.prod([self._speedups.get(name, 1.0) for name in names]))
@@ -91,6 +99,7 @@ class SimulatedRunner:
             "start_s": self._start_s,
             "peak_memory_bytes": 1000,
             "has_other_samples": other_samples,
+            **({"has_other_rounding": True} if other_rounding else {}),
         } | self._ends(index, changes)
         found = TrialResult(**result)  # type: ignore[arg-type]
         took_s = self._start_s + float(steps.sum())

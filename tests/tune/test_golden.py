@@ -82,8 +82,8 @@ class RecordedRunner(Runner):
             say=lambda line: None,
         )
 
-    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", *, other_samples: bool = False) -> TrialResult:
-        self.arms.append(changes.name)  # these journals are older than trials with other samples
+    def trial(self, changes: ChangeSet, num_steps: int, place: str = "", **variation: bool) -> TrialResult:
+        self.arms.append(changes.name)  # these journals are older than trials with other samples or other rounding
         return super().trial(changes, num_steps, place if self._has_places else "")
 
     def _run(

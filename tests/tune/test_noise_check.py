@@ -25,19 +25,16 @@ class Carrying(SimulatedRunner):
         self.disturbed: list[str] = []
 
     def trial(self, changes: ChangeSet, num_steps: int, place: str = "", **variation: bool) -> TrialResult:
-        has_other_rounding = variation.pop("other_rounding", False)
         made = super().trial(changes, num_steps, place, **variation)
         how: dict[str, float] = {}
-        if has_other_rounding:
+        if made.has_other_rounding:
             self.disturbed.append(changes.name)
             how = {"disturbed": 2.0**-8, "noise_seed": 50}
         elif changes.changes:
             how = {"float_noise": 3e-4, "scale": self._scale, "noise_seed": made.index}
         trained = unstable.train(**how)  # type: ignore[arg-type]
         norms = GradientNorms(num_parameters=1, norms=trained.norms[:NUM_CHECKED])
-        made = msgspec.structs.replace(
-            made, losses=trained.losses, gradients=(norms,), has_other_rounding=has_other_rounding
-        )
+        made = msgspec.structs.replace(made, losses=trained.losses, gradients=(norms,))
         self.made[-1] = (changes.name, made)
         return made
 
