@@ -9,7 +9,7 @@ updates, and later with the spread of the losses.
 Some trainings carry float noise far within a few updates, e.g. one whose learning rate lets the loss rise at first. A
 trial of the job whose weights were disturbed by a rounding after the first update shows how far; see
 `inside.other_rounding`. Each of the first losses is then compared with what the disturbance did up to that step, so
-that the loss after one update still tells wrong gradients.
+that the loss after one update still shows wrong gradients.
 
 A change that rounds differently differs after the first step, and its losses drift apart slowly. It must stay in a band
 around the curve: the mean over all steps and over the last quarter within 2 %, over each quarter within 4 %, or within
@@ -177,7 +177,7 @@ def _carried_noise(mean: NDArray[np.float64], spread: NDArray[np.float64]) -> ND
     """Return by how much noise may change each of the first losses, where a disturbed trial shows how far it carries.
 
     Where the first update makes the loss rise, the noise of its gradient changes that loss by a small part of the rise;
-    a wrong gradient changes it by more. From then on the disturbance shows it, which came one update later.
+    a wrong gradient changes it by more. For later losses the disturbance shows it, which came one update later.
     """
     carried = np.maximum.accumulate(spread[: NUM_FIRST + 1])
     allowed = np.maximum(FLOAT_NOISE, MEAN_SPREADS * np.append(carried[1:], carried[-1]))[: min(NUM_FIRST, len(mean))]

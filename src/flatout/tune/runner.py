@@ -467,7 +467,7 @@ class Runner:
 
 
 def _read_ended_profile(folder: Path, ended: ExitStatus, limit_s: float) -> Profiled:
-    """Read the profile of a job that has ended. Raises TracedTooLateError if it lacks something and was cut off."""
+    """Read the profile of a job that has ended. Raises TracedTooLateError if it was ended before it was complete."""
     try:
         return read_profile(folder, has_failed=ended.code not in (0, None))
     except FlatoutError as error:

@@ -170,7 +170,7 @@ def check_gates(progress: Progress, result: TrialResult, changes: ChangeSet) -> 
 def _references(progress: Progress) -> tuple[TrialResult, ...]:
     """Return the trials of the unchanged job, and those of the applied changes that show how far rounding carries.
 
-    Where the applied changes may draw other samples, the unchanged job is no strict reference anyway.
+    Where the applied changes may draw other samples, the unchanged job is not a strict reference anyway.
     """
     baselines = progress.evidence.baselines
     if not progress.applied:

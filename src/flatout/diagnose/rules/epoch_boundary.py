@@ -43,7 +43,7 @@ from flatout.units import percent, seconds
 
 CODE = "F17"
 NAME = "epoch-boundary"
-MIN_SAMPLER_SHARE = 0.2  # of the start of an epoch; a smaller one is not told
+MIN_SAMPLER_SHARE = 0.2  # of the start of an epoch; a smaller one is not reported
 CAUSES = (StallCause.LOADER_START, StallCause.LOADER, StallCause.UNKNOWN)
 
 
@@ -96,7 +96,7 @@ def _sample_faster(loader: JobFacts, sampler_share: float) -> tuple[str, ...]:
 
 
 def _time_sampler(loader: JobFacts) -> tuple[str, ...]:
-    """Return the advice to time the sampler, if the recording does not tell how long it takes."""
+    """Return the advice to time the sampler, if the recording does not say how long it takes."""
     if loader.loader_sampler_s is not None:
         return ()
     return ("time the sampler: one that computes the order of each epoch at its start is part of this time",)
