@@ -12,7 +12,8 @@ import pytest
 
 from flatout.catalog import failure_words
 from flatout.catalog.failure_words import WordEstimate
-from flatout.catalog.failures import CLASSES, Phase, Restart, fit, known_failures, phrase_pattern
+from flatout.catalog.failures import CLASSES, Phase, fit, known_failures, phrase_pattern
+from flatout.catalog.log_prefixes import without_prefixes
 from flatout.keep.classify import classify
 from flatout.keep.error_text import errors_in, phase_in, without_names
 from flatout.keep.explain_failure import LEAST_LIKELY, explain_failure
@@ -31,8 +32,10 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 # `explain` was tried on them. At first sight, class and decision were right in 79 and 87 % of 82 (r, by the table
 # alone), 87 and 90 % of 79 (s, with the first estimates by words), 79 and 90 % of 81 (t; 77 and 85 % by the table
 # alone), 91 and 94 % of 78 (u; 86 and 90 % by the table alone; about half of u are messages that are known to all).
-# Then 64 and 73 % of 70 (v), from many programs that no set had before, and 75 and 78 % of 40 (w). All texts of v and w
+# Then 64 and 73 % of 70 (v), from many programs that no set had before, and 75 and 78 % of 40 (w). All texts from v on
 # are verbatim, each with its source, and none is from memory.
+# Then 64 and 74 % of 66 (x), with the estimates of before and of now, which left three and two healthy hosts; 78 and
+# 89 % of 18 (y) with those of before, 72 and 89 % with those of now.
 # One answer each of t, u and w and two of v were changed afterwards, because an earlier set has another one for the
 # same words. Where an answer of v contradicts an earlier one of the same kind (CUDA error 217, a topology file of
 # NCCL), the table follows v, whose source shows the cause.
@@ -61,7 +64,7 @@ def class_by_table(text: str, phase: Phase | None = None) -> str:
 
 @pytest.mark.parametrize(
     ("corpus", "least"),
-    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 430)],
+    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 514)],
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -145,6 +148,10 @@ def test_words_of_machines_in_errors_of_scripts_say_nothing() -> None:
         ("ProcessGroupNCCL's watchdog, dataloader's workers", "ProcessGroupNCCL's watchdog, dataloader's workers"),
         ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection", "[<gloo pair.cc:534>] Connection"),
         ("Cuda failure 2 'out of memory'", "Cuda failure 2 out of memory"),
+        (
+            'E0522 10:32:28.4 1 a.go:3] "No fit" pod="a/b" err="no GPU"',
+            "E0522 10:32:28.4 1 a.go:3] No fit pod=<name> err=no GPU",
+        ),
         ("No space left on device: '/dev/shm/torch_1'", "No space left on device: '/dev/shm'"),
         ("unable to open </torch_29919_11> in", "unable to open </torch_29919_11> in"),
         (
@@ -269,7 +276,8 @@ def test_a_line_may_end_with_the_text_of_an_exception_and_begin_with_a_bar(line:
     ],
 )
 def test_the_program_of_a_command_counts_and_its_arguments_do_not(message: str, name: str) -> None:
-    assert explain_failure(f"CalledProcessError: {message}", "start").name == name
+    classification = classify(errors_in(f"CalledProcessError: {message}"), "start")
+    assert classification is not None and classification.known.name == name
 
 
 @pytest.mark.parametrize(
@@ -342,7 +350,7 @@ def test_the_table_is_whole() -> None:
     ],
 )
 def test_a_family_is_a_line_about_something_that_says_something_of_it(line: str, failure_class: str) -> None:
-    assert explain_failure(line).failure_class == failure_class
+    assert class_by_table(line) == failure_class
 
 
 @pytest.mark.parametrize(
@@ -392,7 +400,7 @@ def test_a_family_explains_less_than_any_exception_but_a_fault_of_the_machine_mo
 def test_the_status_that_begins_a_message_is_its_class(status: str, expected: tuple[str, str]) -> None:
     answer = explain_failure(f"XlaRuntimeError: {status}", "start")
     assert (answer.failure_class, answer.restart) == expected
-    assert explain_failure(f"RuntimeError: the reply was {status}", "start").failure_class == "mistake"
+    assert class_by_table(f"RuntimeError: the reply was {status}", "start") == "mistake"
 
 
 def test_what_a_library_requires_is_a_mistake_also_when_the_phase_is_unknown() -> None:
@@ -507,21 +515,49 @@ def test_nine_in_ten_lines_of_healthy_jobs_say_nothing() -> None:
     assert len(wrong) <= 0.1 * len(texts), wrong
 
 
+def use_weights(monkeypatch: pytest.MonkeyPatch, labels: list[tuple[str, str]], words: dict[str, list[int]]) -> None:
+    """Let estimates use these words; an importance of 600 is that of a whole text. The second label begins with 0.5."""
+    weights = {"source": "", "labels": labels, "bias": [0, 50], "words": words}
+    monkeypatch.setattr(failure_words, "_weights", lambda: msgspec.convert(weights, failure_words._Weights))
+
+
+def likelihood_of(score: float, other: float) -> object:
+    return pytest.approx(1 / (1 + math.exp(other - score)))
+
+
 def test_a_likelihood_is_that_of_the_words_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two words of equal importance, of which one speaks for `network` by 2 and one against it by 1, worked by hand."""
-    weights = {
-        "source": "",
-        "labels": [("network", "yes"), ("unknown", "yes")],
-        "bias": [0, 50],
-        "words": {"blorb": [100, 0, 200], "glum": [100, 0, -100]},
-    }
-    monkeypatch.setattr(failure_words, "_weights", lambda: msgspec.convert(weights, failure_words._Weights))
+    words = {"blorb": [600, 0, 200], "glum": [600, 0, -100], "wobble": [100, 0, 240]}
+    use_weights(monkeypatch, [("network", "yes"), ("unknown", "yes")], words)
     found = failure_words.estimate("", "the BLORB", None)
-    assert (found.failure_class, found.likelihood) == ("network", pytest.approx(1 / (1 + math.exp(0.5 - 2.0))))
+    assert (found.failure_class, found.likelihood) == ("network", likelihood_of(2.0, 0.5))
     both = failure_words.estimate("", "the blorb is glum", None)  # each counts 1 / sqrt(2)
-    assert both.likelihood == pytest.approx(1 / (1 + math.exp(0.5 - (2.0 - 1.0) / math.sqrt(2))))
+    assert both.likelihood == likelihood_of((2.0 - 1.0) / math.sqrt(2), 0.5)
     nothing = failure_words.estimate("", "no word of it", None)
-    assert (nothing.failure_class, nothing.likelihood) == ("unknown", pytest.approx(1 / (1 + math.exp(-0.5))))
+    assert (nothing.failure_class, nothing.likelihood) == ("unknown", likelihood_of(0.5, 0.0))
+    little = failure_words.estimate("", "wobble", None)  # it counts a sixth: one word that is not rare says little
+    assert (little.failure_class, little.likelihood) == ("unknown", likelihood_of(0.5, 2.4 / 6))
+
+
+def test_what_a_weak_rule_says_is_more_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_weights(monkeypatch, [("network", "yes"), ("mistake", "no")], {"blorb": [600, 0, 200]})
+    assert failure_words.estimate("", "blorb", None, ("mistake", "no")).likelihood == likelihood_of(2.0, 0.5 + 1.5)
+    disputed = failure_words.estimate("", "no word of it", None, ("network", "yes"))
+    assert (disputed.failure_class, disputed.likelihood) == ("network", likelihood_of(1.5, 0.5))
+
+
+def test_an_estimate_leaves_a_host_at_once_only_from_a_likelihood_of_90_percent_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labels = [("host", "elsewhere"), ("healthy", "yes")]
+    use_weights(monkeypatch, labels, {"blorb": [600, 0, 268], "glum": [600, 0, 272]})
+    almost = failure_words.estimate("", "blorb", None)
+    assert 0.89 < almost.likelihood < 0.9 and (almost.failure_class, almost.restart) == ("host", "yes")
+    sure = failure_words.estimate("", "glum", None)
+    assert sure.likelihood > 0.9 and (sure.failure_class, sure.restart) == ("host", "elsewhere")
+    doubtful = failure_words.estimate("", "no word of it", None, ("host", "elsewhere"))  # a weak rule's, too
+    assert (doubtful.failure_class, doubtful.restart) == ("host", "yes")
+    assert failure_words.estimate("", "no word of it", None).failure_class == "unknown"  # a healthy line
 
 
 def test_texts_without_known_words_are_estimated_and_others_are_not() -> None:
@@ -532,21 +568,56 @@ def test_texts_without_known_words_are_estimated_and_others_are_not() -> None:
 
 
 def test_an_estimate_counts_only_from_the_least_likelihood_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def likely(likelihood: float, restart: Restart = "yes") -> None:
-        found = WordEstimate(failure_class="host", restart=restart, likelihood=likelihood)
+    def likely(likelihood: float) -> None:
+        found = WordEstimate(failure_class="host", restart="yes", likelihood=likelihood)
         monkeypatch.setattr("flatout.keep.explain_failure.estimate", lambda *_: found)
 
     line, error = "the blorb is glum", "RuntimeError: the blorb is glum"
     likely(0.36)
-    assert explain_failure(line).failure_class == "host"
-    assert explain_failure(error).failure_class == "unknown"  # an exception's type says something, too
+    assert explain_failure(line).failure_class == explain_failure(error).failure_class == "host"
     likely(0.34)
-    assert explain_failure(line).failure_class == "unknown"
-    likely(0.49, "elsewhere")
-    assert explain_failure(line).restart == "yes"  # leaving a host needs more
-    likely(0.51, "elsewhere")
-    assert (explain_failure(line).restart, explain_failure(error).restart) == ("elsewhere", "elsewhere")
-    assert explain_failure("KeyError: 'x'", "start").restart == "no"  # never against the type of a mistake
+    assert explain_failure(line).failure_class == explain_failure(error).failure_class == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_estimated"),
+    [
+        ("RuntimeError: the blorb is glum", True),  # a type that any failure may have
+        ("wandb: upload timed out", True),  # a family
+        ("srun: error: nid1: task 0: Exited with exit code 1", True),  # words that have many causes
+        ("KeyError: 'blorb'", False),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_an_estimate_counts_only_where_no_strong_rule_does(
+    monkeypatch: pytest.MonkeyPatch, text: str, is_estimated: bool
+) -> None:
+    found = WordEstimate(failure_class="preempted", restart="no", likelihood=0.9)
+    monkeypatch.setattr("flatout.keep.explain_failure.estimate", lambda *_: found)
+    assert (explain_failure(text, "start").failure_class == "preempted") == is_estimated
+
+
+@pytest.mark.parametrize(
+    ("line", "severity", "said"),
+    [
+        ("E1224 22:35:53.165575   26868 real_program.cc:1331] Halt is unexpected", "E", "Halt is unexpected"),
+        ("2023-07-19 22:08:36.875173: F ./core/util/gpu_config.h:174] Check failed", "F", "Check failed"),
+        ("n5:90736:91655 [0] include/socket.h:403 NCCL WARN Connect failed", "", "NCCL WARN Connect failed"),
+        ("[1,2]<stdout>:pod-0:75:95 [2] graph/xml.h:101 NCCL WARN no arch", "", "NCCL WARN no arch"),
+        ("Oct 16 20:47:19 V09 kernel: INFO: task blocked", "", "INFO: task blocked"),
+        ("[ 1843.308145] NVRM: GPU lost", "", "NVRM: GPU lost"),
+        ("Error: 3 of 4 ranks", "", "Error: 3 of 4 ranks"),
+    ],
+)
+def test_what_stands_before_each_line_of_a_log_is_not_what_it_says(line: str, severity: str, said: str) -> None:
+    assert without_prefixes(line) == (severity, said)
+
+
+def test_what_counts_of_a_text() -> None:
+    words = failure_words.words_of("ConnectionError", "peer 7 timed out (exit code 137, HTTP Error 503)", "start")
+    assert {"connec", "type:connec", "type@network", "type@network at=start", "at=start exception"} <= words
+    assert {"code=137", "http=503", "http=5xx", "@peers", "@late", "@peers late", "timed out"} <= words
+    assert not {"code=7", "7"} & words and "severity=E" in failure_words.words_of("", "E0101 00:00:00 a.cc:1] x", None)
 
 
 def test_case_and_endings_of_words_hardly_count() -> None:

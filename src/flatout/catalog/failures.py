@@ -265,6 +265,29 @@ def fit(exception: str, message: str) -> Fit | None:
     return None
 
 
+def word_groups_in(text: str) -> set[str]:
+    """Return the names of the groups of `words` of which the text has one."""
+    lowered = _lowered(text)
+    return {name for name, phrases in _word_groups().items() if _is_any_in(phrases, text, lowered)}
+
+
+def _is_any_in(phrases: tuple[_Phrase, ...], text: str, lowered: str) -> bool:
+    return any(phrase.literal in lowered and phrase.pattern.search(text) is not None for phrase in phrases)
+
+
+def groups_of_type(exception: str) -> list[str]:
+    """Return the names of the groups to which the type of an exception belongs."""
+    return [name for name, types in _table().groups.items() if exception and exception in types]
+
+
+def codes_in(text: str) -> set[str]:
+    """Return the codes of errors in a text, each as one word: `errno=28`, `http=503`, `cuda=700`."""
+    message = _Message(text, _table().cuda_errors)
+    statuses = {f"http={number}" for number in message.http} | {f"http={number // 100}xx" for number in message.http}
+    numbers = {f"errno={number}" for number in message.errnos} | {f"cuda={number}" for number in message.cuda}
+    return statuses | numbers
+
+
 def is_exception_type(name: str) -> bool:
     """Whether the table names this type, or its ending; not in lower case, because `error` begins log lines."""
     types, suffixes = _known_types()
@@ -317,6 +340,11 @@ def _exceeds(message: str, larger: str, smaller: str) -> bool:
 @cache
 def _table() -> _Table:
     return msgspec.convert(tomllib.loads(_FILE.read_text(encoding="utf-8")), _Table)
+
+
+@cache
+def _word_groups() -> dict[str, tuple[_Phrase, ...]]:
+    return {name: tuple(_phrase(words) for words in group) for name, group in _table().words.items()}
 
 
 @cache

@@ -69,6 +69,7 @@ class CompareCommand:
     options: CompareOptions
     warmup: int | None = None
     force: bool = False  # replaces an earlier comparison in the folder
+    standard_input: StandardInput | None = None  # that of the trials; None: ours
 
     def run(self, say: Say) -> tuple[Comparison, int | None]:
         """Compare, resuming any comparison of the same arms in the folder.
@@ -87,7 +88,7 @@ class CompareCommand:
         tops = dict.fromkeys(checkout.repository.top for checkout in checkouts if checkout is not None)
         clean_up = (sys.executable, "-m", "flatout.compare.clean_up", str(folder), *tops)
         with signals_raised(), guarded(mark, clean_up), ExitStack() as trees:
-            standard_input = StandardInput()
+            standard_input = self.standard_input or StandardInput()
             if standard_input.missing is not None:
                 say(f"trials have no standard input: {standard_input.missing}")
             runners: dict[ArmName, Runner] = {}

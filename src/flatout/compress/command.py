@@ -23,6 +23,7 @@ from flatout.compress.script_python import installed_packages
 from flatout.emit.compression import emit_compression
 from flatout.emit.write import write as write_emitted
 from flatout.errors import InputError, UsageError
+from flatout.launch import StandardInput
 from flatout.launch.guard import guarded
 from flatout.launch.loaded import STARTUP
 from flatout.probe.nvml import Gpus
@@ -82,6 +83,9 @@ class CompressCommand:
         say: Say,
     ) -> Compression:
         mark = secrets.token_hex(8)
+        standard_input = StandardInput()
+        if standard_input.missing is not None:
+            say(f"evaluations and benchmarks have no standard input: {standard_input.missing}")
         processes = CompressionProcesses(
             self.evaluation,
             self.benchmark,
@@ -92,6 +96,7 @@ class CompressCommand:
             final=self.final,
             model=None if self.model is None else str(self.model),
             max_trials=self.limits.max_trials,
+            standard_input=standard_input,
         )
         backend = ResumedBackend(processes, journal)
         if backend.num_recorded:

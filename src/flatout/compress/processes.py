@@ -30,8 +30,7 @@ from flatout.compress.sizes import bytes_on_disk
 from flatout.errors import FlatoutError
 from flatout.input_files import decode_json, read_bytes, read_lines
 from flatout.inside.protocol import Variable, partial_name
-from flatout.launch import ExitStatus
-from flatout.launch.limited import run_limited
+from flatout.launch import ExitStatus, LocalLauncher, StandardInput
 from flatout.launch.loaded import with_inside
 from flatout.records.compression import variant_file_name
 from flatout.records.start_costs import StartCosts
@@ -64,11 +63,14 @@ class CompressionProcesses:
         model: str | None = None,
         limit_s: float = 3600.0,
         max_trials: int | None = None,
+        standard_input: StandardInput | None = None,
     ) -> None:
+        """Give each run this standard input from its beginning; None: ours."""
         self._evaluation, self._final, self._benchmark = evaluation, final, benchmark
         self._folder, self._metric, self._mark, self._say = folder, metric, mark, say
         self._model = model
         self._limit_s, self._max_trials = limit_s, max_trials
+        self._standard_input = standard_input or StandardInput()
         self._num_evaluations = len(list((folder / EVALUATIONS).glob("*")))  # of the compression that is resumed
         self._began_s = time.monotonic()
 
@@ -149,7 +151,8 @@ class CompressionProcesses:
         output = folder / "output.log"
         environment = with_inside({**os.environ, **command.variables, **variables, Variable.TUNING: self._mark})
         try:
-            ended = run_limited(command.words, environment, output=output, limit_s=self._limit_s)
+            launcher = LocalLauncher(self._standard_input)
+            ended = launcher.run(command.words, environment, output=output, limit_s=self._limit_s)
         finally:
             with suppress(OSError):
                 mask_file(output, Masker(environment, command.words))
@@ -164,6 +167,7 @@ class CompressionProcesses:
             b=self._arm("B", variant, batch),
             folder=folder,
             options=CompareOptions(budget_s=max(budget_s, 1.0), max_trials=self._max_trials, num_profiles=0),
+            standard_input=self._standard_input,
         )
         try:
             result, code = comparing.run(self._progress(variant, batch))

@@ -45,6 +45,11 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
         return self.known.name in _SAYS_LITTLE
 
     @property
+    def is_weak(self) -> bool:
+        """Whether the words of similar failures may say more: the entry is a family, or its words have many causes."""
+        return self.says_little or self.known.is_family or self.failure_class == "unknown"
+
+    @property
     def is_by_words(self) -> bool:
         return bool(self.words)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from flatout.catalog.failure_words import estimate
-from flatout.catalog.failures import Phase, is_information, likely_failure
+from flatout.catalog.failure_words import WordEstimate, estimate
+from flatout.catalog.failures import Phase, Restart, is_information, likely_failure
 from flatout.keep.classify import Classification, classify
 from flatout.keep.error_text import RaisedError, errors_in, phase_in, without_names
 from flatout.records.failure import FailureExplanation
 from flatout.secrets import masked_text
 
 LEAST_LIKELY = 0.35  # an estimate by words counts if it is at least so likely
-_LEAST_LIKELY_OTHERWISE = 0.5  # ... if it would leave this host, or says otherwise than an exception's type
 _MAX_CHARACTERS = 500
 _MAX_LINES = 40  # the last lines of a log whose words are compared
+_AROUND = 3  # lines before and after the one that decides, whose words count with it
 
 
 def explain_failure(text: str, phase: Phase | None = None) -> FailureExplanation:
@@ -21,16 +21,15 @@ def explain_failure(text: str, phase: Phase | None = None) -> FailureExplanation
         phase = phase_in(text)
     errors = errors_in(text)
     classification = classify(errors, phase)
-    if classification is None or classification.says_little:
-        estimated = _estimated(errors, classification, phase)
-        if estimated is not None:
-            return estimated
+    found = _estimate(errors, classification, phase)
+    if found is not None and (classification is None or classification.failure_class != found.failure_class):
+        return _likely(found, errors, classification, phase)
     if classification is None:
         return _unexplained(errors[-1].message if errors else "", phase)
     known = classification.known
     return FailureExplanation(
         failure_class=classification.failure_class,
-        restart=classification.restart,
+        restart=_restart(classification, found),
         name=known.name,
         phase=phase,
         means=known.means,
@@ -43,24 +42,33 @@ def explain_failure(text: str, phase: Phase | None = None) -> FailureExplanation
     )
 
 
-def _estimated(
+def _estimate(
     errors: list[RaisedError], classification: Classification | None, phase: Phase | None
-) -> FailureExplanation | None:
-    """Return what the words make likely, where the text has no known wording; None if they do not."""
-    if not errors:
+) -> WordEstimate | None:
+    """Return what the words make likely where no rule is strong; None if they do not say enough."""
+    if classification is not None and not classification.is_weak:
         return None
-    error = classification.error if classification is not None else None
-    if error is None or not error.exception:
-        lines = [line.message for line in errors if not line.exception and not is_information(line.message)]
-        if not lines:
-            return None
-        error = RaisedError(exception="", message="\n".join(lines[-_MAX_LINES:]))
-    found = estimate(error.exception, without_names(error.message), phase)
-    is_otherwise = found.restart == "elsewhere" or bool(error.exception)
-    said_by_type = "unknown" if classification is None else classification.failure_class
-    least_likely = _LEAST_LIKELY_OTHERWISE if is_otherwise else LEAST_LIKELY
-    if said_by_type == found.failure_class or found.likelihood < least_likely:
+    error = _compared(errors, classification)
+    if error is None:
         return None
+    said = None if classification is None else (classification.failure_class, classification.restart)
+    found = estimate(error.exception, without_names(error.message), phase, said)
+    return found if found.likelihood >= LEAST_LIKELY else None
+
+
+def _restart(classification: Classification, found: WordEstimate | None) -> Restart:
+    """Return whether another start helps. A weak rule that the estimate does not confirm leaves no host."""
+    if found is not None:
+        return found.restart
+    is_doubtful = classification.is_weak and classification.restart == "elsewhere"
+    return "yes" if is_doubtful else classification.restart
+
+
+def _likely(
+    found: WordEstimate, errors: list[RaisedError], classification: Classification | None, phase: Phase | None
+) -> FailureExplanation:
+    error = _compared(errors, classification)
+    assert error is not None
     likely = likely_failure(found.failure_class)
     return FailureExplanation(
         failure_class=found.failure_class,
@@ -76,6 +84,20 @@ def _estimated(
         source=None,
         likelihood=found.likelihood,
     )
+
+
+def _compared(errors: list[RaisedError], classification: Classification | None) -> RaisedError | None:
+    """Return what decides: an exception, a line with those around it, or the last lines, as one; None if none does."""
+    if classification is not None and classification.error.exception:
+        return classification.error
+    lines = [line.message for line in errors if not line.exception and not is_information(line.message)]
+    decides = classification.error.message if classification is not None else None
+    if decides in lines:
+        i = lines.index(decides)
+        lines = lines[max(i - _AROUND, 0) : i + _AROUND + 1]
+    elif decides is not None:
+        lines = [decides]
+    return RaisedError(exception="", message="\n".join(lines[-_MAX_LINES:])) if lines else None
 
 
 def _unexplained(last_line: str, phase: Phase | None) -> FailureExplanation:
