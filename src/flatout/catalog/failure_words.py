@@ -65,7 +65,7 @@ class _Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """For each label, a class and whether another start helps: how much each word speaks for it, in hundredths."""
 
     source: str
-    labels: list[tuple[FailureClass | Literal["healthy"], Restart]]  # `healthy`: a line that is no failure
+    labels: list[tuple[FailureClass | Literal["healthy"], Restart]]  # `healthy`: a line of a healthy job
     bias: list[int]
     # How much a word counts, and then pairs of the number of a label and a weight, one after the other.
     words: dict[str, list[int]]
