@@ -597,6 +597,23 @@ def test_an_estimate_counts_only_where_no_strong_rule_does(
     assert (explain_failure(text, "start").failure_class == "preempted") == is_estimated
 
 
+def test_the_words_that_count_are_those_around_the_line_that_decides_or_the_last_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+
+    def estimated(exception: str, message: str, *_: object) -> WordEstimate:
+        compared.append(message)
+        return WordEstimate(failure_class="unknown", restart="yes", likelihood=0.9)
+
+    monkeypatch.setattr("flatout.keep.explain_failure.estimate", estimated)
+    lines = [f"line {i}" for i in range(100)]
+    explain_failure("\n".join([*lines[:50], "wandb: upload timed out", *lines[50:]]))
+    explain_failure("\n".join(lines))
+    assert compared[0].splitlines() == [*lines[47:50], "wandb: upload timed out", *lines[50:53]]
+    assert compared[1].splitlines() == lines[60:]
+
+
 @pytest.mark.parametrize(
     ("line", "severity", "said"),
     [
