@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -35,8 +36,10 @@ class Resumed:
 
     @property
     def has_same_bits(self) -> bool:
+        """Return whether both ended with the same bits; False if the training diverged, which would show nothing."""
+        is_finite = all(math.isfinite(float(loss)) for loss in self.whole.losses.values())
         has_same_losses = self.first.losses | self.second.losses == self.whole.losses
-        return has_same_losses and self.second.digest == self.whole.digest != self.first.digest
+        return is_finite and has_same_losses and self.second.digest == self.whole.digest != self.first.digest
 
 
 def resumed(network: SlowNetwork, folder: Path, words: Sequence[str], *, until: int, interrupted_after: int) -> Resumed:
