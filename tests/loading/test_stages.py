@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.trial.recordings import rank
 
-from flatout.loading.read_reports import BatchesOfSource, LoaderReport, StageSeconds, read_reports
+from flatout.loading.read_reports import BatchesOfSource, Copies, LoaderReport, StageSeconds, read_reports
 from flatout.loading.stages import rank_loading
 from flatout.records.loading import RankLoading, SampleStage
 from flatout.records.recording import RankRecording
@@ -109,11 +109,13 @@ def test_the_training_process_receives_and_pins() -> None:
         stages={},
         received=StageSeconds(num_calls=10, wall_s=3.0, cpu_s=0.4),  # most of it waits for a worker to answer
         pinned=StageSeconds(num_calls=10, wall_s=0.8, cpu_s=0.8),
+        copied=Copies(num_copies=20, num_bytes=4000, num_timed=5, timed_s=0.1),
         process_elapsed_s=10.0,
         process_cpu_s=5.0,
     )
     one = loading(main, report())
     assert (one.receiving_s, one.pinning_s) == (pytest.approx(0.01), pytest.approx(0.02))
+    assert (one.copying_s, one.copied_bytes) == (pytest.approx(0.01), pytest.approx(100))
     assert one.training_cores == pytest.approx(0.5)
     assert one.num_workers == 2
 

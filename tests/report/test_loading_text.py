@@ -48,9 +48,10 @@ def test_more_workers_of_an_iterable_data_set_repeat_its_samples() -> None:
 def test_no_line_is_wider_than_the_terminal() -> None:
     place = CodePlace(place="augment (train.py:12)", share=1.0)
     stages = [a_stage("code", cpu_s=0.003), a_stage("transform RandomResizedCropAndSomethingVeryLong", cpu_s=0.001)]
-    shown = text(a_loader(*stages, num_workers=4, sending_s=0.001, receiving_s=0.001, places=(place,)))
+    shown = text(a_loader(*stages, num_workers=4, sending_s=0.001, receiving_s=0.001, copying_s=25e-6, places=(place,)))
     assert max(map(len, shown.splitlines())) <= 80
     assert "100 %  augment (train.py:12)" in shown
+    assert "copying to the GPU, on its stream: 25.0 us." in shown.replace("\n", " ")
 
 
 def test_batches_that_arrive_in_time_have_no_cause() -> None:

@@ -38,6 +38,15 @@ class BatchesOfSource(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: _Seconds = 0.0
 
 
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies from the CPU's memory to a GPU, in a training process."""
+
+    num_copies: _Count = 0
+    num_bytes: _Count = 0
+    num_timed: _Count = 0
+    timed_s: _Seconds = 0.0  # on the GPU, of those that were timed
+
+
 class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
     """One process: a loader's worker, or a training process."""
 
@@ -69,6 +78,7 @@ class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
     sent: StageSeconds
     received: StageSeconds
     pinned: StageSeconds
+    copied: Copies = Copies()
     cores: Annotated[tuple[_Index, ...], msgspec.Meta(max_length=1 << 14)] = ()
     dataset_samples: _Count | None = None
     num_shards: _Count | None = None

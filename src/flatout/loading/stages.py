@@ -66,6 +66,8 @@ def rank_loading(
         other_threads_s=_other_threads_s(makers) if has_workers else None,
         receiving_s=_receiving_s(trainers, num_samples) if has_workers else None,
         pinning_s=_other_thread([report.pinned for report in trainers], num_samples),
+        copying_s=_copying_s(trainers, num_samples),
+        copied_bytes=_copied_bytes(trainers, num_samples),
         training_cores=_training_cores(trainers),
         watch_share=_total(makers, "watch_s") / elapsed_s,
         step_s=steps.step_s,
@@ -217,6 +219,21 @@ def _other_thread(spent: Sequence[StageSeconds], num_samples: int) -> float | No
     """Return the seconds per sample of a stage outside the thread that makes batches; None if it never ran."""
     total = _sum(spent)
     return total.wall_s / num_samples if total.num_calls and num_samples else None
+
+
+def _copying_s(trainers: Sequence[LoaderReport], num_samples: int) -> float | None:
+    """Return the time per sample that copies to a GPU take there, if all take as long as those that were timed."""
+    num_timed = sum(report.copied.num_timed for report in trainers)
+    if not num_timed or not num_samples:
+        return None
+    mean_s = sum(report.copied.timed_s for report in trainers) / num_timed
+    num_copies = sum(report.copied.num_copies for report in trainers)
+    return mean_s * num_copies / num_samples
+
+
+def _copied_bytes(trainers: Sequence[LoaderReport], num_samples: int) -> float | None:
+    num_bytes = sum(report.copied.num_bytes for report in trainers)
+    return num_bytes / num_samples if num_bytes and num_samples else None
 
 
 def _other_threads_s(makers: Sequence[LoaderReport]) -> float | None:

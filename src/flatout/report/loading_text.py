@@ -88,6 +88,7 @@ def _stages(profile: LoadingProfile, loading: RankLoading, style: TextStyle) -> 
         ("CPU time of the worker's other threads", loading.other_threads_s),
         ("receiving, in the training process", loading.receiving_s),
         ("pinning, in a second thread of the training process", loading.pinning_s),
+        ("copying to the GPU, on its stream", loading.copying_s),
     ]
     known = [f"{name}: {seconds(value_s)}" for name, value_s in aside if value_s is not None]
     if known:

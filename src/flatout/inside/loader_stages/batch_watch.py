@@ -24,6 +24,7 @@ from torch.utils.data import _utils
 from flatout.inside.exit_handlers import EXIT_HANDLERS
 from flatout.inside.identity import find_identity
 from flatout.inside.loader_stages.budget import Budget, cost_per_stage_s
+from flatout.inside.loader_stages.device_copies import DeviceCopies, hook_copies
 from flatout.inside.loader_stages.hooked import Hooks
 from flatout.inside.loader_stages.mounts_read import READ_PATHS
 from flatout.inside.loader_stages.process_state import ProcessState
@@ -91,6 +92,7 @@ class BatchWatch:
         self._folder = folder
         self._hooks = hooks
         self.sent, self.received, self.pinned = _OtherThread(), _OtherThread(), _OtherThread()
+        self.copies = DeviceCopies()
         self._counters = ThreadCounters()
         self._is_child = False
         self._begin_process()
@@ -119,6 +121,7 @@ class BatchWatch:
         self._last_ended = self._written_at = 0.0
         for thread in (self.sent, self.received, self.pinned):
             thread.time = StageTime()
+        self.copies.reset()
         STOPWATCH.reset()
         READ_PATHS.forget()
 
@@ -198,6 +201,8 @@ class BatchWatch:
         self._process_last = _now(), time.process_time()
         if self._process_began is None:
             self._process_began = self._process_last
+            if torch.utils.data.get_worker_info() is None:
+                self.copies.begin()
 
     def receive(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what another process has sent."""
@@ -259,6 +264,7 @@ class BatchWatch:
         places = dict(counts.most_common(MAX_LOADER_PLACES)) if counts is not None else {}
         process_began = self._process_began or self._process_last
         self._state.look()
+        self.copies.look()
         mounts = READ_PATHS.by_mount(with_mapped=not self._has_looked_at_maps or self._ends)
         self._has_looked_at_maps = True
         report = {
@@ -291,11 +297,12 @@ class BatchWatch:
             "num_reads": self._num_reads,
             "from_memory": vars(self._from_memory),
             "from_storage": vars(self._from_storage),
-            "watch_s": self._budget.spent_s if self._budget is not None else 0.0,
+            "watch_s": (self._budget.spent_s if self._budget is not None else 0.0) + self.copies.spent_s,
             "stages": {stage: _as_dict(spent) for stage, spent in list(STOPWATCH.times.items())},
             "sent": _as_dict(self.sent.time),
             "received": _as_dict(self.received.time),
             "pinned": _as_dict(self.pinned.time),
+            "copied": self.copies.report(),
             "places": places,
             "num_places": sum(counts.values()) if counts is not None else 0,
         }
@@ -320,7 +327,13 @@ def hook_stages(folder: Path) -> Callable[[], None]:
     hooks.open_files()
     watch = BatchWatch(folder, hooks)
     EXIT_HANDLERS.at_exit(watch.finish)
-    undos = [hook_fetchers_with(watch.fetch), _hook_collate(), _hook_transport(watch), hooks.undo]
+    undos = [
+        hook_fetchers_with(watch.fetch),
+        _hook_collate(),
+        _hook_transport(watch),
+        hook_copies(watch.copies),
+        hooks.undo,
+    ]
 
     def undo() -> None:
         watch.finish()
