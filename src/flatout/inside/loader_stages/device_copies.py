@@ -51,7 +51,7 @@ class DeviceCopies:
         return self._budget.spent_s
 
     def begin(self) -> None:
-        """Count from here on."""
+        """Count the copies after this."""
         if self._began_s is None:
             self._began_s = _now()
 
