@@ -248,5 +248,5 @@ def test_the_log_says_each_finding_with_one_cost_and_who_saw_it() -> None:
     assert len(findings) == 3
     assert findings[0].startswith("finding: epoch-boundary, ") and "% of it: each epoch's boundary" in findings[0]
     assert findings[0].endswith(" (seen only by the trials)")
-    assert "% of it. Transfer over the network" in findings[1] and "trials" not in findings[1]
-    assert "% of it. The GPU waits for the next batch." in findings[2]
+    assert "% of it. Transfer between ranks" in findings[1] and "trials" not in findings[1]
+    assert "% of it. The training waits for the next batch." in findings[2]

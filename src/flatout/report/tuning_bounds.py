@@ -16,7 +16,7 @@ TRIALS_ONLY = "seen only by the trials"
 
 
 def profile_finding_sentence(finding: Finding, summary: str) -> str:
-    """Say what a finding costs: `finding: data-loading, 30.0 ms per step, 22 % of it. The GPU waits ...`."""
+    """Say what a finding costs: `finding: data-loading, 30.0 ms per step, 22 % of it. The training waits ...`."""
     return f"finding: {finding.name}, {_cost(finding)}. {summary}"
 
 

@@ -1,4 +1,4 @@
-"""The GPU waits for the next batch.
+"""The training waits for the next batch.
 
 What it means
     The GPU is idle while a training thread is inside the DataLoader's `__next__`. Without worker processes the batch is

@@ -1,4 +1,4 @@
-"""Transfer over the network or the links between GPUs is not hidden behind compute.
+"""Transfer between ranks is not hidden behind compute.
 
 What it means
     Only communication kernels run, and every participating rank has arrived, so data is being transferred.

@@ -1,4 +1,4 @@
-"""The host cannot launch work as fast as the GPU finishes it.
+"""The host cannot launch work as fast as the device finishes it.
 
 What it means
     The GPU is idle while the launching threads run Python and launch operators.
