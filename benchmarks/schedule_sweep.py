@@ -1,12 +1,16 @@
 """Which rules of the policy `flatout` hold on histories that they were not chosen on.
 
     python benchmarks/schedule_sweep.py FOLDER [--rules NAME=VALUE[,NAME=VALUE] ...] [--jobs 800] [--out FILE]
+    python benchmarks/schedule_sweep.py FOLDER --set held-out --draws 3 --jobs 800 [--out FILE]
 
 FOLDER holds philly.csv.gz (Sia's extract) and alibaba2023_openb_pod_list_default.csv.gz. Each history is a cut of one
 of them, or is made here from a distribution, and is replayed at several loads: the times between submissions are
 multiplied by one number, so that the work submitted is `load` times what the cluster can do in the time. Each set of
 rules is compared with plain policies on each history, and the choice among them is cross-validated: it is made on all
-histories but one, for each of them, by the mean among those whose median is at most twice that of LAS.
+histories but one, for each of them, by the mean among those whose median is at most twice that of LAS. `--set` takes
+other histories of the same kinds (`schedule_histories.py`). With `--draws` each history is replayed several times with
+submissions shifted by up to a minute, and a row has the means: single replays of a few hundred jobs differ by several
+per cent.
 
 Checkpoints are written every 1,800 s of work, and a start after a stop takes 180 s: what `flatout schedule replay`
 assumes. Starved is who waits for more than 14 days without interruption.
@@ -21,22 +25,24 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.schedule_histories import DAY, HOUR, SETS, History, histories, job_of
+
 from flatout.schedule.cluster import uniform
 from flatout.schedule.engine import Simulation
 from flatout.schedule.jobs import Assumptions, ClusterJob
-from flatout.schedule.load import openb, philly
 from flatout.schedule.measures import measure
 from flatout.schedule.policies.default import Default
 from flatout.schedule.policies.names import make
 
-HOUR, DAY = 3600.0, 86_400.0
 LOADS = (0.7, 1.0, 1.4, 2.0)
 MOST_MEDIAN = 2.0
 PLAIN = ("las", "srtf", "srtf-oracle", "qssf", "easy")
@@ -45,122 +51,6 @@ KEPT = (
     *("goodput", "preemptions", "lost_gpu_hours", "restart_gpu_hours", "useful_gpu_hours"),
 )
 Row = dict[str, Any]
-
-
-class History(msgspec.Struct, frozen=True):
-    """Jobs, and the number of 8-GPU nodes that they are replayed on."""
-
-    name: str
-    jobs: list[ClusterJob]
-    num_nodes: int
-
-
-def histories(folder: Path | None, count: int) -> list[History]:
-    """Return all histories with at most `count` jobs each; without a folder, only those that are made here."""
-    drawn = [History(name, make_jobs(count), nodes) for name, (make_jobs, nodes) in MADE.items()]
-    if folder is None:
-        return drawn
-    jobs = philly.load(folder / "philly.csv.gz").jobs
-    of_team: dict[str, list[ClusterJob]] = {}
-    for job in jobs:
-        of_team.setdefault(job.team, []).append(job)
-    wide_teams = {"ee9e8c", "7f04ca", "2869ce", "e13805"}
-    wide = [job for job in jobs if job.team in wide_teams]
-    narrow = [job for job in jobs if job.num_gpus <= 32]
-    middle = len(of_team["6214e9"]) // 2
-    cuts = [
-        History("philly b436b2", of_team["b436b2"][:count], 8),
-        History("philly 6c71a0", of_team["6c71a0"][-count:], 8),
-        History("philly 11cb48", of_team["11cb48"][:count], 2),
-        History("philly 6214e9", of_team["6214e9"][middle : middle + count], 2),
-        History("philly wide teams", wide[:count], 24),
-        History("philly 0e4a51", of_team["0e4a51"][:count], 4),
-        History("philly first weeks", narrow[:count], 8),
-        History("philly last weeks", narrow[-count:], 8),
-        History("philly all, sampled", narrow[:: max(1, len(narrow) // count)], 6),
-    ]
-    pods = openb.load(folder / "alibaba2023_openb_pod_list_default.csv.gz").jobs
-    pods = tuple(msgspec.structs.replace(job, gpu_types=()) for job in pods)
-    cuts.append(History("openb pods", list(pods[:: max(1, len(pods) // count)]), 1))
-    return cuts + drawn
-
-
-# Synthetic histories: each name says which property of a real cluster it imitates.
-
-
-def _job(submit_s: float, gpus: int, duration_s: float, user: str, team: str = "t") -> ClusterJob:
-    return ClusterJob(submit_s=submit_s, num_gpus=gpus, duration_s=max(10.0, duration_s), user=user, team=team)
-
-
-def _arrivals(draw: random.Random, count: int, *, by_day: bool = True) -> list[float]:
-    """Return times of submission, with bursts, and with three times as many by day as by night."""
-    now, times = 0.0, []
-    while len(times) < count:
-        is_day = (now % DAY) < DAY / 2
-        now += draw.expovariate(1.0) * 200.0 * (1.0 if is_day or not by_day else 3.0)
-        times += [now] * min(count - len(times), draw.choice([1, 1, 1, 1, 2, 6]))
-    return times
-
-
-def users_who_repeat(count: int) -> list[ClusterJob]:
-    """Return jobs of 40 users whose own jobs are of a kind: durations can be predicted."""
-    draw = random.Random(1)
-    users = [(draw.lognormvariate(7.5, 2.0), draw.choice([1, 1, 1, 2, 4, 8, 16])) for _ in range(40)]
-    jobs = []
-    for submit_s in _arrivals(draw, count):
-        number = min(39, int(draw.expovariate(1 / 8)))
-        typical_s, gpus = users[number]
-        jobs.append(_job(submit_s, gpus, min(6e5, typical_s * draw.lognormvariate(0, 0.5)), f"u{number}"))
-    return jobs
-
-
-def heavy_tail(count: int) -> list[ClusterJob]:
-    """Return jobs whose durations are a Pareto distribution that no user or size tells about."""
-    draw = random.Random(2)
-    return [
-        _job(submit_s, draw.choice([1, 1, 1, 1, 2, 4, 8]), min(1e6, 120 * draw.paretovariate(0.7)), f"u{number % 30}")
-        for number, submit_s in enumerate(_arrivals(draw, count))
-    ]
-
-
-def alike(count: int) -> list[ClusterJob]:
-    """Return jobs of two hours, more or less, on one node each: stopping any of them gains nothing."""
-    draw = random.Random(3)
-    return [
-        _job(submit_s, draw.choice([4, 8]), 7200 * draw.uniform(0.8, 1.2), f"u{number % 10}")
-        for number, submit_s in enumerate(_arrivals(draw, count))
-    ]
-
-
-def exponential(count: int) -> list[ClusterJob]:
-    """Return jobs without memory: how long one ran says nothing about how long it has to go."""
-    draw = random.Random(4)
-    return [
-        _job(submit_s, draw.choice([1, 2, 4, 8, 8, 16]), draw.expovariate(1 / (4 * HOUR)), f"u{number % 10}")
-        for number, submit_s in enumerate(_arrivals(draw, count, by_day=False))
-    ]
-
-
-def tries_and_trainings(count: int) -> list[ClusterJob]:
-    """Return many tries of minutes and few wide trainings of days, by the same users."""
-    draw = random.Random(5)
-    jobs = []
-    for number, submit_s in enumerate(_arrivals(draw, count)):
-        user = f"u{number % 12}"
-        if draw.random() < 0.06:
-            jobs.append(_job(submit_s, draw.choice([8, 16, 32]), draw.uniform(12, 96) * HOUR, user))
-        else:
-            jobs.append(_job(submit_s, draw.choice([1, 1, 2, 4, 8]), draw.lognormvariate(6, 1.2), user))
-    return jobs
-
-
-MADE: dict[str, tuple[Callable[[int], list[ClusterJob]], int]] = {
-    "users who repeat": (users_who_repeat, 8),
-    "heavy tail": (heavy_tail, 6),
-    "alike": (alike, 8),
-    "exponential": (exponential, 8),
-    "tries and trainings": (tries_and_trainings, 12),
-}
 
 
 def at_load(history: History, load: float) -> list[ClusterJob]:
@@ -184,17 +74,38 @@ def rules(text: str) -> type[Default]:
     return type("Changed", (Default,), changed)
 
 
-def run(history: History, load: float, policy: str) -> Row:
-    """Replay one history at one load; `policy` is the name of a policy, or changed rules of `flatout`."""
-    jobs, cluster = at_load(history, load), uniform(history.num_nodes, 8)
+def run(history: History, load: float, policy: str, num_draws: int = 1) -> Row:
+    """Replay one history at one load; `policy` is the name of a policy, or changed rules of `flatout`.
+
+    The values of a row are means over the draws, but `longest_wait_s` and `num_starved` are the largest.
+    """
+    rows = [_replay(history, load, policy, number) for number in range(num_draws)]
+    row: Row = {"history": history.name, "load": load, "policy": policy}
+    for name in ("seconds", *KEPT):
+        values = [one[name] for one in rows]
+        row[name] = max(values) if name in ("longest_wait_s", "num_starved") else sum(values) / num_draws
+    if num_draws > 1:
+        row["jct_means_s"] = [one["jct_mean_s"] for one in rows]
+    return row
+
+
+def _replay(history: History, load: float, policy: str, number: int) -> Row:
+    jobs, cluster = shifted(at_load(history, load), number), uniform(history.num_nodes, 8)
     chosen = rules(policy)() if "=" in policy else make(policy, jobs, cluster)
     began = time.perf_counter()
     result = Simulation(jobs, cluster, chosen, assumptions=Assumptions()).run()
     seconds = time.perf_counter() - began
     measured = measure(result, "", seconds=seconds, starved_after_s=14 * DAY)
-    row: Row = {"history": history.name, "load": load, "policy": policy, "seconds": round(seconds, 2)}
-    row |= {name: getattr(measured, name) for name in KEPT}
-    return row
+    return {"seconds": round(seconds, 2)} | {name: getattr(measured, name) for name in KEPT}
+
+
+def shifted(jobs: Sequence[ClusterJob], number: int) -> list[ClusterJob]:
+    """Return the jobs submitted up to a minute later, at random; draw 0 leaves them as they are."""
+    if not number:
+        return list(jobs)
+    draw = random.Random(number)
+    later = [msgspec.structs.replace(job, submit_s=job.submit_s + draw.uniform(0, 60)) for job in jobs]
+    return sorted(later, key=lambda job: job.submit_s)
 
 
 def small_cases(policies: Sequence[str], count: int = 40) -> Row:
@@ -206,7 +117,7 @@ def small_cases(policies: Sequence[str], count: int = 40) -> Row:
     totals: dict[str, list[float]] = {}
     for seed in range(count):
         draw = random.Random(seed)
-        jobs = [_job(0.0, draw.choice([1, 1, 2, 3, 4]), draw.lognormvariate(8, 1.5), f"u{n}") for n in range(6)]
+        jobs = [job_of(0.0, draw.choice([1, 1, 2, 3, 4]), draw.lognormvariate(8, 1.5), f"u{n}") for n in range(6)]
         best = min(_mean_in_order(jobs, order) for order in itertools.permutations(range(len(jobs))))
         cluster = uniform(1, 4)
         for policy in policies:
@@ -270,18 +181,20 @@ def main() -> None:
     parser.add_argument("--load", action="append", type=float)
     parser.add_argument("--jobs", type=int, default=2500)
     parser.add_argument("--history", action="append")
+    parser.add_argument("--set", choices=SETS, default="first")
+    parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--from", dest="former", type=Path, help="rows that need not be run again")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     policies = [*PLAIN, *(given.policy or ["flatout"]), *given.rules]
     rows: list[Row] = json.loads(given.former.read_text())["rows"] if given.former and given.former.exists() else []
     done = {(row["history"], row["load"], row["policy"]) for row in rows}
-    for history in histories(given.folder, given.jobs):
+    for history in histories(given.folder, given.jobs, SETS[given.set]):
         if given.history and history.name not in given.history:
             continue
         for load in given.load or LOADS:
             missing = [policy for policy in policies if (history.name, load, policy) not in done]
-            rows += [run(history, load, policy) for policy in missing]
+            rows += [run(history, load, policy, given.draws) for policy in missing]
             if given.out:
                 given.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
             print(history.name, load, file=sys.stderr, flush=True)

@@ -276,8 +276,9 @@ class ByLevel:
         loss: int = 10**9,
         ageing: int = 10**9,
         quantum: int = 0,
+        spares_wider: bool = False,
     ):
-        self.level, self.keeps_order = level, keeps_order
+        self.level, self.keeps_order, self.spares_wider = level, keeps_order, spares_wider
         self.protected, self.loss, self.ageing, self.quantum = protected, loss, ageing, quantum
 
     def __call__(self, sim: Naive) -> None:
@@ -341,6 +342,8 @@ class ByLevel:
         worse = [other for other in sim.running if other["level"] > job["level"]]
         worse = [other for other in worse if self.may_be_stopped(sim, other, job)]
         worse.sort(key=lambda other: (-other["level"], self.cost(sim, other), other["id"]))
+        if self.spares_wider:
+            worse.sort(key=lambda other: other["gpus"] * other["milli"] / WHOLE > job["gpus"])
         touched: list[int] = []  # nodes, in the order in which a job on them was added
         for number in range(1, len(worse) + 1):
             added = worse[:number]

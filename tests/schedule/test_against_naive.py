@@ -130,6 +130,7 @@ class Aged(Retried):
     """The rules of the default policy about whom it stops and when, with small numbers and levels by priority."""
 
     protected_s = 3.0
+    spares_wider = True
     largest_loss_s = 2.0
     ageing_s = 30.0
     quantum_s = 6.0
@@ -166,7 +167,7 @@ def test_stopped_jobs_and_shares_end_when_a_tick_simulator_ends_them(
     ]
     rules: dict[str, int] = {"keeps_order": True}
     if policy is Aged:
-        rules = {"protected": 3, "loss": 2, "ageing": 30, "quantum": 6}
+        rules = {"protected": 3, "loss": 2, "ageing": 30, "quantum": 6, "spares_wider": True}
     same = naive.ByLevel(lambda job: -job["priority"], **rules)  # type: ignore[arg-type]
     assert run.finish_s == naive.Naive(made, nodes, CAPACITY, restart, every).run(same)
 

@@ -13,7 +13,6 @@ from flatout.errors import InputError
 from flatout.records.replay import PolicyReplay
 from flatout.schedule.cluster import Cluster, GpuType, Node, uniform
 from flatout.schedule.differences import differences
-from flatout.schedule.durations import Durations
 from flatout.schedule.engine import FailureModel, Simulation
 from flatout.schedule.fragments import FragmentPool
 from flatout.schedule.jobs import Assumptions, ClusterJob
@@ -140,9 +139,15 @@ def test_an_owner_within_its_quota_gets_back_what_was_borrowed() -> None:
     assert done.finish_s[1] == 100 + 10 + 100
 
 
+class Reclaims(Default):
+    """The default policy, but the only GPUs that it takes are idle ones."""
+
+    preempts = False
+
+
 def test_idle_gpus_are_reclaimed_and_the_job_returns_when_it_works_again() -> None:
     held = job(0, 4, 5150, phases=(100.0, 5000.0, 50.0))
-    done = run("flatout", [held, job(10, 4, 1000)])
+    done = Simulation([held, job(10, 4, 1000)], uniform(1, 4), Reclaims(), assumptions=CHARGED).run()
     assert done.finish_s[1] == 100 + 900 + 1000
     # It works again at 5100 s: the restart, and nothing to do again, as its last checkpoint was when it got idle.
     assert done.finish_s[0] == 5100 + 10 + 50
@@ -243,18 +248,6 @@ def test_fixed_shares_are_in_proportion_but_hold_the_widest_job() -> None:
     assert shares({"a": (750.0, 1), "b": (240.0, 1), "c": (10.0, 2)}, 10) == {"a": 6, "b": 2, "c": 2}
     with pytest.raises(InputError, match="4 in total, but the cluster has 3"):
         shares({"a": (1.0, 2), "b": (1.0, 2)}, 3)
-
-
-def test_the_index_of_a_job_is_low_while_most_of_its_like_end_soon() -> None:
-    jobs = [job(0, 1, 1, user="u") for _ in range(20)]
-    known = Durations(jobs)
-    for number in range(20):
-        known.ended(number, 60.0 if number < 18 else 100_000.0)
-    young, old = known.index(0, 0), known.index(0, 20)
-    # 18 of 20 end by about 64 s: 64 / 0.9 s for each; one that is older has about 100,000 s to go.
-    assert 55 <= young <= 80
-    assert 60_000 <= old <= 140_000
-    assert 40 <= known.expected(0) <= 90
 
 
 def test_no_job_waits_longer_than_the_ageing_allows() -> None:

@@ -7,7 +7,8 @@ import math
 import random
 
 import pytest
-from benchmarks.schedule_sweep import _job, _mean_in_order, at_load, chosen_without, histories, ratios, run
+from benchmarks.schedule_histories import histories, job_of
+from benchmarks.schedule_sweep import _mean_in_order, at_load, chosen_without, ratios, run
 
 LOADS = (1.0, 2.0)
 POLICIES = ("las", "srtf", "flatout")
@@ -38,17 +39,17 @@ def test_a_history_is_replayed_at_the_load_that_is_wished(load: float) -> None:
 
 def test_the_best_order_of_jobs_on_one_gpu_each_is_the_shortest_first() -> None:
     """Four jobs at once on four GPUs, then the others where the first one ends: by hand."""
-    jobs = [_job(0.0, 1, seconds, "u") for seconds in (10.0, 20.0, 30.0, 40.0, 50.0)]
+    jobs = [job_of(0.0, 1, seconds, "u") for seconds in (10.0, 20.0, 30.0, 40.0, 50.0)]
     assert _mean_in_order(jobs, range(5)) == pytest.approx((10 + 20 + 30 + 40 + 60) / 5)
     assert _mean_in_order(jobs, (4, 3, 2, 1, 0)) == pytest.approx((50 + 40 + 30 + 20 + 30) / 5)
-    wide = [_job(0.0, 4, 100.0, "u"), _job(0.0, 1, 10.0, "u"), _job(0.0, 3, 20.0, "u")]
+    wide = [job_of(0.0, 4, 100.0, "u"), job_of(0.0, 1, 10.0, "u"), job_of(0.0, 3, 20.0, "u")]
     assert min(_mean_in_order(wide, order) for order in itertools.permutations(range(3))) == pytest.approx(150 / 3)
 
 
 def test_a_job_never_starts_before_one_that_is_ahead_of_it() -> None:
     draw = random.Random(1)
     for _ in range(50):
-        jobs = [_job(0.0, draw.choice([1, 2, 3, 4]), draw.uniform(10, 90), "u") for _ in range(6)]
+        jobs = [job_of(0.0, draw.choice([1, 2, 3, 4]), draw.uniform(10, 90), "u") for _ in range(6)]
         work = sum(job.num_gpus * job.duration_s for job in jobs)
         assert _mean_in_order(jobs, range(6)) * 6 >= work / 4
 

@@ -3,7 +3,7 @@
 In: jobs as they end. Out: for a new job its expected duration; for a running job its expected remaining time, given how
 long it has run. A prediction uses a histogram in half octaves of seconds, for the most specific key of (user and GPUs,
 user, team and GPUs, team, GPUs, all) that has at least `LEAST` ended jobs. Running jobs are not included, so
-predictions are too short while the history is short.
+predictions are too short while the history is short; `hazards.py` includes them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ def edge(bucket: int) -> float:
     return _EDGES[bucket]
 
 
+def middle(bucket: int) -> float:
+    """Return the geometric middle of a half octave, in seconds."""
+    return _MIDDLES[bucket]
+
+
 class _Histogram:
     """The durations of ended jobs with the same key."""
 
-    __slots__ = ("counts", "index", "index_num", "num", "total_s")
+    __slots__ = ("counts", "num", "total_s")
 
     def __init__(self) -> None:
         self.counts = [0] * NUM_BUCKETS
         self.num = 0
         self.total_s = 0.0
-        self.index: list[float] = []
-        self.index_num = 0  # `num` when `index` was computed
 
     def bucket_of_quantile(self, share: float) -> int:
         """Return the half octave that contains the quantile."""
@@ -59,7 +62,7 @@ class Durations:
 
     def __init__(self, jobs: Sequence[ClusterJob]) -> None:
         self._histograms: dict[tuple[object, ...], _Histogram] = {(): _Histogram()}
-        self._keys = [_keys_of(job) for job in jobs]
+        self._keys = [keys_of(job) for job in jobs]
         self._errors: list[float] = []
 
     def ended(self, job: int, ran_s: float, predicted_s: float | None = None) -> None:
@@ -109,21 +112,6 @@ class Durations:
                 total_s += count * max(0.0, _MIDDLES[bucket] - ran_s)
         return max(1.0, total_s / num) if num else max(1.0, ran_s)
 
-    def index(self, job: int, bucket: int) -> float:
-        """Return the reciprocal Gittins index, in seconds, of a similar job that has reached this half octave.
-
-        It is the minimum, over all stopping times, of (expected time used) / (chance of ending by then). Jobs with a
-        smaller value are served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing
-        Systems 63 (2009).
-        """
-        histogram = self._histogram(job)
-        if histogram is None:
-            return max(FIRST_GUESS_S, _EDGES[bucket])
-        if histogram.num > histogram.index_num * 1.1:
-            histogram.index = _indices(histogram.counts)
-            histogram.index_num = histogram.num
-        return histogram.index[bucket]
-
     def _histogram(self, job: int) -> _Histogram | None:
         """Return the most specific histogram with enough jobs."""
         for key in self._keys[job]:
@@ -147,32 +135,10 @@ class Durations:
         )
 
 
-def _keys_of(job: ClusterJob) -> tuple[tuple[object, ...], ...]:
+def keys_of(job: ClusterJob) -> tuple[tuple[object, ...], ...]:
     """Return the keys of the histograms that a job belongs to, the most specific first."""
     user, team, gpus = job.user, job.team, job.num_gpus
     keys: tuple[tuple[object, ...], ...] = (("team", team, gpus), ("team", team), ("gpus", gpus), ())
     if not user:
         return keys
     return (("user", user, team, gpus), ("user", user), *keys)
-
-
-def _indices(counts: Sequence[int]) -> list[float]:
-    """Return, for each half octave, the reciprocal Gittins index of a job that has reached it."""
-    return [_inverted_index(counts, first) for first in range(NUM_BUCKETS)]
-
-
-def _inverted_index(counts: Sequence[int], first: int) -> float:
-    start_s = _EDGES[first] if first else 0.0
-    num_alive = sum(counts[first:])
-    if not num_alive:
-        return max(1.0, start_s)
-    least, used_s, num_ended = math.inf, 0.0, 0
-    for stop in range(first, NUM_BUCKETS):
-        count = counts[stop]
-        if not count:
-            continue
-        num_ended += count
-        used_s += count * (_MIDDLES[stop] - start_s)
-        used_by_others_s = (num_alive - num_ended) * (_EDGES[stop + 1] - start_s)
-        least = min(least, (used_s + used_by_others_s) / num_ended)
-    return least

@@ -3,8 +3,9 @@
 A blocked job lets others pass. A subclass states the level of a job (`level`), when that changes while it runs
 (`next_change`), and its order within a level (`order`). With `preempts`, a waiting job stops running ones that are at
 least `margin` levels worse, the worst first, and among equal levels those that lose the fewest GPU-seconds; it never
-stops a job that is restarting, has run for less than `protected_s`, or would lose more work than `largest_loss_s` plus
-the time that the waiting job has waited; the waiting job then waits for the other's next checkpoint. A job that has
+stops a job that is restarting, has worked for less than `protection_s`, or would lose more work than `largest_loss_s`
+plus the time that the waiting job has waited; the waiting job then waits for the other's next checkpoint. With
+`spares_wider`, jobs with more GPUs than the waiting one are stopped only if no others suffice. A job that has
 waited for `ageing_s` without interruption is urgent: it comes before all levels, and then keeps its GPUs for its turn,
 `quantum_s` and until its next checkpoint. After that any waiting job of its level may have them.
 
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.engine import RUNNING, WAITING
 from flatout.schedule.policy import Policy
-from flatout.schedule.pool import WHOLE, Placement, as_share, is_wide, nodes_of
+from flatout.schedule.pool import WHOLE, Placement
+from flatout.schedule.victims import Demand, victims_for
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
@@ -41,6 +43,7 @@ class MultilevelPolicy(Policy):
     ageing_s: ClassVar[float] = math.inf
     largest_loss_s: ClassVar[float] = math.inf
     quantum_s: ClassVar[float] = 4 * 3600.0
+    spares_wider: ClassVar[bool] = False  # stop jobs with more GPUs than the waiting one only if no others suffice
     retry_s: ClassVar[float] = 60.0  # minimum time between attempts to preempt for jobs of one shape and level
 
     def level(self, job: int) -> int:
@@ -64,7 +67,7 @@ class MultilevelPolicy(Policy):
         self._running_at: dict[int, dict[int, None]] = {}  # level -> running jobs
         self._gpus_at: dict[int, float] = {}  # level -> GPUs that these jobs hold
         self._level_changes: list[tuple[float, int, int]] = []
-        self._ageing: deque[tuple[float, int, int]] = deque()
+        self._ageing: deque[tuple[float, int, float]] = deque()  # when it becomes urgent, job, since when it waits
         # Free whole GPUs that each shape needs to start; none for a share, which can fit on a GPU in use.
         self._needed_free = [shape.gpus if shape.milli == WHOLE else 0 for shape in sim.shapes]
         self._no_preemption_until: dict[tuple[int, int], float] = {}  # by shape and level
@@ -78,7 +81,7 @@ class MultilevelPolicy(Policy):
         self._queue(job, self.level(job))
         if self.ageing_s < math.inf:
             urgent_at = self.sim.now + self.ageing_s
-            self._ageing.append((urgent_at, job, self._stamp[job]))
+            self._ageing.append((urgent_at, job, self.sim.now))
             self.sim.wake(urgent_at)
 
     def stopped(self, job: int) -> None:
@@ -122,10 +125,25 @@ class MultilevelPolicy(Policy):
     def _promote_aged_jobs(self) -> None:
         ageing, now = self._ageing, self.sim.now
         while ageing and ageing[0][0] <= now:
-            _, job, stamp = ageing.popleft()
-            if self._stamp[job] == stamp and self.sim.status[job] == WAITING:
+            _, job, since = ageing.popleft()
+            if self._waiting_since[job] == since and self.sim.status[job] == WAITING:
                 self._waiting_since[job] = now
                 self._queue(job, URGENT)
+
+    def update_level(self, job: int) -> None:
+        """Give a job without a turn the level that it has by now, whether it waits or runs."""
+        old = self.levels[job]
+        if old == URGENT or self._had_turn[job]:
+            return
+        level = self.level(job)
+        if level == old:
+            return
+        if self.sim.status[job] == WAITING:
+            self._queue(job, level)
+        elif self.sim.status[job] == RUNNING:
+            self._stamp[job] += 1
+            self._remove_running(job)
+            self._add_running(job, level)
 
     def _serve(self) -> None:
         """Start waiting jobs, level by level, until nothing more can start."""
@@ -259,11 +277,11 @@ class MultilevelPolicy(Policy):
         most_free = sim.pool.num_free + len(sim.pool.partial) + sum(self._gpus_at[other] for other in worse_levels)
         if most_free < gpus - _ROUNDING_GPUS:
             return False
-        since = self._waiting_since[job]
-        victims = self._victims(worse_levels, sim.shapes[shape].allowed, gpus, since)
+        demand = Demand(level, gpus, sim.shapes[shape].allowed, self._waiting_since[job])
+        victims = victims_for(demand, self._candidates(worse_levels, demand), sim)
         if not victims:
             self._no_preemption_until[shape, level] = sim.now + self.retry_s
-            self._wake_when_one_more_may_be_stopped(worse_levels, since)
+            self._wake_when_one_more_may_be_stopped(worse_levels, demand)
             return False
         for victim in victims:
             self._remove_running(victim)
@@ -275,33 +293,42 @@ class MultilevelPolicy(Policy):
         """Return the GPU-seconds that stopping a running job wastes."""
         return (self.sim.loss_if_stopped(job) + self.sim.restart_s[job]) * self.sim.held_gpus[job]
 
-    def stoppable_at(self, job: int, since: float) -> float:
-        """Return when a running job may be stopped for a job that waits since this time: now, or a later time.
+    def protection_s(self, job: int) -> float:
+        """Return how long a job that works again may not be stopped."""
+        return self.protected_s
+
+    def is_worth_stopping(self, job: int, loss_s: float, demand: Demand) -> bool:
+        """Whether stopping a running job that then loses this much work gains more than it costs."""
+        return True
+
+    def stoppable_at(self, job: int, demand: Demand) -> float:
+        """Return when a running job may be stopped for a waiting one: now, later, or never.
 
         The work that would be lost and the waiting time grow alike, so if too much would be lost now, it is too much
         until the next checkpoint.
         """
         sim = self.sim
         ready = sim.ready_s[job]
-        time = max(sim.now, ready + self.protected_s)
-        if self.largest_loss_s == math.inf:
-            return time
+        time = max(sim.now, ready + self.protection_s(job))
         interval = sim.checkpoint_s[job]
         loss = (time - ready) % interval
-        if loss > self.largest_loss_s + (time - since) + _ROUNDING_S:
-            time += interval - loss
-        return time
+        is_too_much = loss > self.largest_loss_s + (time - demand.since) + _ROUNDING_S
+        if not is_too_much and self.is_worth_stopping(job, loss, demand):
+            return time
+        if self.is_worth_stopping(job, 0.0, demand):
+            return time + interval - loss
+        return math.inf
 
-    def may_stop(self, job: int, since: float) -> bool:
-        return self.stoppable_at(job, since) <= self.sim.now + _ROUNDING_S
+    def may_stop(self, job: int, demand: Demand) -> bool:
+        return self.stoppable_at(job, demand) <= self.sim.now + _ROUNDING_S
 
-    def _wake_when_one_more_may_be_stopped(self, levels: list[int], since: float) -> None:
+    def _wake_when_one_more_may_be_stopped(self, levels: list[int], demand: Demand) -> None:
         """Decide again, but not before the next attempt, when one more running job of these levels may be stopped."""
         now = self.sim.now
         earliest = math.inf
         for level in levels:
             for job in self._running_at[level]:
-                time = self.stoppable_at(job, since)
+                time = self.stoppable_at(job, demand)
                 if now + _ROUNDING_S < time < earliest:
                     earliest = time
         if earliest == math.inf:
@@ -312,77 +339,14 @@ class MultilevelPolicy(Policy):
             self._wakes.add(earliest)
             self.sim.wake(earliest)
 
-    def _candidates(self, levels: list[int], since: float) -> Iterator[int]:
-        """Yield the jobs that may be stopped, level by level, the cheapest first within a level."""
+    def _candidates(self, levels: list[int], demand: Demand) -> Iterator[int]:
+        """Yield the jobs that may be stopped for a waiting one, the worst level and then the cheapest first."""
+        spared = []
         for level in levels:
-            jobs = [(self.cost_of_stopping(job), job) for job in self._running_at[level] if self.may_stop(job, since)]
-            jobs.sort()
-            yield from (job for _, job in jobs)
-
-    def _victims(self, worse_levels: list[int], allowed: int, gpus: int, since: float) -> list[int]:
-        """Return running jobs whose GPUs, with the free ones, hold a job of this size on one node or on whole nodes."""
-        pool = self.sim.pool
-        freed_on: dict[int, int] = {}  # whole GPUs, by node
-        jobs_on: dict[int, list[int]] = {}
-        freed_milli: dict[tuple[int, int], int] = {}
-        usable = allowed & ~pool.down
-        groups = [] if gpus <= pool.width else pool.groups
-        for job in self._candidates(worse_levels, since):
-            for node, count in self._freed_gpus(job, freed_milli):
-                if not usable >> node & 1:
-                    continue
-                freed_on[node] = freed_on.get(node, 0) + count
-                jobs_on.setdefault(node, []).append(job)
-                if not groups and pool.free[node] + freed_on[node] >= gpus:
-                    return self._needed_of(jobs_on[node], node, gpus)
-            for _, capacity, mask in groups:
-                victims = self._whole_nodes(gpus, capacity, mask & usable, freed_on, jobs_on)
-                if victims:
-                    return victims
-        return []
-
-    def _freed_gpus(self, job: int, freed_milli: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
-        """Return, by node, the whole GPUs freed if this job stops after those whose shares are in `freed_milli`."""
-        placement = self.sim.placement[job]
-        if isinstance(placement, int) or is_wide(placement):
-            return [(node, int(count)) for node, count in nodes_of(placement, self.sim.held_gpus[job])]
-        node, slot, milli = as_share(placement)
-        already_free = freed_milli.get((node, slot), self.sim.pool.slots[node, slot])
-        freed_milli[node, slot] = already_free + milli
-        is_whole_free = freed_milli[node, slot] == WHOLE
-        return [(node, int(is_whole_free))]
-
-    def _needed_of(self, jobs: list[int], node: int, gpus: int) -> list[int]:
-        """Return the jobs on a node, worst first, that must be stopped to free this many GPUs."""
-        kept = list(jobs)
-        for job in reversed(jobs[:-1]):
-            fewer = [other for other in kept if other != job]
-            if self._free_without(fewer, node) >= gpus:
-                kept = fewer
-        return kept
-
-    def _free_without(self, jobs: list[int], node: int) -> int:
-        """Return the whole GPUs that would be free on a node without these jobs."""
-        freed_milli: dict[tuple[int, int], int] = {}
-        free = self.sim.pool.free[node]
-        for job in jobs:
-            for other, count in self._freed_gpus(job, freed_milli):
-                if other == node:
-                    free += count
-        return free
-
-    def _whole_nodes(
-        self, gpus: int, capacity: int, mask: int, freed_on: dict[int, int], jobs_on: dict[int, list[int]]
-    ) -> list[int]:
-        """Return the jobs to stop to empty enough whole nodes of a group; an empty list if that is not possible."""
-        pool = self.sim.pool
-        num_needed = -(-gpus // capacity)
-        num_empty = (pool.by_free[capacity] & mask).bit_count()
-        num_missing = max(0, num_needed - num_empty)
-        emptied = [node for node, count in freed_on.items() if mask >> node & 1 and pool.free[node] + count >= capacity]
-        if len(emptied) < num_missing:
-            return []
-        victims: dict[int, None] = {}
-        for node in emptied[:num_missing]:
-            victims.update(dict.fromkeys(jobs_on[node]))
-        return list(victims)
+            jobs = [(self.cost_of_stopping(job), job) for job in self._running_at[level] if self.may_stop(job, demand)]
+            for _, job in sorted(jobs):
+                if self.spares_wider and self.sim.held_gpus[job] > demand.gpus:
+                    spared.append(job)
+                else:
+                    yield job
+        yield from spared

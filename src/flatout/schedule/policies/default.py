@@ -1,18 +1,22 @@
 """Flatout's own policy: the Gittins index of each job's history and its GPUs, with restart costs, turns and reclaim.
 
 Rule: a job's level is the octave of its index times GPUs ** 0.75. The index is the least GPU holding time per ended
-job, among jobs of the same user, team and size that ran as long as this job did. Better octaves are first. A running
-job is stopped only for a job that is `margin` octaves better, not in the first minutes after its start, and, unless the
-other has waited for as long, not if it would lose more than `largest_loss_s` of work: then at its next checkpoint. Of
-the jobs that could be stopped, the job that loses least is chosen. A job that has waited for `ageing_s` has a turn: it
-is served before all others, keeps its GPUs for `quantum_s` and until its next checkpoint, and then gives them back, so
-that nothing starves and overload does not turn the order into FIFO. GPUs that a job leaves idle for `idle_s` are taken
-back until it has work again. Source: the proven parts of SRPT with unknown sizes (Gittins; Aalto et al. 2009), QSSF (Hu
-et al., SC'21), Tiresias (NSDI'19: no durations needed; a job without history is served by its attained service) and
-Slurm's age factor; the numbers are chosen on fifteen histories (`benchmarks/schedule_sweep.py`). When wrong: if few
-long jobs of equal length are all there is, because the history then does not imply an order and `las` lets them end one
-after the other; if stopping a job costs more than stated (`restart_s`, `checkpoint_s`). If a deadline or a contract
-decides, use `priority`.
+job, among jobs like it that ran as long as this job did; it counts those that have not ended, and leans on the jobs of
+the same team, and of all, where those of the same user and size are few (`schedule/hazards.py`). Better octaves are
+first, and levels are computed again every `update_s`. A running job is stopped only for a job that is `margin` octaves
+better, and still one if the running job's index is reduced by what the stop costs: the work since its last checkpoint,
+and its restart. It is not stopped before it has worked for as long as its restart takes, and, unless the other has
+waited for as long, not if it would lose more than `largest_loss_s` of work: then at its next checkpoint. Of the jobs
+that could be stopped, those with no more GPUs than the waiting job are first, and of equal octaves the one that loses
+least. A job that has waited for `ageing_s` has a turn: it is served before all others, keeps its GPUs for `quantum_s`
+and until its next checkpoint, and then gives them back, so that nothing starves and overload does not turn the order
+into FIFO. GPUs that a job leaves idle for `idle_s` are taken back until it has work again. Source: the proven parts of
+SRPT with unknown sizes (Gittins; Aalto et al. 2009), with costs of switching (Asawa and Teneketzis 1996), QSSF (Hu et
+al., SC'21), Tiresias (NSDI'19: no durations needed; a job without history is served by its attained service) and
+Slurm's age factor; the rules are chosen on thirty histories and tried on fifteen others
+(`benchmarks/schedule_sweep.py`). When wrong: in the first hours of users whose new jobs are unlike their earlier ones;
+if stopping a job costs more than stated (`restart_s`, `checkpoint_s`). If a deadline or a contract decides, use
+`priority`.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.durations import NUM_BUCKETS, Durations, bucket_of, edge
-from flatout.schedule.levels import MultilevelPolicy
+from flatout.schedule.hazards import Hazards
+from flatout.schedule.levels import URGENT, MultilevelPolicy
 
 if TYPE_CHECKING:
     from flatout.schedule.engine import Simulation
+    from flatout.schedule.pool import Placement
+    from flatout.schedule.victims import Demand
 
 _SHORTEST_S = 64.0  # shorter jobs are all treated alike
 _MAX_BUCKETS_AHEAD = 4
@@ -34,33 +41,58 @@ class Default(MultilevelPolicy):
     name: ClassVar[str] = "flatout"
     summary: ClassVar[str] = "by Gittins index and GPUs; counts restart costs, ages waiting jobs, reclaims idle GPUs"
     margin: ClassVar[int] = 2
-    protected_s: ClassVar[float] = 300.0
+    spares_wider: ClassVar[bool] = True
     largest_loss_s: ClassVar[float] = 600.0
     width_exponent: ClassVar[float] = 0.75
     ageing_s: ClassVar[float] = 7 * 86_400.0
     quantum_s: ClassVar[float] = 3600.0
     idle_s: ClassVar[float] = 900.0
+    update_s: ClassVar[float] = 900.0
 
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
         self.durations = Durations(sim.jobs)
+        self.hazards = Hazards(sim.jobs, sim.elapsed)
         self.predicted: list[float] = [0.0] * len(sim.jobs)
         self._idle: dict[int, None] = {}  # in the order in which they became idle
+        self._in_system: dict[int, None] = {}
+        self._next_update_s = math.inf
 
     def submitted(self, job: int) -> None:
         if not self.predicted[job]:
             self.predicted[job] = self.durations.expected(job)
+        if not self._in_system:
+            self._plan_update()
+        self._in_system[job] = None
         super().submitted(job)
 
+    def start_at(self, job: int, placement: Placement) -> None:
+        self.hazards.started(job)
+        super().start_at(job, placement)
+
     def ended(self, job: int) -> None:
+        self.hazards.ended(job, self.sim.held_s[job])
         self.durations.ended(job, self.sim.held_s[job], self.predicted[job])
         self._idle.pop(job, None)
+        del self._in_system[job]
         super().ended(job)
 
     def _level_at(self, job: int, bucket: int) -> int:
         """Return the level of a job that has reached this half octave."""
         width: float = self.sim.requested_gpus[job] ** self.width_exponent
-        return int(math.log2(self.durations.index(job, bucket) * width))
+        return int(math.log2(self.hazards.index(job, bucket, self.sim.now) * width))
+
+    def protection_s(self, job: int) -> float:
+        """Return the time that a restart takes, so that a start does at least as much work as a restart costs."""
+        return self.sim.restart_s[job]
+
+    def is_worth_stopping(self, job: int, loss_s: float, demand: Demand) -> bool:
+        """Whether the waiting job's index is an octave better even if the running job's pays for stopping it."""
+        if demand.level == URGENT or self._had_turn[job]:
+            return True
+        width: float = self.sim.requested_gpus[job] ** self.width_exponent
+        cost = (loss_s + self.sim.restart_s[job]) * width
+        return _middle_of(self.levels[job]) - cost >= 2 * _middle_of(demand.level)
 
     def level(self, job: int) -> int:
         return self._level_at(job, bucket_of(max(_SHORTEST_S, self.sim.elapsed(job))))
@@ -86,7 +118,20 @@ class Default(MultilevelPolicy):
     def decide(self) -> None:
         if self._idle:
             self._reclaim_idle()
+        if self.sim.now >= self._next_update_s:
+            self._update_levels()
         super().decide()
+
+    def _update_levels(self) -> None:
+        """Give all jobs the levels that the history of by now implies."""
+        for job in self._in_system:
+            self.update_level(job)
+        if self._in_system:
+            self._plan_update()
+
+    def _plan_update(self) -> None:
+        self._next_update_s = (self.sim.now // self.update_s + 1) * self.update_s
+        self.sim.wake(self._next_update_s)
 
     def _reclaim_idle(self) -> None:
         """Take the GPUs from jobs that have left them idle for `idle_s`."""
@@ -103,3 +148,8 @@ class Default(MultilevelPolicy):
 
     def notes(self) -> tuple[str, ...]:
         return (self.durations.error_text(),)
+
+
+def _middle_of(level: int) -> float:
+    """Return the geometric middle of the octave of a level, in seconds times GPUs ** 0.75."""
+    return float(2 ** (level + 0.5))

@@ -1,0 +1,115 @@
+"""How soon jobs end, from those that ended and those that have not: by hand, and against the durations themselves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flatout.schedule.durations import bucket_of, edge
+from flatout.schedule.hazards import _UNKNOWN, Hazards, _Group, hazards_of
+from flatout.schedule.jobs import ClusterJob
+
+
+def evidence(durations_s: list[float], ages_s: list[float] | None = None) -> Hazards:
+    """Return the evidence of jobs that ended, and of others that have run for `ages_s`; job 0 has not started."""
+    running = ages_s or []
+    count = 1 + len(durations_s) + len(running)
+    first_running = 1 + len(durations_s)
+    hazards = Hazards(
+        [ClusterJob(submit_s=0, num_gpus=1, duration_s=1) for _ in range(count)],
+        lambda job: running[job - first_running],
+    )
+    for job in range(1, count):
+        hazards.started(job)
+    for job, duration_s in enumerate(durations_s, 1):
+        hazards.ended(job, duration_s)
+    return hazards
+
+
+def best_stop(durations_s: list[float], age_s: float) -> float:
+    """Return the least time used for each ended job, over all times to stop, from the durations themselves.
+
+    Only times by which a twentieth have ended: the very first ends are chance.
+    """
+    alive = sorted(duration - age_s for duration in durations_s if duration > age_s)
+    used_until = [sum(alive[: number + 1]) + (len(alive) - number - 1) * stop_s for number, stop_s in enumerate(alive)]
+    per_ended = [used / (number + 1) for number, used in enumerate(used_until)]
+    return min(per_ended[len(alive) // 20 :])
+
+
+@pytest.mark.parametrize("bucket", [12, 25, 40])
+def test_without_evidence_a_job_is_expected_to_run_about_as_long_again(bucket: int) -> None:
+    assert evidence([]).index(0, bucket, 0.0) == pytest.approx(edge(bucket) * 2**0.25)
+
+
+@pytest.mark.parametrize("age_s", [64.0, 1024.0, 16_384.0])
+def test_with_much_evidence_the_index_is_that_of_the_durations(age_s: float) -> None:
+    draw = random.Random(1)
+    durations_s = [draw.lognormvariate(8, 2) for _ in range(3000)]
+    index = evidence(durations_s).index(0, bucket_of(age_s), 0.0)
+    assert index == pytest.approx(best_stop(durations_s, age_s), rel=0.2)
+
+
+def test_the_hazard_of_a_group_counts_jobs_that_have_not_ended() -> None:
+    """Of 11 that reached the half octave at 32 s, 4 ended in it; 2 are in it now, half of each; 6 are beyond it."""
+    group = _Group()
+    group.ended[10] = group.num_ended = 4
+    ages_s = [33.0] * 2 + [70.0] * 6
+    group.unfinished = dict.fromkeys(range(8))
+    group.count(0.0, lambda job: ages_s[job])
+    hazards = hazards_of(group, None, _UNKNOWN)
+    expected = 1 - 0.5**0.5
+    assert hazards[9] == pytest.approx(3 * expected / (12 + 3))
+    assert hazards[10] == pytest.approx((4 + 3 * expected) / (11 + 3))
+    assert hazards[12] == pytest.approx(3 * expected / (3 + 3))
+    assert hazards[13] == pytest.approx(expected)
+
+
+def test_jobs_that_run_for_days_are_seen_before_the_first_of_them_ends() -> None:
+    """Of 20 that reached an hour none has ended: a hazard of 3 h / 23, and to go on for a half octave is the best."""
+    ended_s, hour = [100.0] * 10, bucket_of(3600)
+    alone = evidence(ended_s).index(0, hour, 0.0)
+    with_long_ones = evidence(ended_s, [300_000.0] * 20).index(0, hour, 0.0)
+    hazard = 3 * (1 - 0.5**0.5) / 23
+    assert alone == pytest.approx(edge(hour) * 2**0.25)
+    assert with_long_ones == pytest.approx(edge(hour) * (2**0.25 - 1 + (1 - hazard) / hazard * (2**0.5 - 1)))
+
+
+@pytest.mark.parametrize(("now", "is_new"), [(899.0, False), (900.0, True)])
+def test_running_jobs_are_looked_at_again_every_quarter_of_an_hour(now: float, is_new: bool) -> None:
+    ages_s = [100.0] * 10
+    hazards = evidence([], ages_s)
+    before = hazards.index(0, 20, 0.0)
+    ages_s[:] = [100_000.0] * 10
+    assert (hazards.index(0, 20, now) != before) == is_new
+
+
+@pytest.mark.parametrize(("num_more", "is_new"), [(1, False), (2, True)])
+def test_ended_jobs_count_when_they_are_a_tenth_more(num_more: int, is_new: bool) -> None:
+    hazards = evidence([3000.0] * 10, [1000.0, 1000.0])
+    before = hazards.index(0, 20, 0.0)
+    for job in range(11, 11 + num_more):
+        hazards.ended(job, 1500.0)
+    assert (hazards.index(0, 20, 0.0) != before) == is_new
+
+
+def test_of_a_larger_group_only_its_other_jobs_are_expected_of_the_smaller_one() -> None:
+    """Of 10 other jobs 5 ended at 32 s, and of the group's own 4 none: (5 + 3 h) / 13, and 3 of that in 7."""
+    smaller, larger = _Group(), _Group()
+    larger.ended[10] = 5
+    larger.reached[10], smaller.reached[10] = 14.0, 4.0
+    others = hazards_of(larger, smaller, _UNKNOWN)
+    assert others[10] == pytest.approx((5 + 3 * (1 - 0.5**0.5)) / 13)
+    assert hazards_of(smaller, None, others)[10] == pytest.approx(3 * others[10] / 7)
+
+
+def test_a_user_s_own_jobs_decide_where_there_are_many() -> None:
+    jobs = [ClusterJob(submit_s=0, num_gpus=1, duration_s=1, user=user) for user in ["quick"] * 51 + ["slow"] * 51]
+    hazards = Hazards(jobs, lambda job: 0.0)
+    for job in range(1, 51):
+        hazards.ended(job, 100.0)
+        hazards.ended(51 + job, 50_000.0)
+    alone = hazards.index(0, 12, 0.0)
+    assert alone < 150
+    assert hazards.index(51, 12, 0.0) > 4 * alone
