@@ -394,3 +394,26 @@ def test_a_loader_that_waits_is_first_offered_the_workers_that_keep_up_with_the_
 ) -> None:
     job = facts(cores_allowed=2.0, ranks_per_host=2, loader_cpu_share=cpu_share, loader_load=load)
     assert worker_counts(job) == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "stays", "is_proposed"), [(6, 2, False, True), (6, 2, True, False), (2, 2, False, False)]
+)
+def test_fewer_workers_start_sooner_where_there_are_more_than_cores(
+    workers: int, cores: int, stays: bool, is_proposed: bool
+) -> None:
+    """Lightning-AI/pytorch-lightning#1884: epochs of MNIST start slowly with many workers and several ranks."""
+    job = facts(
+        loader_workers=workers,
+        cores_allowed=2.0 * cores,
+        ranks_per_host=2,
+        loader_is_iterable=False,
+        loader_has_persistent_workers=stays,
+        loader_best_workers=None,
+    )
+    proposed = [
+        change for change in candidates(diagnosis({"epoch-boundary": 0.1}), job) if change.family == "dataloader"
+    ]
+    fewer = [change for change in proposed if change.knob.name == "dataloader-workers"]
+    assert bool(fewer) == is_proposed
+    assert all(change.patch.parameters["num_workers"] < workers for change in fewer if change.patch)
