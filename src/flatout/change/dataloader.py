@@ -140,7 +140,7 @@ def changes(facts: JobFacts) -> Iterator[Change]:
 
 
 def _starts_sooner(facts: JobFacts, count: int) -> bool:
-    """Whether so many workers start sooner at an epoch than those of the job, which are more than its cores."""
+    """Whether `count` workers start sooner at an epoch than those of the job, which are more than its cores."""
     workers, cores = facts.loader_workers or 0, facts.cores_per_rank or 0
     return count < workers and workers > cores and not facts.loader_has_persistent_workers
 
