@@ -1,4 +1,4 @@
-"""Read a large file of each format but Kineto's: Nsight Systems SQLite, Horovod, rocprofv3, rocpd, JAX's trace.json.
+"""Read a large file of each format but Kineto's: XPlane, Nsight Systems SQLite, Horovod, rocprofv3, rocpd, JAX's JSON.
 
     python benchmarks/read_traces.py                        # about a million events each
     python benchmarks/read_traces.py --events 100000 --only nsys
@@ -6,7 +6,7 @@
 Each file is a small one of the tests, of known content, whose events are repeated, each time later. Each is read into
 an event table, which includes sorting and classifying, in a fresh process, ROUNDS times. The seconds are those of the
 processor, after the imports: other work does not count. Events are those of the file: rows of its tables, records of
-its lists, lines of its timeline. `read_xplane.py` does the same for XPlane, beside JAX's own reader.
+its lists, lines of its timeline. The XPlane is that of `read_xplane.py`, which compares with JAX's own reader.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import read_xplane
 from measure import machine, repository
 
 sys.path.insert(0, str(repository()))
@@ -40,6 +41,7 @@ except SeveralRanksError as error:
 print(time.process_time() - begin, sum(table.num_events for table in tables))
 """
 STEP_NS = 100 * sqlite_files.MS
+COMPACT = (",", ":")  # as rocprofv3 and XLA write JSON
 
 
 def main() -> None:
@@ -76,6 +78,11 @@ def measured(write: Callable[[Path, int], int], num_events: int, rounds: int) ->
         "seconds": seconds,
         "events_per_s": round(in_file / statistics.median(seconds)),
     }
+
+
+def write_xplane(path: Path, num_events: int) -> int:
+    """Write a recorded profile whose events are repeated to about a million, whatever the number."""
+    return read_xplane.write_large(path)
 
 
 def write_nsys(path: Path, num_events: int) -> int:
@@ -125,7 +132,7 @@ def write_rocprof(path: Path, num_events: int) -> int:
     repetitions = max(1, num_events // sum(map(len, buffers.values())))
     for kind, records in buffers.items():
         buffers[kind] = [later_record(record, number) for number in range(repetitions) for record in records]
-    path.write_text(json.dumps(trace))
+    path.write_text(json.dumps(trace, separators=COMPACT))
     return sum(map(len, buffers.values()))
 
 
@@ -152,7 +159,7 @@ def write_jax(path: Path, num_events: int) -> int:
     calls = [event for event in events if event.get("ph") == "X"]
     repetitions = max(1, num_events // len(calls))
     trace["traceEvents"] = marks + [later_call(call, number) for number in range(repetitions) for call in calls]
-    path.write_text(json.dumps(trace))
+    path.write_text(json.dumps(trace, separators=COMPACT))
     return repetitions * len(calls)
 
 
@@ -165,6 +172,7 @@ def later_call(call: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 FILES: dict[str, Callable[[Path, int], int]] = {
+    "xplane": write_xplane,
     "nsys": write_nsys,
     "rocpd": write_rocpd,
     "rocprof": write_rocprof,

@@ -49,7 +49,8 @@ def rocprof(gpus: Sequence[int] = (0,), *, with_calls: bool = True) -> dict[str,
 
 
 def times(at_ns: int, start_ms: int, end_ms: int) -> dict[str, int]:
-    return {"start_timestamp": at_ns + start_ms * MS, "end_timestamp": at_ns + end_ms * MS, "thread_id": 908}
+    times_ns = {"start_timestamp": at_ns + start_ms * MS, "end_timestamp": at_ns + end_ms * MS}
+    return {"size": 184, "thread_id": 908, **times_ns}  # the size comes first in each record
 
 
 def linked(number: int) -> dict[str, Any]:

@@ -50,6 +50,15 @@ def test_json_of_rocprof_has_kernels_copies_and_calls(tmp_path: Path, name: str)
     assert table.num_bytes[table.kind == Kind.MEMCPY].tolist() == [4096] * 3
 
 
+def test_records_of_rocprof_are_the_same_in_blocks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read_trace(source_of(tmp_path, rocprof(), "whole.json"))
+    for size in (1, 200, 700):
+        monkeypatch.setattr("flatout.read.rocprof.BLOCK_BYTES", size)
+        table = read_trace(source_of(tmp_path, rocprof(), f"{size}.json"))
+        assert rows(table) == rows(whole)
+        assert table.correlation.tolist() == whole.correlation.tolist()
+
+
 def test_gpus_of_one_process_are_ranks_and_launch_only_their_own_kernels(tmp_path: Path) -> None:
     source = source_of(tmp_path, rocprof((0, 2)))
     with pytest.raises(SeveralRanksError):

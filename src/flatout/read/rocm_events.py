@@ -31,6 +31,10 @@ _DIRECTIONS = {
     "DEVICE_TO_DEVICE": "DtoD",
     "HOST_TO_HOST": "HtoH",
 }
+NO_CALLS = Quality(
+    problem="calls of HIP were not traced",
+    effect="idle time cannot be split into host work and launch latency: record with --hip-trace",
+)
 _UNKNOWN_START = Quality(
     problem="the times count from the start of the machine, not from 1970",
     effect="the clocks of several hosts can only be aligned where they share collectives",

@@ -20,7 +20,16 @@ from flatout.errors import InputError
 from flatout.read.database import Database
 from flatout.read.decoded import Codes, Columns
 from flatout.read.processes import RankPart, SeveralRanksError
-from flatout.read.rocm_events import RocmTrace, columns_of, copy_name, joined, kernel_devices, parts_of, rocm_table
+from flatout.read.rocm_events import (
+    NO_CALLS,
+    RocmTrace,
+    columns_of,
+    copy_name,
+    joined,
+    kernel_devices,
+    parts_of,
+    rocm_table,
+)
 from flatout.read.schema import UNREADABLE
 from flatout.read.sources import TraceSource
 from flatout.records.events import NULL, EventTable, Kind, Quality, TraceFormat
@@ -29,10 +38,6 @@ _FROM_SCHEMA = Quality(
     problem="rocpd files are read by their published schema, which was not compared with a recorded file",
     effect="names or links of events may be missing: compare with the JSON of rocprofv3",
     max_confidence="medium",
-)
-_NO_CALLS = Quality(
-    problem="calls of HIP were not traced",
-    effect="idle time cannot be split into host work and launch latency: record with --hip-trace",
 )
 _GPU = "GPU"
 _OF_RPD = {"rocpd_op", "rocpd_api", "rocpd_api_ops"}
@@ -152,7 +157,7 @@ class _Reader:
             process=str(self.pids.get(pid, pid)),
             hostname=self.hostname,
             device_names=self.device_names,
-            quality=() if has_calls else (_NO_CALLS,),
+            quality=() if has_calls else (NO_CALLS,),
         )
 
     def _kernels(self, pid: int) -> Columns:

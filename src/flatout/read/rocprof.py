@@ -7,17 +7,21 @@ Format: rocprofiler-sdk, `rocprofiler-sdk-tool` in source/lib/output/generateJSO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, TypeVar
 
 import msgspec
 
 from flatout.errors import InputError
 from flatout.read.decoded import Codes, Columns
+from flatout.read.event_text import BLOCK_BYTES
 from flatout.read.processes import SeveralRanksError
-from flatout.read.rocm_events import RocmTrace, columns_of, copy_name, joined, parts_of, rocm_table
+from flatout.read.rocm_events import NO_CALLS, RocmTrace, columns_of, copy_name, joined, parts_of, rocm_table
 from flatout.read.schema import UNREADABLE
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
@@ -26,6 +30,11 @@ from flatout.records.events import NULL, EventTable, Kind, Quality, TraceFormat
 MAX_BYTES = 8 << 30
 _GPU = 2  # the type of an agent
 _NOT_A_FILE = "pass the JSON that rocprofv3 wrote"
+
+
+_EMPTY = msgspec.Raw(b"[]")
+# Between two records of a list: the first key of each is "size".
+_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"size\"\s*:)")
 
 
 class _Id(msgspec.Struct, gc=False, frozen=True):
@@ -37,6 +46,9 @@ class _Timed(msgspec.Struct, gc=False):
     start_timestamp: int = -1
     end_timestamp: int = -1
     correlation_id: _Id = _Id()
+
+
+_Record = TypeVar("_Record", bound=_Timed)
 
 
 class _Call(_Timed, gc=False):
@@ -70,11 +82,13 @@ class _Launched(_Timed, gc=False):
 
 
 class _Buffers(msgspec.Struct, frozen=True):
-    kernel_dispatch: list[_Launched] = []
-    memory_copy: list[_Copy] = []
-    hip_api: list[_Call] = []
-    rccl_api: list[_Call] = []
-    marker_api: list[_Call] = []
+    """The lists of records, as they are in the file: they are decoded in blocks that stay in the processor's cache."""
+
+    kernel_dispatch: msgspec.Raw = _EMPTY
+    memory_copy: msgspec.Raw = _EMPTY
+    hip_api: msgspec.Raw = _EMPTY
+    rccl_api: msgspec.Raw = _EMPTY
+    marker_api: msgspec.Raw = _EMPTY
 
 
 class _Kernel(msgspec.Struct, gc=False):
@@ -140,33 +154,51 @@ def _trace_of(path: str, name: str, size: int, mtime_ns: int) -> RocmTrace:
         problem = stream.problem
     try:
         processes = msgspec.json.decode(data, type=_File).processes
+        traces = [_trace(process) for process in processes]
     except UNREADABLE as error:
         why = problem or str(error)
         raise InputError(f"{name} is damaged JSON of rocprofv3: {why}", hint="copy or record it again") from error
-    if len(processes) != 1:
-        raise InputError(f"{name} must have one process of rocprofv3, but has {len(processes)}", hint=_NOT_A_FILE)
-    return _trace(processes[0])
+    if len(traces) != 1:
+        raise InputError(f"{name} must have one process of rocprofv3, but has {len(traces)}", hint=_NOT_A_FILE)
+    return traces[0]
 
 
 def _trace(process: _Process) -> RocmTrace:
     gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
     names: Codes[str] = Codes()
-    buffers = process.buffer_records
-    kinds = process.strings.buffer_records
-    pieces = [
-        _kernels(process, gpus, names),
-        _copies(buffers.memory_copy, gpus, _Operations(kinds, names, copy_name)),
-        _calls([*buffers.hip_api, *buffers.rccl_api], _Operations(kinds, names)),
-        _ranges(buffers.marker_api, _markers(process.strings.marker_api), names),
-    ]
+    buffers, kinds = process.buffer_records, process.strings.buffer_records
+    calls, copies = _Operations(kinds, names), _Operations(kinds, names, copy_name)
+    kernels = _KernelNames(process.kernel_symbols, names)
+    markers = _markers(process.strings.marker_api)
+    pieces = {
+        "kernels": [_kernels(block, gpus, kernels) for block in _blocks(buffers.kernel_dispatch, _Launched)],
+        "copies": [_copies(block, gpus, copies) for block in _blocks(buffers.memory_copy, _Copy)],
+        "HIP": [_calls(block, calls) for block in _blocks(buffers.hip_api, _Call)],
+        "RCCL": [_calls(block, calls) for block in _blocks(buffers.rccl_api, _Call)],
+        "ranges": [_ranges(block, markers, names) for block in _blocks(buffers.marker_api, _Call)],
+    }
     return RocmTrace(
-        columns=joined(pieces),
+        columns=joined([*chain.from_iterable(pieces.values()), _calls([], calls)]),
         names=list(names),
         process=str(process.metadata.pid),
         hostname=process.metadata.node.hostname or None,
         device_names={agent.logical_node_type_id: agent.product_name for agent in gpus.values()},
-        quality=_lacks(buffers),
+        quality=_lacks(has_calls=bool(pieces["HIP"]), has_copies=bool(pieces["copies"])),
     )
+
+
+def _blocks(records: msgspec.Raw, kind: type[_Record]) -> Iterator[list[_Record]]:
+    """Yield the records of a list, about `BLOCK_BYTES` at a time."""
+    decode = msgspec.json.Decoder(GenericAlias(list, (kind,))).decode
+    text = memoryview(records)
+    begin, end = 1, len(text) - 1  # without the brackets
+    while begin < end:
+        boundary = _BOUNDARY.search(text, begin + BLOCK_BYTES, end)
+        block = text[begin : end if boundary is None else boundary.start() + 1]
+        decoded = decode(b"".join((b"[", block, b"]")))
+        if decoded:
+            yield decoded
+        begin = end if boundary is None else boundary.end()
 
 
 class _Operations(dict[tuple[int, int], int]):
@@ -186,17 +218,25 @@ class _Operations(dict[tuple[int, int], int]):
         return code
 
 
-def _kernels(process: _Process, gpus: dict[int, _Agent], names: Codes[str]) -> Columns:
-    code_of = {
-        kernel.kernel_id: names[kernel.formatted_kernel_name or kernel.kernel_name] for kernel in process.kernel_symbols
-    }
+class _KernelNames(dict[int, int]):
+    """The code of the name of a kernel, by its number."""
+
+    def __init__(self, kernels: list[_Kernel], names: Codes[str]) -> None:
+        super().__init__()
+        self._kernels = {kernel.kernel_id: kernel.formatted_kernel_name or kernel.kernel_name for kernel in kernels}
+        self._names = names
+
+    def __missing__(self, number: int) -> int:
+        code = self[number] = self._names[self._kernels.get(number, "kernel")]
+        return code
+
+
+def _kernels(records: list[_Launched], gpus: dict[int, _Agent], names: _KernelNames) -> Columns:
     number_of = {handle: agent.logical_node_type_id for handle, agent in gpus.items()}
-    records = process.buffer_records.kernel_dispatch
     dispatches = [record.dispatch_info for record in records]
-    unnamed = names["kernel"]
     return columns_of(
         Kind.KERNEL,
-        [code_of.get(dispatch.kernel_id, unnamed) for dispatch in dispatches],
+        [names[dispatch.kernel_id] for dispatch in dispatches],
         *_times(records),
         correlation=[record.correlation_id.internal for record in records],
         device=[number_of.get(dispatch.agent_id.handle, NULL) for dispatch in dispatches],
@@ -252,16 +292,11 @@ def _markers(texts: Any) -> dict[int, str]:
     return {key: text for key, text in pairs if isinstance(key, int) and isinstance(text, str)}
 
 
-def _lacks(buffers: Any) -> tuple[Quality, ...]:
+def _lacks(*, has_calls: bool, has_copies: bool) -> tuple[Quality, ...]:
     notes = []
-    if not buffers.hip_api:
-        notes.append(
-            Quality(
-                problem="calls of HIP were not traced",
-                effect="idle time cannot be split into host work and launch latency: record with --hip-trace",
-            )
-        )
-    if not buffers.memory_copy:
+    if not has_calls:
+        notes.append(NO_CALLS)
+    if not has_copies:
         notes.append(
             Quality(problem="the file has no copies", effect="if any were made, they show as idle: --memory-copy-trace")
         )
