@@ -19,4 +19,4 @@ def test_five_minutes_prove_a_gain_and_make_none_up(name: str, monkeypatch: pyte
         return
     low, high = row["interval"]
     assert (row["verdict"], low <= job.true_speedup <= high) == ("better", True)
-    assert row["verdict_s"] < 250
+    assert row["verdict_s"] < 260  # four candidates have a trial before
