@@ -72,7 +72,10 @@ class ByTeam(Default):
     """The default policy with levels by team, all alike without one: then jobs are stopped only for turns."""
 
     def level(self, job: int) -> int:
-        return {"bad": 8, "worst": 9}.get(self.sim.jobs[job].team, 0)
+        team = self.sim.jobs[job].team
+        if team == "improves":
+            return 9 if self.sim.now < 800 else 0
+        return {"good": 7, "bad": 8, "worst": 9}.get(team, 0)
 
 
 def test_a_job_with_more_gpus_than_needed_is_stopped_only_if_no_other_suffices() -> None:
@@ -83,6 +86,19 @@ def test_a_job_with_more_gpus_than_needed_is_stopped_only_if_no_other_suffices()
     assert rows[3][0].start_s == 1000
     assert [len(rows[number]) for number in range(3)] == [1, 2, 1]
     assert segments([wide, new], gpus=2, policy=ByTeam)[1][0].start_s == 1000
+
+
+@pytest.mark.parametrize(("since_checkpoint_s", "start_s"), [(351.0, 351.0), (353.0, 1800.0)])
+def test_a_stop_must_be_worth_the_work_and_the_restart_that_it_costs(since_checkpoint_s: float, start_s: float) -> None:
+    """Of 2 ** 9.5 s are left, after a restart of 10 s and the loss, twice 2 ** 7.5 s: if the loss is 352 s or less."""
+    jobs = [job(0, 1, 5000, team="worst"), job(since_checkpoint_s, 1, 50, team="good")]
+    rows = segments(jobs, checkpoint_s=1800.0, policy=ByTeam)
+    assert rows[1][0].start_s == start_s
+
+
+def test_a_waiting_job_gets_the_level_that_it_has_by_now_every_quarter_of_an_hour() -> None:
+    rows = segments([job(0, 1, 5000, team="worst"), job(10, 1, 50, team="improves")], policy=ByTeam)
+    assert rows[1][0].start_s == 900
 
 
 def test_a_job_that_waited_for_seven_days_has_a_turn_of_an_hour() -> None:
