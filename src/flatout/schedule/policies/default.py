@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_S = 64.0  # shorter jobs are all treated alike
 _MAX_BUCKETS_AHEAD = 4
+_MAX_UPDATES = 20_000  # of levels until now; in histories of years they become rarer
 
 
 class Default(MultilevelPolicy):
@@ -130,7 +131,9 @@ class Default(MultilevelPolicy):
             self._plan_update()
 
     def _plan_update(self) -> None:
-        self._next_update_s = (self.sim.now // self.update_s + 1) * self.update_s
+        elapsed_s = self.sim.now - self.sim.submit_s[0]
+        num_steps = max(1, int(elapsed_s / _MAX_UPDATES / self.update_s))
+        self._next_update_s = (self.sim.now // self.update_s + num_steps) * self.update_s
         self.sim.wake(self._next_update_s)
 
     def _reclaim_idle(self) -> None:
