@@ -38,6 +38,7 @@ from flatout.input_files import decode_json, read_lines
 from flatout.placement.switches import leaf_switches
 from flatout.schedule.live.hostlist import expanded
 from flatout.testing import TraceBuilder
+from flatout.tune.codec_times import kept_times
 from flatout.xla_tuner.trial import read_processes
 
 TESTS = Path(__file__).parents[1]
@@ -990,6 +991,7 @@ READERS: tuple[Reader, ...] = (
     Reader("tune, its verdicts", trials.journals, trials.judge_tuning),
     Reader("tune, its folder", _tunings, _tuning_folder),
     Reader("tune, its history", _one("history.jsonl"), _history),
+    Reader("tune, its times of codecs", lambda: [Sample(files={"codec_times.json": b'{"bf16": 0.6}'})], kept_times),
     Reader("tune, its trials", _trial_samples, _trial_folder),
     Reader("tune, its blocks", lambda: [_folder(OWN / "blocks")], _blocks),
 )

@@ -18,6 +18,13 @@ PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by d
 
 
 def workers(situation: Situation, change: Change) -> Scenarios | str:
+    """Predict a number of workers; not where it is meant for the start of an epoch, which no trace of steps has."""
+    if "epoch-boundary" in change.predicted_from:
+        return epoch_starts(situation, change)
+    return _workers(situation, change)
+
+
+def _workers(situation: Situation, change: Change) -> Scenarios | str:
     """Remove the loader's time from the step, which then takes at least a batch's cost divided among the workers."""
     asked = int(change.value)
     facts = situation.facts
