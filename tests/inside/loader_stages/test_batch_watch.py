@@ -25,6 +25,7 @@ from tests.inside.loader_stages.planted import (
 )
 from torch.utils.data import DataLoader, IterableDataset
 
+from flatout.inside.loader_stages import batch_watch
 from flatout.inside.loader_stages.batch_watch import hook_stages
 from flatout.inside.loader_stages.thread_counters import ThreadCounters
 from flatout.inside.protocol import File, LoaderStage
@@ -306,3 +307,13 @@ def test_workers_without_shards_and_with_unequal_ones(
     loading = rank_loading(0, "node", [report for _, report in read], None, ranks_on_host=1)
     assert loading is not None and problems == []
     assert (loading.num_shards, loading.num_idle_workers, loading.shard_spread) == (len(sizes), num_idle, spread)
+
+
+def test_what_is_done_for_batches_that_are_not_timed_counts_too(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is counted, and the report is written once per second: that takes time as well."""
+    monkeypatch.setattr(batch_watch.Budget, "allows", lambda self, elapsed_s: False)
+    run(Files(tmp_path), num_workers=0)
+    report = of_maker(recording, 0)
+    assert report["num_timed"] == 0 and report["watch_s"] > 0
