@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.inside.loader_stages.planted import Files
+from torch.utils.data import DataLoader
 
-from flatout.inside.loader_stages import device_copies
+from flatout.inside.loader_stages import batch_watch, device_copies
 from flatout.inside.loader_stages.device_copies import MIN_BYTES, DeviceCopies, hook_copies
 
 COPY_MS = 2.5
@@ -172,3 +176,26 @@ def test_on_a_gpu_a_copy_of_pinned_memory_takes_as_long_as_its_bandwidth_says() 
     assert (copies.num_copies, copies.num_bytes) == (8, 8 * batch.nbytes)
     rate = batch.nbytes * copies.num_timed / copies.timed_s
     assert copies.num_timed >= 4 and 2e9 < rate < 1e12
+
+
+class Copying(Files):
+    """Each sample is copied while it is made, too."""
+
+    def change(self, value: torch.Tensor) -> torch.Tensor:
+        LARGE.to("meta")
+        return value
+
+
+def test_copies_count_in_the_training_process_and_not_in_workers(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_watch, "DeviceCopies", lambda: DeviceCopies(cuda, kind="meta"))
+    undo = batch_watch.hook_stages(tmp_path)
+    num_batches = 0
+    for _ in DataLoader(Copying(tmp_path), batch_size=4, num_workers=1):
+        LARGE.to("meta")
+        num_batches += 1
+    undo()
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("stages-*.json")]
+    copied = {report["worker"]: report["copied"]["num_copies"] for report in reports}
+    assert copied == {None: num_batches, 0: 0}
