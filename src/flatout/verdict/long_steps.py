@@ -233,14 +233,7 @@ def _unscheduled_work(windows: Sequence[Window], is_long: _ByTrial) -> Work | No
         return None
     absent = frozenset(arm for arm in {window.arm for window in windows} if _has_none(windows, is_long, arm))
     having = [window for window in windows if window.arm not in absent]
-    numbers = [window.number[is_long[window.index]] for window in having]
-    counted = Period(steps=sum(window.num_steps for window in having) / num_long, is_exact=False)
-    period = period_of_gaps(gaps_within(numbers), fewest=2)
-    if period is not None and period.steps < MIN_COUNTED_SHARE * counted.steps:
-        period = None  # they come in bursts
-    is_random = period is None and num_long >= MIN_FOR_RATE and _is_anywhere(windows, is_long)
-    if is_random or (period is None and _goes_on(windows, is_long)):
-        period = counted
+    period, is_random = _rate(windows, having, is_long, num_long)
     if period is not None and period.per_step > MAX_SHARE_OF_STEPS:
         return None
     return Work(
@@ -251,6 +244,22 @@ def _unscheduled_work(windows: Sequence[Window], is_long: _ByTrial) -> Work | No
         absent_in=absent,
         is_random=is_random,
     )
+
+
+def _rate(
+    windows: Sequence[Window], having: Sequence[Window], is_long: _ByTrial, num_long: int
+) -> tuple[Period | None, bool]:
+    """Return how often long steps come, None if that is unknown, and whether they come at random."""
+    counted = Period(steps=sum(window.num_steps for window in having) / num_long, is_exact=False)
+    numbers = [window.number[is_long[window.index]] for window in having]
+    period = period_of_gaps(gaps_within(numbers), fewest=2)
+    in_bursts = period is not None and period.steps < MIN_COUNTED_SHARE * counted.steps
+    if period is not None and not in_bursts:
+        return period, False
+    is_random = num_long >= MIN_FOR_RATE and _is_anywhere(windows, is_long)
+    if is_random or _goes_on(windows, is_long):
+        return counted, is_random
+    return None, False
 
 
 def _goes_on(windows: Sequence[Window], is_long: _ByTrial) -> bool:
