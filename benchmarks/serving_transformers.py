@@ -42,6 +42,7 @@ from flatout.serving.trial import ServerTrialSetup, run_trial
 from flatout.serving.words import parse_command
 
 LOAD = """
+model = "./model"
 rates = [{rates}]
 requests = {requests}
 prompt_tokens = {prompt_tokens}

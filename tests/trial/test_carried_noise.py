@@ -80,6 +80,12 @@ def test_a_disturbed_trial_that_diverges_hides_nothing() -> None:
         assert not gate.is_passed and gate.may_be_noise
 
 
+def test_a_disturbed_trial_of_fewer_steps_shows_how_far_noise_carries_too() -> None:
+    """A trial's time is fixed, and not its number of steps."""
+    shorter = msgspec.structs.replace(disturbed(), losses=disturbed().losses[:-3])
+    assert check_losses(with_noise(), [*BASELINES, shorter], changes()).is_passed
+
+
 def test_a_candidate_that_begins_otherwise_or_draws_other_samples_needs_no_such_trial() -> None:
     """Noise changes the first loss by 2e-3 at most: it was not updated yet."""
     noise = with_noise()

@@ -122,7 +122,9 @@ class OpenAiClient:
             raise TransportError('the endpoint "generate" needs the name of the model as `model` in the load')
         try:
             page = await self._page("/v1/models", MOST_METRICS)
-            models = decode_json(page or b"", _Models)
+            if page is None:
+                raise TransportError("the server refuses it; name the model as `model` in the load")
+            models = decode_json(page, _Models)
         except (TransportError, msgspec.DecodeError) as error:
             raise TransportError(f"/v1/models cannot be read: {_words(error)}") from error
         if not models.data:

@@ -121,12 +121,12 @@ def _runs(baselines: Sequence[TrialResult], start: int) -> list[_Run]:
     Such a trial must not make the losses of a candidate pass unchecked.
     """
     known = [_Run(trial, losses) for trial in baselines if (losses := _known(trial, start)).size]
-    shortest = min((run.losses.size for run in known if not run.trial.has_other_rounding), default=0)
-    return [
-        run
-        for run in known
-        if not run.trial.has_other_rounding or (run.losses.size >= shortest and np.isfinite(run.losses).all())
-    ]
+    return [run for run in known if not run.trial.has_other_rounding or _is_finite(run, start)]
+
+
+def _is_finite(run: _Run, start: int) -> bool:
+    has_all = run.losses.size == len(run.trial.losses) - start
+    return has_all and bool(np.isfinite(run.losses).all())
 
 
 def _not_judged(spread: float, *, is_noise_known: bool) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +67,9 @@ def cuda() -> Cuda:
 
 
 @pytest.fixture
-def copies(cuda: Cuda) -> Iterator[DeviceCopies]:
+def copies(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceCopies]:
+    """Time from the first copy on."""
+    monkeypatch.setattr(device_copies, "_NUM_UNTIMED", 0)
     copies = DeviceCopies(cuda, kind="meta")
     undo = hook_copies(copies)
     copies.begin()
@@ -149,6 +153,48 @@ def test_timing_takes_its_share_of_the_time_at_most(copies: DeviceCopies, monkey
     assert (copies.num_copies, copies.num_timed) == (10, 4)  # the first four are always timed
 
 
+def test_a_wait_for_the_queue_of_the_gpu_is_no_cost_of_timing(
+    copies: DeviceCopies, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now_s=1.0, waits_s=0.0)
+    monkeypatch.setattr(device_copies, "_now", lambda: clock.now_s)
+    record = cuda._record
+
+    def record_and_wait(event: Event) -> Event:
+        clock.now_s += 1e-5 + clock.waits_s
+        return record(event)
+
+    monkeypatch.setattr(cuda, "_record", record_and_wait)
+    copies._began_s = clock.now_s
+    for number in range(10):
+        clock.waits_s = 0.1 if number == 5 else 0.0
+        LARGE.to("meta")
+        clock.now_s += 1.0
+    copies.look()
+    assert copies.num_timed == 10
+    assert copies.spent_s == pytest.approx(10 * 2e-5)
+
+
+def test_the_first_copies_are_counted_and_not_timed(cuda: Cuda) -> None:
+    copies = DeviceCopies(cuda, kind="meta")
+    undo = hook_copies(copies)
+    copies.begin()
+    for _ in range(6):
+        LARGE.to("meta")
+    undo()
+    copies.look()
+    assert (copies.num_copies, copies.num_timed) == (6, 2)
+
+
+def test_a_forked_process_keeps_the_events_of_its_parent(copies: DeviceCopies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Event, "is_done", False)
+    LARGE.to("meta")
+    events = [weakref.ref(event) for event in copies._pending[0]]
+    copies.reset()
+    assert not copies._pending
+    assert all(event() is not None for event in events)
+
+
 def test_an_error_of_the_events_is_not_the_jobs(
     copies: DeviceCopies, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +209,7 @@ def test_an_error_of_the_events_is_not_the_jobs(
 def test_on_a_gpu_a_copy_of_pinned_memory_takes_as_long_as_its_bandwidth_says() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+    torch.cuda.init()
     copies = DeviceCopies()
     undo = hook_copies(copies)
     copies.begin()
@@ -176,6 +223,26 @@ def test_on_a_gpu_a_copy_of_pinned_memory_takes_as_long_as_its_bandwidth_says() 
     assert (copies.num_copies, copies.num_bytes) == (8, 8 * batch.nbytes)
     rate = batch.nbytes * copies.num_timed / copies.timed_s
     assert copies.num_timed >= 4 and 2e9 < rate < 1e12
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_worker_that_is_forked_while_copies_are_pending_lives() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.cuda.init()
+    copies = DeviceCopies()
+    undo = hook_copies(copies)
+    copies.begin()
+    batch = torch.zeros(64 << 20, dtype=torch.uint8).pin_memory()
+    for _ in range(8):
+        batch.to("cuda", non_blocking=True)
+    undo()
+    child = os.fork()
+    if child == 0:
+        copies.reset()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    torch.cuda.synchronize()
 
 
 class Copying(Files):

@@ -8,6 +8,7 @@ time.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from flatout.inside.log import LOG
 
 MIN_BYTES = 1 << 10  # smaller ones are flags and scalars
 _MAX_PENDING = 64  # copies whose events are kept: later ones are not timed until the GPU has finished some
+_NUM_UNTIMED = 4  # of the first copies
 _now = time.perf_counter
 
 
@@ -35,11 +37,21 @@ class DeviceCopies:
 
     def __init__(self, cuda: Any = torch.cuda, kind: str = "cuda") -> None:
         self._cuda, self._kind = cuda, kind
-        self.reset()
+        self._begin_anew()
 
     def reset(self) -> None:
-        """Forget all copies: a forked process begins with none."""
+        """Forget all copies: a forked process begins with none.
+
+        It must not destroy the events of its parent: without CUDA, torch ends a process that tries.
+        """
+        for copy in self._pending:
+            _keep_for_ever(copy.before)
+            _keep_for_ever(copy.after)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._budget = Budget(cost_s=0.0)
+        self._least_cost_s = float("inf")  # of timing one copy
         self._pending: deque[_Pending] = deque()
         self._began_s: float | None = None  # when the first batch was made or received
         self.num_copies = self.num_timed = self.num_bytes = 0
@@ -100,18 +112,21 @@ class DeviceCopies:
         if len(self._pending) >= _MAX_PENDING:
             self.look()
         is_full = len(self._pending) >= _MAX_PENDING
-        if is_full or not self._budget.allows(elapsed_s) or self._cuda.is_current_stream_capturing():
+        if self.num_copies <= _NUM_UNTIMED or is_full or not self._budget.allows(elapsed_s):
+            return None
+        if self._cuda.is_current_stream_capturing():
             return None
         stream = self._cuda.current_stream(device)
         event = stream.record_event(self._cuda.Event(enable_timing=True))
-        self._budget.add(0, _now() - began)
-        return stream, event
+        return stream, event, _now() - began
 
     def _after(self, before: Any) -> None:
         began = _now()
-        stream, event = before
+        stream, event, spent_s = before
         self._pending.append(_Pending(event, stream.record_event(self._cuda.Event(enable_timing=True))))
-        self._budget.spent_s += _now() - began
+        # An event that waits until the GPU's queue has room costs the job nothing: the copy would have waited.
+        self._least_cost_s = min(self._least_cost_s, spent_s + _now() - began)
+        self._budget.add(0, self._least_cost_s)
 
     def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
         """Return the GPU that a call names: by a device, its name or number, or a tensor on it. None if it is none."""
@@ -123,6 +138,10 @@ class DeviceCopies:
         if not isinstance(named, torch.device) or named.type != self._kind or not self._cuda.is_initialized():
             return None
         return named
+
+
+def _keep_for_ever(event: Any) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
 
 
 def hook_copies(copies: DeviceCopies) -> Callable[[], None]:
