@@ -22,10 +22,12 @@ from flatout.profile.read_facts import read_facts
 from flatout.profile.read_recording import read_recording
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.prediction import Prediction
+from flatout.records.tuning import ALL_BUT_COMPUTATION, Bound
 from flatout.tune.choose import choose
 from flatout.tune.options import TuneOptions
 from flatout.tune.profiled import Profiled
 from flatout.tune.progress import Progress, Setup
+from flatout.tune.result import bounds
 
 PERSISTENT = "dataloader-persistent-workers"
 TRUE_SPEEDUP = PRINTED_S["epoch_stall"] / PRINTED_S["epoch_stall_pw"]
@@ -76,6 +78,36 @@ def test_bounds_are_shares_of_the_jobs_mean_step(profiled: Profiled) -> None:
     assert isinstance(regular_s, float) and finding.cost_s_per_step < in_trial_s - regular_s
     saved_share = (in_trial_s - regular_s + 0.5 * other_s) / in_trial_s
     assert change.predicted_speedup == pytest.approx(1 / (1 - saved_share))
+
+
+def test_without_findings_the_computation_of_the_job_gives_the_bound(profiled: Profiled) -> None:
+    def found_nothing(*, compute_s: float, device: str | None = "NVIDIA H200", **job: Any) -> Profiled:
+        """Each rank has 3 steps of 1 s; the second rank computes for half as long."""
+        diagnosis = profiled.done.diagnosis
+        ranks = []
+        for rank, computing_s in zip(diagnosis.ranks[:1] * 2, (compute_s, compute_s / 2), strict=True):
+            steps = [
+                msgspec.structs.replace(step, window_s=1.0, parts_s={**step.parts_s, "compute": computing_s})
+                for step in rank.steps[:3]
+            ]
+            ranks.append(msgspec.structs.replace(rank, steps=tuple(steps)))
+        job = msgspec.structs.replace(
+            diagnosis.job, **{"device": device, "traced_share": 1.0, "mean_step_s": 1.0, "first_wait_s": 0.0, **job}
+        )
+        nothing = msgspec.structs.replace(diagnosis, findings=(), ranks=tuple(ranks), job=job)
+        return Profiled(
+            done=msgspec.structs.replace(profiled.done, diagnosis=nothing),
+            recording=profiled.recording,
+            facts=profiled.facts,
+        )
+
+    (bound,) = bounds(found_nothing(compute_s=0.96))
+    assert bound == Bound(finding=ALL_BUT_COMPUTATION, speedup=pytest.approx(1 / 0.96, rel=0.01))
+    (bound,) = bounds(found_nothing(compute_s=0.96, traced_share=0.5))
+    assert bound.speedup == pytest.approx(2 / 0.96, rel=0.05)
+    assert bounds(found_nothing(compute_s=0.96, device=None)) == ()
+    assert bounds(found_nothing(compute_s=0.0)) == ()
+    assert [one.finding for one in bounds(profiled)] == [one.name for one in profiled.done.diagnosis.findings]
 
 
 def test_what_another_finding_on_stalls_explains_is_no_part_of_the_bound(profiled: Profiled) -> None:

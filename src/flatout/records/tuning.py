@@ -155,6 +155,9 @@ class Screened(msgspec.Struct, frozen=True, kw_only=True):
     sd: float  # of log(speedup), by the noise floor
 
 
+ALL_BUT_COMPUTATION = "all but computation"  # the bound of a job in which nothing was found
+
+
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum speedup of a step from fixing a finding completely, if all other work takes as long as before.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flatout import units
-from flatout.records.tuning import TriedSet, TuneResult
+from flatout.records.tuning import ALL_BUT_COMPUTATION, TriedSet, TuneResult
 from flatout.records.verdict import Verdict
 from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
@@ -130,6 +130,8 @@ def _bounds(result: TuneResult, style: TextStyle) -> list[str]:
         return lines + style.wrapped("Unknown: the baseline has no finding that gives a bound.")
     cells = [[bound_name(bound), ratio(bound.speedup)] for bound in result.bounds]
     lines += text_table(("finding", "speedup of a step, at most"), cells, style=style, flexible=(0,))
+    if result.bounds[0].finding == ALL_BUT_COMPUTATION:
+        lines += style.wrapped("Nothing was found. A change that leaves the computation as it is brings at most this.")
     for sentence in above_bound_sentences(result):
         lines += style.wrapped(sentence)
     return lines

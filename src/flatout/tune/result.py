@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import fmean, median, pstdev
 
-from flatout.change.candidates import MAX_SAVED_SHARE, share_in_trial
+from flatout.change.candidates import MAX_SAVED_SHARE, regular_share, share_in_trial
 from flatout.records.change import JobFacts
-from flatout.records.diagnosis import Diagnosis, Finding
+from flatout.records.diagnosis import Diagnosis, Finding, RankDiagnosis
 from flatout.records.step_time import StepTime
 from flatout.records.trial import TrialResult
-from flatout.records.tuning import Bound, PaddingChange, TuneResult, Tuning, TuningEnd
+from flatout.records.tuning import ALL_BUT_COMPUTATION, Bound, PaddingChange, TuneResult, Tuning, TuningEnd
 from flatout.trial.gates import ROUNDING_BAND
 from flatout.trial.outputs import output_notes
 from flatout.tune.call_limit import latency_note
@@ -113,8 +113,27 @@ def _machine(first: Profiled | None, facts: JobFacts) -> dict[str, str]:
 
 
 def bounds(profiled: Profiled) -> tuple[Bound, ...]:
-    """Return the speedup from fixing each finding completely."""
-    return tuple(_bound(profiled.done.diagnosis, finding) for finding in profiled.done.diagnosis.findings)
+    """Return the speedup from fixing each finding completely; without findings, from removing all but computation."""
+    diagnosis = profiled.done.diagnosis
+    if not diagnosis.findings:
+        return _bound_of_computation(diagnosis)
+    return tuple(_bound(diagnosis, finding) for finding in diagnosis.findings)
+
+
+def _bound_of_computation(diagnosis: Diagnosis) -> tuple[Bound, ...]:
+    """Return what a step would gain if its GPUs always computed, at the rank that computes most; () if unknown."""
+    shares = [_share_computing(rank) for rank in diagnosis.ranks]
+    known = [share for share in shares if share]
+    if diagnosis.job.device is None or not known or len(known) < len(shares):
+        return ()
+    share = max(known) * regular_share(diagnosis)
+    return (Bound(finding=ALL_BUT_COMPUTATION, speedup=1 / max(share, 1 - MAX_SAVED_SHARE)),)
+
+
+def _share_computing(rank: RankDiagnosis) -> float | None:
+    """Return the share of a rank's complete steps in which its GPU computes; None without steps."""
+    steps_s = sum(step.window_s for step in rank.steps)
+    return sum(step.parts_s["compute"] for step in rank.steps) / steps_s if steps_s else None
 
 
 def _bound(diagnosis: Diagnosis, finding: Finding) -> Bound:
