@@ -169,6 +169,14 @@ def test_what_is_open_is_given_more_time(make: object) -> None:
     assert words[:3] == ("flatout", "tune", "--budget")
 
 
+def test_where_nothing_was_worth_a_trial_more_time_is_not_offered() -> None:
+    """The few trials that such a tuning runs leave the noise unknown, which decides nothing there."""
+    alone = msgspec.structs.replace(builder.nothing(), tried=(), floor=None)
+    assert alone.end.ended_by == "no_candidates"
+    assert next_words(alone, OUT)[:4] == ("flatout", "tune", "--allow", "rounding")
+    assert "--budget" in next_words(msgspec.structs.replace(alone, end=builder.OUT_OF_TIME), OUT)
+
+
 GIVEN = tune_request(
     TuneOptions(
         budget_s=600.0,

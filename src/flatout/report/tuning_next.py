@@ -70,6 +70,8 @@ def _is_open(result: TuneResult) -> bool:
     """Return whether more time could change the result."""
     if result.tuning.changes.changes:
         return result.tuning.verdict is None or result.tuning.verdict.verdict == "undecided"
+    if result.end.ended_by == "no_candidates" and not result.tried:
+        return False
     return result.floor is None or was_cut_short(result) or any(is_undecided_gain(one) for one in result.tried)
 
 
