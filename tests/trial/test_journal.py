@@ -15,7 +15,7 @@ from flatout.errors import InputError, OutputError
 from flatout.records.change import JobFacts
 from flatout.records.trial import GradientNorms, StepSpell
 from flatout.trial.journal import Heading, Journal, Profile
-from flatout.tune.runner import trial_key
+from flatout.tune.trial_keys import trial_key
 
 HEADING = Heading(tool_version="1", command=("python", "train.py"), options={"num_steps": "30"})
 

@@ -17,7 +17,8 @@ from flatout.records.tuning import Separation
 from flatout.trial.block_schedule import BlockArm, block_arm, schedule_text
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.blocks import run_blocks, switchable
-from flatout.tune.runner import Runner, blocks_key
+from flatout.tune.runner import Runner
+from flatout.tune.trial_keys import blocks_key
 
 FACTS = facts(loader_workers=0, loader_is_iterable=False, num_ranks=1, device="cpu", backend=None)
 

@@ -18,7 +18,8 @@ from flatout.records.change import ChangeSet, JobFacts
 from flatout.trial.journal import Heading, Journal
 from flatout.tune.files import former_date, open_tuning
 from flatout.tune.options import TuneOptions
-from flatout.tune.runner import Runner, trial_key
+from flatout.tune.runner import Runner
+from flatout.tune.trial_keys import trial_key
 
 GOLDEN = Path(__file__).with_name("golden") / "of_0_1"
 COMMAND = ("python", "train.py")

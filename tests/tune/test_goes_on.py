@@ -18,7 +18,7 @@ from flatout.records.change import ChangeSet
 from flatout.records.trial import TrialResult
 from flatout.records.tuning import TuneResult
 from flatout.trial.journal import Heading, Journal
-from flatout.tune.runner import trial_key
+from flatout.tune.trial_keys import trial_key
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -14,7 +14,6 @@ from tests.change.jobs import diagnosis, facts
 from tests.trial.recordings import START_UNIX_S, measured, rank, recording
 
 import flatout.tune.profiled as profiled
-import flatout.tune.runner as module
 from flatout.diagnosis_pipeline import Diagnosed
 from flatout.errors import FlatoutError, InputError, TracedTooLateError
 from flatout.inside.protocol import Variable
@@ -26,7 +25,9 @@ from flatout.records.start_costs import StartCosts
 from flatout.records.stop_rule import fixed_steps
 from flatout.records.trial import StartState, TrialResult
 from flatout.trial.journal import Heading, Journal
-from flatout.tune.runner import Runner, trial_key
+from flatout.tune import recorded_runs, time_limits
+from flatout.tune.runner import EPOCH_PLACE, Runner
+from flatout.tune.trial_keys import trial_key
 
 NOTHING = ChangeSet()
 HEADING = Heading(tool_version="1", command=("python", "train.py"), options={})
@@ -81,7 +82,7 @@ class Job:
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     made = Job()
     made.found = recording(tmp_path, rank(0), rank(1), numbers=measured(step_s=0.1))
-    monkeypatch.setattr(module, "record", made.record)
+    monkeypatch.setattr(recorded_runs, "record", made.record)
     monkeypatch.setattr(profiled, "read_recording", made.read)
     return made
 
@@ -141,7 +142,7 @@ def test_a_trial_is_light_and_is_told_when_to_stop(job: Job, tmp_path: Path) -> 
     assert float(options.variables["FLATOUT_STOP_AFTER_S"]) < job.limits[0]  # it ends itself before it is ended
     assert "FLATOUT_DATA_CHECK" not in options.variables
     assert options.variables["FLATOUT_GRADIENTS"] == "1"
-    assert options.variables[Variable.SEED] == module._SEED
+    assert options.variables[Variable.SEED] == recorded_runs._SEED
     assert Variable.OTHER_SAMPLES not in options.variables
     assert job.environments == [{"HOME": "/home/user", Variable.TUNING: made.mark}]
 
@@ -151,7 +152,8 @@ def test_a_trial_with_other_samples_has_another_seed_and_no_trial_stands_in_for_
     first.trial(NOTHING, 25)
     other = first.trial(NOTHING, 25, other_samples=True)
     seeds = job.options[1].variables
-    assert seeds[Variable.SEED] == module._SEED and seeds[Variable.OTHER_SAMPLES] not in ("", module._SEED)
+    assert seeds[Variable.SEED] == recorded_runs._SEED
+    assert seeds[Variable.OTHER_SAMPLES] not in ("", recorded_runs._SEED)
     assert other.has_other_samples
     resumed = runner(tmp_path)
     assert [resumed.trial(NOTHING, 25, other_samples=wanted).has_other_samples for wanted in (True, False)] == [
@@ -287,8 +289,8 @@ def test_a_trial_over_an_epoch_has_more_time_and_does_not_say_what_is_usual(job:
     trials.trial(NOTHING, 20)
     usual_s = trials.usual_s
     trials.usual_s = 20.0
-    trials.trial(NOTHING, 80, f"{module.EPOCH_PLACE} of something")
-    assert job.limits[-1] == pytest.approx(5 * 20.0 * 80 / 20 + module._STOP_GRACE_S, abs=1)
+    trials.trial(NOTHING, 80, f"{EPOCH_PLACE} of something")
+    assert job.limits[-1] == pytest.approx(5 * 20.0 * 80 / 20 + time_limits._STOP_GRACE_S, abs=1)
     assert trials.usual_s == 20.0 != usual_s
 
 

@@ -73,7 +73,7 @@ def test_a_first_trial_that_fails_in_the_overlay_runs_again_without(job: Job, tm
         return original(*words, **values)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("flatout.tune.runner.record", record)
+        patched.setattr("flatout.tune.recorded_runs.record", record)
         result = runner.trial(NOTHING, 20)
     assert result.is_complete and job.commands[1] == COMMAND
     assert runner.separation.method == "hooks"

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -20,7 +15,7 @@ import msgspec
 from flatout.errors import FlatoutError, InputError, TracedTooLateError
 from flatout.inside.protocol import Variable
 from flatout.launch import ExitStatus, Launcher, LocalLauncher
-from flatout.profile import RecordOptions, record
+from flatout.profile import RecordOptions
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import ChangeSet, JobFacts
 from flatout.records.recording import Recording
@@ -28,30 +23,22 @@ from flatout.records.stop_rule import StopRule, fixed_steps
 from flatout.records.trial import BASELINE, TrialResult
 from flatout.records.tuning import Separation
 from flatout.report.step_phrases import step_words
-from flatout.secrets import Masker, mask_file
-from flatout.trial.bytecode import FOLDER, Bytecode
-from flatout.trial.command import trial_command
 from flatout.trial.journal import Journal, Profile
 from flatout.trial.outputs import EarlierRead, Outputs
 from flatout.trial.profile_as_trial import profile_as_trial
 from flatout.trial.result import TrialRun, error_line, trial_result
 from flatout.trial.start import Start, other_start
 from flatout.tune.profiled import CountedProfile, Profiled, read_profile, recording_in
+from flatout.tune.recorded_runs import RecordedRuns
+from flatout.tune.time_limits import TimeLimits
 from flatout.tune.trial_files import TrialFiles, invalid_trial
+from flatout.tune.trial_keys import blocks_key, trial_key
 from flatout.tune.variation import Variation
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
 
 Say = Callable[[str], None]
-_STOP_GRACE_S = 60.0  # time beyond the job's own limit before it is ended from outside
-_LAST_GRACE_S = 10.0  # the same at the end of the budget
-MAX_TRIAL_S = 1800.0
-_MIN_TRIAL_S = 30.0
-_SEED = (
-    "86753090"  # of all trials, so that losses of a script without a seed can be compared; unlikely to be a script's
-)
 EPOCH_PLACE = "epoch boundary"  # the purpose of trials that are long enough for one, and so are not usual
-MAX_ENDED_BY_CLUSTER = 3  # runs in a row
 
 
 class BlocksRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -60,27 +47,6 @@ class BlocksRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     recording: Recording | None
     problem: str | None  # one line, if the job did not run to the end of its blocks
     took_s: float
-
-
-def trial_key(changes: ChangeSet, length: StopRule | int) -> str:
-    """Return a key that is equal for trials that run the same job, regardless of the predictions for their changes.
-
-    Rules that leave the number of steps open are alike: they follow the times of earlier trials, and so differ between
-    a tuning and its resumption.
-    """
-    settings = msgspec.structs.replace(changes, changes=())
-    num_steps: object = length
-    if isinstance(length, StopRule):
-        num_steps = length.max_steps if length.is_fixed else "open"
-    return f"{changes.name} {json.dumps(msgspec.to_builtins(settings), sort_keys=True)} {num_steps}"
-
-
-def blocks_key(applied: ChangeSet, schedule: str) -> str:
-    """Return a key that is equal for jobs with the same blocks, whatever time they may take."""
-    blocks = json.loads(schedule)
-    blocks.pop("max_s", None)  # it follows the times of earlier trials
-    digest = hashlib.sha256(json.dumps(blocks, sort_keys=True).encode()).hexdigest()
-    return f"{trial_key(applied, 0)} blocks {digest}"
 
 
 class Runner:
@@ -107,22 +73,24 @@ class Runner:
         self.journal = journal
         self.num_trials = 0
         self.num_resumed = 0
-        self.usual_s: float | None = None  # duration of a baseline trial
-        self._usual_steps = 0  # of that trial
         self.files = TrialFiles(out, separation or Separation(), environment)
-        self._bytecode = Bytecode(out / "runs" / FOLDER, environment)
         self._starts: list[Start] = []  # of the unchanged job's trials
         self._complete: list[TrialResult] = []
-        self._launcher = launcher or LocalLauncher()
-        self._shown_command = tuple(shown_command)
-        self._budget_s = budget_s
-        self._resumed_s = 0.0  # duration of the trials and profiles taken from the journal
         self._say = say
         self._reports_trials = reports_trials
         self.mark = mark or uuid.uuid4().hex  # identifies the processes of this tuning run
-        self._environment = {**environment, Variable.TUNING: self.mark}
         self._warmup = warmup
-        self._began = time.monotonic()
+        launcher = launcher or LocalLauncher()
+        self._limits = TimeLimits(budget_s, launcher)
+        self._runs = RecordedRuns(
+            command,
+            out,
+            self.files,
+            shown_command=shown_command,
+            launcher=launcher,
+            say=say,
+            environment={**environment, Variable.TUNING: self.mark},
+        )
 
     @property
     def outputs(self) -> Outputs:
@@ -137,14 +105,23 @@ class Runner:
     @property
     def resumed_s(self) -> float:
         """Return the seconds of the trials and profiles that were taken from the journal."""
-        return self._resumed_s
+        return self._limits.resumed_s
+
+    @property
+    def usual_s(self) -> float | None:
+        """Return the duration of a baseline trial; None before the first one has completed."""
+        return self._limits.usual_s
+
+    @usual_s.setter
+    def usual_s(self, seconds: float) -> None:
+        self._limits.usual_s = seconds
 
     def spent_s(self) -> float:
         """Return the seconds that the tuning took so far, without time in a queue.
 
         Time before an interruption counts, so that a resumed tuning ends as if it had not been interrupted.
         """
-        return time.monotonic() - self._began - self._launcher.waited_s + self._resumed_s
+        return self._limits.spent_s()
 
     def trial(
         self,
@@ -168,7 +145,7 @@ class Runner:
         recalled = self.journal.recall(key, place)
         if recalled is not None:
             self.num_resumed += 1
-            self._resumed_s += recalled.took_s or 0.0
+            self._limits.resumed_s += recalled.took_s or 0.0
             result = msgspec.structs.replace(recalled, index=index)
         else:
             result, reads = self._run_kept_apart(changes, rule, index, variation)
@@ -180,7 +157,7 @@ class Runner:
             took_s = result.took_s or (result.start_s or 0.0) + sum(result.step_s)
             is_usual = changes.name == BASELINE and not place.startswith(EPOCH_PLACE)
             if self.usual_s is None or is_usual:
-                self.usual_s, self._usual_steps = took_s, rule.min_steps
+                self._limits.follow(took_s, rule.min_steps)
             self._complete.append(result)
         if self._reports_trials:
             self._report(result, variation.words)
@@ -215,15 +192,15 @@ class Runner:
         if former is not None and (self.out / "runs" / former.folder / "recording").is_dir():
             with suppress(FlatoutError):
                 profiled = read_profile(self.out / "runs" / former.folder)
-                self._resumed_s += former.took_s
+                self._limits.resumed_s += former.took_s
                 return profiled if counted is None else self._as_trial(profiled, changes, former.session, counted)
         name, began = f"profile-{self.num_trials + repeat:03d}", self.spent_s()
-        folder = self._folder(name)
+        folder = self._runs.folder(name)
         variables = {Variable.STOP_AFTER: "1", Variable.LOADER_STAGES: "1", **variation.variables}
         if counted is not None:
             variables[Variable.STOP_RULE] = msgspec.json.encode(counted.rule).decode()
-        limit_s = self._profile_limit_s()
-        _, ended, _ = self._record(changes, folder, RecordOptions(warmup=self._warmup), variables, limit_s)
+        limit_s = self._limits.of_profile_s()
+        _, ended, _ = self._runs.record(changes, folder, RecordOptions(warmup=self._warmup), variables, limit_s)
         try:
             profiled = _read_ended_profile(folder, ended, limit_s)
         finally:
@@ -274,14 +251,15 @@ class Runner:
         if former is not None:
             recording = recording_in(self.out / "runs" / former.folder / "recording")
             if recording is not None and recording.ranks:
-                self._resumed_s += former.took_s
+                self._limits.resumed_s += former.took_s
                 return BlocksRun(recording=recording, problem=None, took_s=former.took_s)
         name = f"blocks-{self.num_trials:03d}"
-        folder = self._folder(name)
+        folder = self._runs.folder(name)
         variables = {Variable.BLOCKS: schedule, Variable.STOP_AFTER_S: str(int(limit_s))}
         options = RecordOptions(is_light=True, warmup=self._warmup)
         began_s = self.spent_s()
-        recording, ended, output = self._record(applied, folder, options, variables, self._ended_after_s(limit_s))
+        ended_after_s = self._limits.ended_after_s(limit_s)
+        recording, ended, output = self._runs.record(applied, folder, options, variables, ended_after_s)
         reads = self.files.settle(folder)
         if reads:
             raise invalid_trial("the job with blocks", reads)
@@ -309,8 +287,8 @@ class Runner:
     def _run(
         self, changes: ChangeSet, rule: StopRule, index: int, began_s: float, variation: Variation
     ) -> tuple[TrialResult, tuple[EarlierRead, ...]]:
-        folder = self._folder(f"trial-{index:03d}")
-        limit_s = self._limit_s(rule.min_steps)
+        folder = self._runs.folder(f"trial-{index:03d}")
+        limit_s = self._limits.of_trial_s(rule.min_steps, self._usual_end_s())
         variables = {
             Variable.STOP_RULE: msgspec.json.encode(rule).decode(),
             Variable.STOP_AFTER_S: str(int(limit_s)),
@@ -321,7 +299,8 @@ class Runner:
             variables[Variable.DATA_CHECK] = "1"
         options = RecordOptions(is_light=True, warmup=self._warmup)
         began_unix_s = time.time()
-        recording, ended, output = self._record(changes, folder, options, variables, self._ended_after_s(limit_s))
+        ended_after_s = self._limits.ended_after_s(limit_s)
+        recording, ended, output = self._runs.record(changes, folder, options, variables, ended_after_s)
         facts = _facts(folder / "recording", recording)
         reads = self.files.settle(folder)
         run = TrialRun(
@@ -344,118 +323,14 @@ class Runner:
         )
         return trial_result(run), reads
 
-    def _record(
-        self,
-        changes: ChangeSet,
-        folder: Path,
-        options: RecordOptions,
-        variables: Mapping[str, str],
-        limit_s: float | None = None,
-    ) -> tuple[Recording | None, ExitStatus, Path]:
-        """Run the job; run it again if the cluster ended the run, e.g. by preemption. Raises FlatoutError."""
-        num_ended_by_cluster = 0
-        while True:
-            recorded = self._record_once(changes, folder, options, variables, limit_s or self._limit_s())
-            ended = recorded[1]
-            problem = self.files.problem(folder)
-            if problem is not None:
-                self.files.settle(folder)
-                self.files.use_hooks(problem)
-                self._say(f"repeating {folder.name} without an overlay: {problem}")
-                self._folder(folder.name)
-                continue
-            if ended.cause != "void":
-                return recorded
-            num_ended_by_cluster += 1
-            if num_ended_by_cluster == MAX_ENDED_BY_CLUSTER:
-                break
-            self._say(f"repeating {folder.name}: job {ended.job}: {ended.reason}")
-            self.files.settle(folder)
-            self._folder(folder.name)
-        raise FlatoutError(
-            f"the cluster ended {folder.name} {MAX_ENDED_BY_CLUSTER} times in a row, the last time: {ended.reason}",
-            hint="run the same command with its --out to resume the tuning",
-        )
-
-    def _record_once(
-        self, changes: ChangeSet, folder: Path, options: RecordOptions, variables: Mapping[str, str], limit_s: float
-    ) -> tuple[Recording | None, ExitStatus, Path]:
-        output = folder / "output.log"
-        (folder / "files").mkdir()
-        command = trial_command(self.command, changes, folder / "files")
-        words, apart = self.files.prepare(folder, command.words)
-        options = msgspec.structs.replace(
-            options,
-            force=True,
-            variables={
-                **self._bytecode.variables,
-                **command.variables,
-                **apart,
-                Variable.FACTS: "1",
-                Variable.SEED: _SEED,
-                **variables,
-            },
-        )
-        try:
-            recorded = record(
-                words,
-                folder / "recording",
-                options,
-                shown_command=self._shown_command,
-                sampler=[sys.executable, "-m", "flatout.probe.sampler"],
-                environment=self._environment,
-                run_command=partial(self._launcher.run, output=output, limit_s=limit_s),
-            )
-        finally:
-            mask_file(output, Masker(self._environment, self.command))
-        recording = recording_in(folder / "recording")
-        if recording is not None:
-            overlaid = self.separation.folders if self.files.is_overlay else ()
-            if self._bytecode.learn(recording.ranks, recorded.ended.start_unix_s, overlaid):
-                self._say("the job does not keep its compiled bytecode: later trials keep it, and start faster")
-        return recording, recorded.ended, output
-
-    def _limit_s(self, num_steps: int = 0) -> float:
-        """Return the time limit of a run: a trial that takes five times as long as the baseline is not better.
-
-        A trial of more steps than the baseline's has more time. The job is asked to stop so early that it has ended
-        when the budget is used up.
-        """
-        times = max(num_steps / self._usual_steps, 1.0) if self._usual_steps else 1.0
-        left_s = self._budget_s - self.spent_s() - self._usual_end_s()
-        return max(min(self._usual_limit_s(times), left_s), _MIN_TRIAL_S)
-
-    def _profile_limit_s(self) -> float:
-        """Return when a profile is ended: it stops itself once it is traced, and has what is left of the budget."""
-        left_s = self._budget_s - self.spent_s()
-        return max(min(self._usual_limit_s(), left_s), _MIN_TRIAL_S)
-
-    def _usual_limit_s(self, times: float = 1.0) -> float:
-        if self.usual_s is None:
-            return MAX_TRIAL_S
-        return min(max(5 * self.usual_s * times, 60.0), MAX_TRIAL_S)
-
-    def _ended_after_s(self, limit_s: float) -> float:
-        """Return when a job that is to stop itself at `limit_s` is ended from outside."""
-        left_s = self._budget_s - self.spent_s()
-        return min(limit_s + _STOP_GRACE_S, max(limit_s, left_s) + _LAST_GRACE_S)
-
     def _usual_end_s(self) -> float:
         """Return how long the trials took from their last step to their end; 0 if unknown."""
         costs = [trial.start_costs for trial in self._complete if trial.start_costs is not None]
         ends_s = [cost.end_s for cost in costs if cost.end_s is not None]
         return median(ends_s) if ends_s else 0.0
 
-    def _folder(self, name: str) -> Path:
-        folder = self.out / "runs" / name
-        if folder.exists():  # left by an interrupted tuning run that is resumed here
-            self.files.settle(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return folder
-
     def _report(self, result: TrialResult, how: str = "") -> None:
-        at = f"{time.monotonic() - self._began:5.0f} s  trial {result.index:3d}"
+        at = f"{self._limits.elapsed_s():5.0f} s  trial {result.index:3d}"
         if result.is_complete:
             step = arm_step([trial_costs(self._complete, "step_s")[result.index]])
             what = step_words(step) if step is not None else ""
