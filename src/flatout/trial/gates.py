@@ -81,31 +81,70 @@ def check_losses(candidate: TrialResult, baselines: Sequence[TrialResult], chang
     start = _num_unknown_first(baselines)
     runs = _runs(baselines, start)
     mine = _known(candidate, start)
-    base = [run.losses for run in runs]
-    incomparable = _without_losses(mine, base, start=start, num_candidate=len(candidate.losses))
+    incomparable = _without_losses(mine, [run.losses for run in runs], start=start, num_candidate=len(candidate.losses))
     if incomparable is not None:
         return incomparable
-    length = min(mine.size, *(losses.size for losses in base))
-    mine, together = mine[:length], np.array([losses[:length] for losses in base])
-    if not np.isfinite(together).all():
-        return GateResult(is_passed=True, reason="the baseline's own loss is not finite: not checked")
-    if not np.isfinite(mine).all():
-        return GateResult(is_passed=False, reason="its loss is not finite, but the baseline's is")
-    if any(np.array_equal(mine, losses) for losses in together):
-        return GateResult(is_passed=True, reason=f"the losses of {length} steps are bitwise the same")
-    # Other samples may change the losses by any amount, which the last check allows for.
-    spread = _spread(together[[not run.trial.has_other_samples for run in runs]])
-    is_noise_known = any(run.trial.has_other_rounding for run in runs)
-    if spread > MAX_SPREAD:
-        return GateResult(is_passed=False, reason=_not_judged(spread, is_noise_known=is_noise_known))
+    length = min(mine.size, *(run.losses.size for run in runs))
+    compared = _Comparison(
+        mine=mine[:length],
+        together=np.array([run.losses[:length] for run in runs]),
+        trials=[run.trial for run in runs],
+        changes=changes,
+        is_resampled=is_resampled,
+    )
+    for check in (_infinite_or_equal, _without_judgement):
+        result = check(compared)
+        if result is not None:
+            return result
     refusal = None
     if changes.safety == "exact" and not is_resampled:
-        refusal = _first_losses(mine, together, start, is_noise_known=is_noise_known)
-    gate = refusal or _mean_losses(mine, together, changes, is_resampled=is_resampled)
-    if gate.is_passed or is_resampled or is_noise_known or changes.safety == "semantic":
-        return gate
-    began_alike = abs(mine[0] - base[0][0]) <= FLOAT_NOISE * abs(base[0][0])
-    return msgspec.structs.replace(gate, may_be_noise=bool(began_alike))
+        refusal = _first_losses(mine[:length], compared.together, start, is_noise_known=compared.is_noise_known)
+    gate = refusal or _mean_losses(mine[:length], compared.together, changes, is_resampled=is_resampled)
+    return msgspec.structs.replace(gate, may_be_noise=not gate.is_passed and _may_be_noise(compared))
+
+
+class _Comparison(NamedTuple):
+    """The losses of the candidate and of the job's trials, in the steps that all of them have."""
+
+    mine: NDArray[np.float64]
+    together: NDArray[np.float64]  # trials x steps
+    trials: Sequence[TrialResult]
+    changes: ChangeSet
+    is_resampled: bool
+
+    @property
+    def is_noise_known(self) -> bool:
+        return any(trial.has_other_rounding for trial in self.trials)
+
+
+def _infinite_or_equal(compared: _Comparison) -> GateResult | None:
+    """Judge losses that need no comparison of their sizes; None if they do."""
+    if not np.isfinite(compared.together).all():
+        return GateResult(is_passed=True, reason="the baseline's own loss is not finite: not checked")
+    if not np.isfinite(compared.mine).all():
+        return GateResult(is_passed=False, reason="its loss is not finite, but the baseline's is")
+    if any(np.array_equal(compared.mine, losses) for losses in compared.together):
+        return GateResult(is_passed=True, reason=f"the losses of {compared.mine.size} steps are bitwise the same")
+    return None
+
+
+def _without_judgement(compared: _Comparison) -> GateResult | None:
+    """Refuse a candidate if the job's own losses differ so much that they judge nothing; None if they do not."""
+    # Other samples may change the losses by any amount, which the last check allows for.
+    has_usual_samples = [not trial.has_other_samples for trial in compared.trials]
+    spread = _spread(compared.together[has_usual_samples])
+    if spread <= MAX_SPREAD:
+        return None
+    return GateResult(is_passed=False, reason=_not_judged(spread, is_noise_known=compared.is_noise_known))
+
+
+def _may_be_noise(compared: _Comparison) -> bool:
+    """Whether a refused candidate began as the job did, and no trial has shown yet how far float noise carries."""
+    is_excluded = compared.is_resampled or compared.is_noise_known or compared.changes.safety == "semantic"
+    if is_excluded:
+        return False
+    first = float(compared.together[0][0])
+    return bool(abs(compared.mine[0] - first) <= FLOAT_NOISE * abs(first))
 
 
 class _Run(NamedTuple):

@@ -67,66 +67,100 @@ def check_gradients(
     is_resampled = may_resample(candidate, baselines, changes)
     if not is_resampled:
         baselines, others = with_usual_samples(baselines), with_usual_samples(others)
-    groups = [[trial.gradients for trial in group if trial.gradients] for group in (baselines, others)]
+    groups = [_known(baselines), _known(others)]
     base = groups[0]
     if not base or not candidate.gradients:
         return GateResult(is_passed=True, reason="the norms of the gradients are unknown: not checked")
-    compared = [candidate.gradients, *base]
+    is_noise_known = any(trial.has_other_rounding for trial in (*baselines, *others))
+    num_optimizers = min(map(len, (candidate.gradients, *base)))
     results = []
-    for optimizer in range(min(map(len, compared))):
-        repeated = [[of[optimizer] for of in group if len(of) > optimizer] for group in groups]
+    for optimizer in range(num_optimizers):
+        refused, passed = _check_optimizer(
+            candidate.gradients[optimizer],
+            [_of_optimizer(group, optimizer) for group in groups],
+            changes,
+            is_resampled=is_resampled,
+            is_noise_known=is_noise_known,
+        )
         where = f"optimizer {optimizer + 1}: " if len(candidate.gradients) > 1 else ""
-        mine = candidate.gradients[optimizer]
-        if _has_other_parameters(mine, repeated[0], changes):
-            results.append(f"{where}an argument of the script changed its parameters: not compared")
-            continue
-        is_lossy = _is_lossy(changes)
-        refused, passed = _whole(mine, repeated, is_lossy=is_lossy, is_resampled=is_resampled), ""
-        if refused is None and not is_lossy:
-            is_noise_known = any(trial.has_other_rounding for trial in (*baselines, *others))
-            refused, passed = _size(mine, repeated, changes, is_resampled=is_resampled, is_noise_known=is_noise_known)
         if refused is not None:
             return GateResult(is_passed=False, reason=f"{where}{refused}")
-        results += [f"{where}{passed}"] if passed else []
-    return GateResult(
-        is_passed=True, reason="; ".join(results) or "gradients are compressed: their size is not compared"
-    )
+        if passed:
+            results.append(f"{where}{passed}")
+    reason = "; ".join(results) or "gradients are compressed: their size is not compared"
+    return GateResult(is_passed=True, reason=reason)
+
+
+def _check_optimizer(
+    mine: GradientNorms,
+    groups: Sequence[Sequence[GradientNorms]],
+    changes: ChangeSet,
+    *,
+    is_resampled: bool,
+    is_noise_known: bool,
+) -> tuple[str | None, str]:
+    """Say why one optimizer's gradients are refused, or otherwise how they compare ("" if only their size would)."""
+    if _has_other_parameters(mine, groups[0], changes):
+        return None, "an argument of the script changed its parameters: not compared"
+    is_lossy = _is_lossy(changes)
+    refused = _whole(mine, groups, is_lossy=is_lossy, is_resampled=is_resampled)
+    if refused is not None or is_lossy:
+        return refused, ""
+    return _size(mine, groups, changes, is_resampled=is_resampled, is_noise_known=is_noise_known)
+
+
+def _known(trials: Sequence[TrialResult]) -> list[tuple[GradientNorms, ...]]:
+    """Return the gradients of each trial that reports them, by optimizer."""
+    return [tuple(trial.gradients) for trial in trials if trial.gradients]
+
+
+def _of_optimizer(runs: Sequence[Sequence[GradientNorms]], optimizer: int) -> list[GradientNorms]:
+    """Return the gradients of one optimizer, of the runs that have it."""
+    return [run[optimizer] for run in runs if len(run) > optimizer]
 
 
 def gradient_note(baselines: Sequence[TrialResult]) -> str | None:
     """Say why the job's own gradients are a poor reference for changes; None if they are a good reference."""
-    usual = [trial for trial in with_usual_samples(baselines) if not trial.has_other_rounding]
-    known = [trial.gradients for trial in usual if trial.gradients]
+    known = _known([trial for trial in with_usual_samples(baselines) if not trial.has_other_rounding])
     if not known:
         return "the job's gradients are unknown: whether changes alter them is not checked"
     for optimizer in range(min(map(len, known))):
-        logs = _logs([of[optimizer].norms for of in known])
-        if not logs.shape[1]:
-            return (
-                f"the gradients of the job's optimizer {optimizer + 1} are unknown: whether changes alter them is not"
-                " checked"
-            )
-        before = _logs([of[optimizer].unclipped for of in known if of[optimizer].unclipped])
-        if before.shape[1]:
-            logs = before
-        elif logs.shape[1] >= MIN_CLIPPED and float(np.ptp(logs)) <= CLIPPED:
-            return (
-                f"the job's gradients have the norm {_times(logs.mean()):.4g} in each of its first steps, as after"
-                " clipping, and the norm before clipping is unknown: a change that scales gradients cannot be detected"
-            )
-        allowed = MEAN_SPREADS * _mean_sd([logs])
-        if allowed * _of_a_new_run(len(logs)) > math.log(WIDEST):
-            return (
-                "gradient norms of the unchanged job differ so much from run to run that it cannot be judged whether a"
-                " change alters them: every change is refused; set the script's seeds, and let no run read what another"
-                " one wrote"
-            )
-        if allowed > math.log(BLUNT):
-            return (
-                "gradient norms of the unchanged job differ from run to run: wrong gradients are detected only above a"
-                f" factor of {_times(allowed):.1f}; set the script's seeds for a sharper check"
-            )
+        note = _note_on_optimizer(optimizer + 1, _of_optimizer(known, optimizer))
+        if note is not None:
+            return note
     return None
+
+
+def _note_on_optimizer(number: int, runs: Sequence[GradientNorms]) -> str | None:
+    logs = _logs([run.norms for run in runs])
+    if not logs.shape[1]:
+        return f"the gradients of the job's optimizer {number} are unknown: whether changes alter them is not checked"
+    before = _logs([run.unclipped for run in runs if run.unclipped])
+    if before.shape[1]:
+        logs = before
+    elif _is_clipped(logs):
+        return (
+            f"the job's gradients have the norm {_times(logs.mean()):.4g} in each of its first steps, as after"
+            " clipping, and the norm before clipping is unknown: a change that scales gradients cannot be detected"
+        )
+    allowed = MEAN_SPREADS * _mean_sd([logs])
+    if allowed * _of_a_new_run(len(logs)) > math.log(WIDEST):
+        return (
+            "gradient norms of the unchanged job differ so much from run to run that it cannot be judged whether a"
+            " change alters them: every change is refused; set the script's seeds, and let no run read what another"
+            " one wrote"
+        )
+    if allowed > math.log(BLUNT):
+        return (
+            "gradient norms of the unchanged job differ from run to run: wrong gradients are detected only above a"
+            f" factor of {_times(allowed):.1f}; set the script's seeds for a sharper check"
+        )
+    return None
+
+
+def _is_clipped(logs: NDArray[np.float64]) -> bool:
+    """Whether the norms are the same in so many steps that the script clips to them."""
+    return logs.shape[1] >= MIN_CLIPPED and float(np.ptp(logs)) <= CLIPPED
 
 
 def _whole(
@@ -246,15 +280,13 @@ def _size_of(
     repeated = [logs for logs in repeated if len(logs) > 1 and logs.shape[1]]
     does_same_updates = not is_resampled and _updates_in_same_steps([mine, *groups[0]])
     is_repeatable = does_same_updates and _is_repeatable(repeated)
-    begins_alike = is_repeatable
-    if does_same_updates and is_noise_known:
-        begins_alike = _is_repeatable([logs[:, :1] for logs in repeated])
-    if begins_alike and not (first := _first(when, own, base, FIRST_BAND[changes.safety]))[0]:
-        return first[1], ""
-    band = math.log1p(BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND))
-    allowed = max(band, MEAN_SPREADS * _mean_sd(repeated) * _of_a_new_run(len(base)))
-    if is_resampled:
-        allowed = max(allowed, SPREADS * step_noise(base.mean(axis=0)) / num_steps**0.5)
+    undisturbed = [logs[:, :1] for logs in repeated] if is_noise_known else repeated
+    if does_same_updates and _is_repeatable(undisturbed):
+        begins_alike, first_words = _first(when, own, base, FIRST_BAND[changes.safety])
+        if not begins_alike:
+            return first_words, ""
+    usual_band = BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND)
+    allowed = _allowed(base, repeated, usual_band, is_resampled=is_resampled)
     if allowed > math.log(WIDEST):
         words = (
             f"it cannot be judged: runs of the unchanged job differ so much that {_times(allowed):.3g} times the norm"
@@ -266,7 +298,20 @@ def _size_of(
         f"the norm of its gradients{when} is {_times(difference):.3g} times the job's, the mean over"
         f" {num_steps} step{'s' * (num_steps > 1)}, and {_times(-allowed):.3g} to {_times(allowed):.3g} is allowed"
     )
-    return (words, "") if abs(difference) > allowed else (None, words)
+    is_outside = abs(difference) > allowed
+    return (words, "") if is_outside else (None, words)
+
+
+def _allowed(
+    base: NDArray[np.float64], repeated: Sequence[NDArray[np.float64]], band: float, *, is_resampled: bool
+) -> float:
+    """Return by how much the mean logarithm of the norms may differ: a band, or what repeated runs differ by."""
+    of_repeated_runs = MEAN_SPREADS * _mean_sd(repeated) * _of_a_new_run(len(base))
+    allowed = max(math.log1p(band), of_repeated_runs)
+    if not is_resampled:
+        return allowed
+    of_other_samples = SPREADS * step_noise(base.mean(axis=0)) / base.shape[1] ** 0.5
+    return max(allowed, of_other_samples)
 
 
 def _updates_in_same_steps(runs: Sequence[_Norms]) -> bool:
