@@ -11,13 +11,12 @@ unknown. All columns except `job` are optional, and other columns are ignored.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 from flatout.errors import InputError
-from flatout.input_files import open_csv
+from flatout.read.csv_rows import Row, csv_table
 from flatout.records.attempts import Usage
 
 _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -30,28 +29,21 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
 def read_usage(path: Path) -> dict[str, Usage]:
     """Read the file. Raises InputError (one line, with the line number) for values out of range and duplicate jobs."""
     found: dict[str, Usage] = {}
-    try:
-        with open_csv(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            names = [name.strip() for name in reader.fieldnames or ()]
-            if "job" not in names or not _LIMITS.keys() & set(names):
-                raise InputError(
-                    f"`{path}` must have the column job and one of {', '.join(_LIMITS)}, but has {', '.join(names)}"
-                )
-            reader.fieldnames = names
-            for row in reader:
-                usage = _usage(f"`{path}`, line {reader.line_num}", row)
-                if usage.job in found:
-                    raise InputError(f"`{path}`, line {reader.line_num}: job {usage.job} is there twice")
-                found[usage.job] = usage
-    except OSError as error:
-        raise InputError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is not valid CSV: {error}") from None
+    with csv_table(path) as reader:
+        names = reader.fieldnames or ()
+        if "job" not in names or not _LIMITS.keys() & set(names):
+            raise InputError(
+                f"`{path}` must have the column job and one of {', '.join(_LIMITS)}, but has {', '.join(names)}"
+            )
+        for row in reader:
+            usage = _usage(f"`{path}`, line {reader.line_num}", row)
+            if usage.job in found:
+                raise InputError(f"`{path}`, line {reader.line_num}: job {usage.job} is there twice")
+            found[usage.job] = usage
     return found
 
 
-def _usage(where: str, row: dict[str, str | None]) -> Usage:
+def _usage(where: str, row: Row) -> Usage:
     job = (row["job"] or "").strip()
     if not job:
         raise InputError(f"{where}: `job` is empty")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,14 +64,8 @@ def _smaller_buckets(situation: Situation, size: int, cost: CollectiveCost) -> S
     saved_ns = {
         rank: [_traced_end_ns(step, cost) - end_ns(step, size, cost) for step in found] for rank, found in steps.items()
     }
-    return Scenarios(
-        apply=_ending_earlier(situation, saved_ns),
-        likely=1.0,
-        worst=0.0,
-        best=1.5,
-        how=f"buckets of {size // MIB} MiB begin to be reduced earlier, and the last one is small",
-        assumptions=("gradients become ready evenly between the trace's buckets",),
-    )
+    how = f"buckets of {size // MIB} MiB begin to be reduced earlier, and the last one is small"
+    return _by_the_plan(situation, saved_ns, how)
 
 
 def first_bucket(situation: Situation, change: Change) -> Scenarios | str:
@@ -89,25 +83,26 @@ def first_bucket(situation: Situation, change: Change) -> Scenarios | str:
         ]
         for rank, found in steps.items()
     }
-    return Scenarios(
-        apply=_ending_earlier(situation, saved_ns),
-        likely=1.0,
-        worst=0.0,
-        best=1.5,
-        how=f"the first bucket of {change.value} MiB begins to be reduced as soon as it is full",
-        assumptions=("gradients become ready evenly between the trace's buckets",),
-    )
+    how = f"the first bucket of {change.value} MiB begins to be reduced as soon as it is full"
+    return _by_the_plan(situation, saved_ns, how)
 
 
-def _ending_earlier(situation: Situation, saved_ns: Mapping[int, Sequence[float]]) -> Callable[[Edits, float], None]:
-    """Return what makes the last all-reduce of each rank's steps as much shorter."""
+def _by_the_plan(situation: Situation, saved_ns: Mapping[int, Sequence[float]], how: str) -> Scenarios:
+    """Make the last all-reduce of each rank's steps as much shorter as the plan of the buckets ends earlier."""
 
     def apply(edits: Edits, factor: float) -> None:
         for rank, saved in saved_ns.items():
             for row, earlier_ns in zip(_last_rows(situation, rank), saved, strict=False):
                 edits[rank].duration_ns[row] = max(edits[rank].duration_ns[row] - earlier_ns * factor, 0.0)
 
-    return apply
+    return Scenarios(
+        apply=apply,
+        likely=1.0,
+        worst=0.0,
+        best=1.5,
+        how=how,
+        assumptions=("gradients become ready evenly between the trace's buckets",),
+    )
 
 
 def _traced_end_ns(step: Readiness, cost: CollectiveCost) -> float:
