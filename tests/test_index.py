@@ -97,6 +97,17 @@ def test_a_path_that_is_no_folder_is_one_line(tmp_path: Path) -> None:
         index_folder(tmp_path / "missing")
 
 
+def test_a_folder_without_results_is_one_line_and_gets_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    assert run(str(tmp_path)) == 2
+    assert f"`{tmp_path}` holds no results\n" in capsys.readouterr().err
+    assert not (tmp_path / "index.html").exists()
+    (tmp_path / "bad.json").write_text('{"schema": "flatout/plan", ')
+    assert len(index_folder(tmp_path).unreadable) == 1
+
+
 @pytest.mark.parametrize(
     "record", [{}, {"schema": "flatout/plan"}, {"schema": "flatout/tuning", "changes": 3}, {"schema": 5}]
 )

@@ -32,7 +32,10 @@ _SKIPPED = {"node_modules", "__pycache__"}
 
 
 def index_folder(folder: Path, *, without: Path | None = None) -> ResultIndex:
-    """Return the results below the folder, without the page `without`. Raises InputError if it is no folder."""
+    """Return the results below the folder, without the page `without`.
+
+    Raises InputError if it is no folder, or holds no results.
+    """
     if not folder.is_dir():
         raise InputError(f"`{folder}` is not a folder", hint=_HINT)
     results: list[IndexedResult] = []
@@ -52,6 +55,8 @@ def index_folder(folder: Path, *, without: Path | None = None) -> ResultIndex:
             except (InputError, OSError) as error:
                 unreadable.append(f"{place}: {error}")
     merged = _with_pages(results, pages)
+    if not merged and not unreadable:
+        raise InputError(f"`{folder}` holds no results", hint=_HINT)
     merged.sort(key=lambda result: (-result.written_s, result.path))
     return ResultIndex(
         folder=str(folder),

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 from tests.profile.runs import environment
 
+from flatout.cli.data import _report
+from flatout.records.loading import LoadingProfile
+
 pytestmark = pytest.mark.usefixtures("warm")
 
 pytest.importorskip("torch")
 JOB = Path(__file__).parents[1] / "jobs" / "files_job.py"
+NOTHING_MEASURED = LoadingProfile(recording="out", ranks=(), slowest_rank=None, is_waiting=None)
 DATA = [sys.executable, "-m", "flatout", "data"]
 
 
@@ -110,3 +114,16 @@ def test_a_recording_without_stages_is_refused_with_the_way_out() -> None:
     done = run(*DATA, "show", str(recording))
     assert done.returncode == 2
     assert "has no stages of batches" in done.stderr and "flatout data profile -- COMMAND" in done.stderr
+
+
+@pytest.mark.parametrize("code", [0, None])  # None: it was ended by a signal
+def test_a_command_that_ran_is_to_be_tuned_next(code: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    _report(NOTHING_MEASURED, ["python", "train.py"], code, json=False)
+    assert capsys.readouterr().err.splitlines()[-1] == "next: flatout tune -- python train.py"
+
+
+def test_a_command_that_failed_is_not_to_be_tuned_next(capsys: pytest.CaptureFixture[str]) -> None:
+    _report(NOTHING_MEASURED, ["false"], 3, json=False)
+    said = capsys.readouterr().err
+    assert said.endswith("\nthe command failed with exit code 3: correct it before you tune it\n")
+    assert "flatout tune" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from os import PathLike
 from typing import Any
 
@@ -10,11 +11,10 @@ from flatout.callbacks.recorder import Recorder
 
 def for_transformers(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Hugging Face's `Trainer`; `options` are those of `Recorder`."""
-    from transformers import TrainerCallback
-
+    callback_class = _framework("transformers", package="transformers").TrainerCallback
     recorder = Recorder(folder, **options)
 
-    class FlatoutCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
         def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
             recorder.step()
 
@@ -26,14 +26,10 @@ def for_transformers(folder: str | PathLike[str], **options: Any) -> Any:
 
 def for_lightning(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Lightning's `Trainer`; a step is one of the optimizer, as `global_step` counts them."""
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        from pytorch_lightning import Callback
-
+    callback_class = _framework("lightning.pytorch", "pytorch_lightning", package="lightning").Callback
     recorder = Recorder(folder, **options)
 
-    class FlatoutCallback(Callback):  # type: ignore[misc, unused-ignore]
+    class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.last_step = 0
@@ -51,8 +47,7 @@ def for_lightning(folder: str | PathLike[str], **options: Any) -> Any:
 
 def for_keras(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Keras' `fit`. Raise ValueError unless torch is its backend, which the profiler records."""
-    import keras
-
+    keras = _framework("keras", package="keras")
     if keras.backend.backend() != "torch":
         backend = keras.backend.backend()
         raise ValueError(f"Keras runs on {backend}, which this does not record: set KERAS_BACKEND=torch")
@@ -66,3 +61,20 @@ def for_keras(folder: str | PathLike[str], **options: Any) -> Any:
             recorder.close()
 
     return FlatoutCallback()
+
+
+def _framework(*modules: str, package: str) -> Any:
+    """Import the first of the modules that is installed. Raises ModuleNotFoundError: what to install, in one line."""
+    damaged: ImportError | None = None
+    for name in modules:
+        try:
+            return import_module(name)
+        except ImportError as error:
+            is_missing = (error.name or "").partition(".")[0] == name.partition(".")[0]
+            if not is_missing:
+                damaged = damaged or error
+    if damaged is not None:  # it is installed, and says itself what it lacks
+        raise damaged
+    raise ModuleNotFoundError(
+        f"this callback needs {package}, which is not installed: pip install {package}", name=package
+    )

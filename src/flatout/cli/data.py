@@ -69,7 +69,7 @@ def profile(
     if recorded.profile is not None:
         if html is not None:
             _write_page(recorded.profile, html, force=force)
-        _report(recorded.profile, command, json=json)
+        _report(recorded.profile, command, recorded.ended.code, json=json)
     raise typer.Exit(end_like(recorded.ended))
 
 
@@ -128,8 +128,11 @@ data_pack.register(app)
 data_stage.register(app)
 
 
-def _report(profile: LoadingProfile, command: list[str], *, json: bool) -> None:
-    """Print the result: JSON to standard output, text to standard error, separate from the job's output."""
+def _report(profile: LoadingProfile, command: list[str], code: int | None, *, json: bool) -> None:
+    """Print the result: JSON to standard output, text to standard error, separate from the job's output.
+
+    `code` is the command's exit code: one that failed is not to be tuned next.
+    """
     from flatout.report.loading_text import loading_text
     from flatout.report.terminal import style_of
     from flatout.secrets import masked_command
@@ -139,4 +142,7 @@ def _report(profile: LoadingProfile, command: list[str], *, json: bool) -> None:
         print_json(SCHEMA, profile, pretty=False)
         return
     print(loading_text(profile, style_of(sys.stderr)), file=sys.stderr)
+    if code:
+        print(f"the command failed with exit code {code}: correct it before you tune it", file=sys.stderr)
+        return
     print(f"next: flatout tune -- {shlex.join(masked_command(command))}", file=sys.stderr)
