@@ -15,7 +15,7 @@ from flatout.errors import InputError
 from flatout.profile.read_facts import read_facts
 from flatout.records.change import JobFacts
 from flatout.records.comparison import EnvironmentDifference
-from flatout.records.trial import TrialResult
+from flatout.records.trial import Covariates, TrialResult
 
 UNKNOWN = "unknown"
 MIN_CLOCK_DIFFERENCE = 0.01  # relative, of the mean GPU clock
@@ -88,17 +88,29 @@ def _condition_differences(
 ) -> list[EnvironmentDifference]:
     """Return differences in the GPUs' clocks, heat and throttling, which change while the trials run."""
     arms = [[trial.covariates for trial in arm] for arm in (trials_a, trials_b)]
-    found = []
+    differences = (_clock_difference(arms), _heat_difference(arms), _throttle_difference(arms))
+    return [difference for difference in differences if difference is not None]
+
+
+def _clock_difference(arms: Sequence[Sequence[Covariates]]) -> EnvironmentDifference | None:
     clocks = [_mean([covariates.sm_clock_hz for covariates in arm]) for arm in arms]
-    if _differ(clocks, relative=MIN_CLOCK_DIFFERENCE):
-        found.append(_difference("GPU clock", [f"{clock / 1e6:.0f} MHz" for clock in clocks if clock is not None]))
+    if not _differ(clocks, relative=MIN_CLOCK_DIFFERENCE):
+        return None
+    return _difference("GPU clock", [f"{clock / 1e6:.0f} MHz" for clock in clocks if clock is not None])
+
+
+def _heat_difference(arms: Sequence[Sequence[Covariates]]) -> EnvironmentDifference | None:
     heats = [_mean([covariates.temperature_c for covariates in arm]) for arm in arms]
-    if _differ(heats, absolute=MIN_HEAT_DIFFERENCE_C):
-        found.append(_difference("GPU temperature", [f"{heat:.0f} °C" for heat in heats if heat is not None]))
+    if not _differ(heats, absolute=MIN_HEAT_DIFFERENCE_C):
+        return None
+    return _difference("GPU temperature", [f"{heat:.0f} °C" for heat in heats if heat is not None])
+
+
+def _throttle_difference(arms: Sequence[Sequence[Covariates]]) -> EnvironmentDifference | None:
     reasons = [{reason for covariates in arm for reason in covariates.throttle_share} for arm in arms]
-    if reasons[0] != reasons[1]:
-        found.append(_difference("GPU throttling", [", ".join(sorted(of_arm)) or "none" for of_arm in reasons]))
-    return found
+    if reasons[0] == reasons[1]:
+        return None
+    return _difference("GPU throttling", [", ".join(sorted(of_arm)) or "none" for of_arm in reasons])
 
 
 def _differ(values: Sequence[float | None], *, relative: float = 0.0, absolute: float = 0.0) -> bool:

@@ -266,12 +266,10 @@ def keep_alive(
         began_s = time.monotonic()
         done = watched.run(words, environment, folder, reached=progress.step)
         ran_s = time.monotonic() - began_s
-        judgement = REVERTED if done.is_reverted else _with_reason(judge(done.evidence), nodes)
-        if _is_failure(judgement) and nodes.reverted_node() is not None and watched.is_reverting(done.ranks):
-            judgement = REVERTED  # that node ended its ranks a moment before
-        is_silent = not done.ranks and done.ended.shell_code < _BY_SIGNAL
+        judgement = _judgement(done, watched, nodes)
         decision = settles(judgement, done)
         if decision is None:
+            is_silent = not done.ranks and done.ended.shell_code < _BY_SIGNAL
             decision = restarts.decide(judgement, done.evidence.step, silent_s=ran_s if is_silent else None)
         if _is_failure(judgement):
             decision = _settled_with(nodes, judgement, decision)
@@ -285,19 +283,34 @@ def keep_alive(
         if done.left:
             say(f"the command exited and left running, unmonitored: process {', '.join(done.left)}")
         if not decision.restarts:
-            is_moved = judgement.leaves_host and decision.goes_on and restarts.machine_code is not None
-            if is_moved:
-                return msgspec.structs.replace(done.ended, code=restarts.machine_code, signal=None)
-            has_left = judgement.rule == REVERTED.rule and decision.why != ASKED
-            if has_left:  # Flatout itself ended this part of the job, which continues on other nodes
-                return msgspec.structs.replace(done.ended, code=0, signal=None)
-            return done.ended
+            return _last_end(done.ended, judgement, decision, restarts.machine_code)
         bad_host = hosts.bad(done.evidence.host, judgement)
         stopped = pause(decision.pause_s)
         if stopped is not None:
             book.stops(stopped)
             return stopped
         attempt += 1
+
+
+def _judgement(done: AttemptResult, watched: AttemptRunner, nodes: PeerBoard) -> Judgement:
+    """Return how the attempt ended: by its own evidence, by a failure on another node, or because one reverted."""
+    if done.is_reverted:
+        return REVERTED
+    judgement = _with_reason(judge(done.evidence), nodes)
+    if _is_failure(judgement) and nodes.reverted_node() is not None and watched.is_reverting(done.ranks):
+        return REVERTED  # that node ended its ranks a moment before
+    return judgement
+
+
+def _last_end(ended: ExitStatus, judgement: Judgement, decision: Decision, machine_code: int | None) -> ExitStatus:
+    """Return how this part of the job ended, in the code by which a scheduler knows what to do next."""
+    is_moved = judgement.leaves_host and decision.goes_on and machine_code is not None
+    if is_moved:
+        return msgspec.structs.replace(ended, code=machine_code, signal=None)
+    has_left = judgement.rule == REVERTED.rule and decision.why != ASKED
+    if has_left:  # Flatout itself ended this part of the job, which continues on other nodes
+        return msgspec.structs.replace(ended, code=0, signal=None)
+    return ended
 
 
 def _is_failure(judgement: Judgement) -> bool:

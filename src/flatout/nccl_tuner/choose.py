@@ -8,7 +8,8 @@ for all comparisons (Bonferroni), so that a candidate that equals the default ge
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median, stdev
 
 import msgspec
@@ -209,29 +210,35 @@ def _rows(
     for shape in shapes:
         num_ranks = work.shapes[shape].num_ranks
         num_nodes = measurements.num_nodes[shape] if sizes_of_groups.count(num_ranks) > 1 else None
-        for collective in dict.fromkeys(case.collective for case in work.cases if case.shape == shape):
-            cases = [
-                number
-                for number, case in enumerate(work.cases)
-                if case.shape == shape and case.collective == collective
-            ]
+        cases_by_collective: dict[str, list[int]] = defaultdict(list)
+        for number, case in enumerate(work.cases):
+            if case.shape == shape:
+                cases_by_collective[case.collective].append(number)
+        for collective, cases in cases_by_collective.items():
             cases.sort(key=lambda number: work.cases[number].num_bytes)
             sizes = [work.cases[number].num_bytes for number in cases]
-            names = [best[number].key[1] if number in best else None for number in cases]
-            for first, last in _runs(names):
-                candidate = by_name[names[first] or ""]
-                if not candidate.has_row:
-                    continue
-                rows.append(
-                    msgspec.structs.replace(
-                        candidate.row(collective),
-                        min_bytes=sizes[0] if first == 0 else _between(sizes[first - 1], sizes[first]) + 1,
-                        max_bytes=sizes[-1] if last == len(sizes) - 1 else _between(sizes[last], sizes[last + 1]),
-                        num_ranks=num_ranks,
-                        num_nodes=num_nodes,
-                    )
-                )
+            choices = [best[number].key[1] if number in best else None for number in cases]
+            rows += [
+                msgspec.structs.replace(row, num_ranks=num_ranks, num_nodes=num_nodes)
+                for row in _rows_of_sizes(collective, sizes, choices, by_name)
+            ]
     return rows
+
+
+def _rows_of_sizes(
+    collective: str, sizes: Sequence[int], choices: Sequence[str | None], by_name: Mapping[str, NcclCandidate]
+) -> Iterator[TableRow]:
+    """Yield one row for each run of sizes, in order, with the same choice of a candidate that has a row."""
+    final = len(sizes) - 1
+    for first, last in _runs(choices):
+        candidate = by_name[choices[first] or ""]
+        if not candidate.has_row:
+            continue
+        yield msgspec.structs.replace(
+            candidate.row(collective),
+            min_bytes=sizes[0] if first == 0 else _between(sizes[first - 1], sizes[first]) + 1,
+            max_bytes=sizes[-1] if last == final else _between(sizes[last], sizes[last + 1]),
+        )
 
 
 def _told_apart(work: CollectiveWork, measurements: Measurements) -> list[int]:

@@ -86,9 +86,7 @@ class _Builder:
         self.plain_code = self.names.table_codes(lambda each: each)
 
     def build(self, name: str, file_format: TraceFormat, rank_hint: int | None) -> EventTable:
-        device_lines = [line for line in self.profile.lines if device_number(line.plane) is not None]
-        if self.part is not None and self.part.device is not None and device_lines:
-            device_lines = [line for line in device_lines if device_number(line.plane) == self.part.device]
+        device_lines = self._device_lines()
         host_lines = [line for line in self.profile.lines if line.plane.startswith("/host:")]
         marks = find_marks(self.profile, host_lines, device_lines)
         self.main = self.threads[self.pid, marks.thread or "host"]
@@ -108,13 +106,20 @@ class _Builder:
             threads=list(self.threads),
             collectives=list(self.collectives),
             quality=(*self.profile.quality, *marks.quality, *self._lacks(is_on_cpu)),
-            dropped={what: count for what, count in self.dropped.items() if count},
+            dropped=dict(+self.dropped),  # without those of which there were none
             runs_beside_host=is_on_cpu,
         )
         columns = _concatenated(pieces)
         if "sequence" in columns:
             _number_repetitions(columns["sequence"], columns["start_ns"])
         return assemble(columns, source)
+
+    def _device_lines(self) -> list[XlaLine]:
+        """Return the lines of the devices, or of the one device that the table is for."""
+        lines = [line for line in self.profile.lines if device_number(line.plane) is not None]
+        if self.part is None or self.part.device is None:
+            return lines
+        return [line for line in lines if device_number(line.plane) == self.part.device]
 
     def _metadata(self, rank_hint: int | None, is_on_cpu: bool) -> FileMetadata:
         rank = rank_hint

@@ -7,6 +7,7 @@ for each later token, as the server counts tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,20 +25,22 @@ def load_point(
     of a burst would look like more than the server can do.
     """
     times = [_times(answer) for answer in answers]
-    of_metric = {metric: [value for each in times for value in each[metric]] for metric in _EACH}
+    of_metric = _by_metric(times)
     of_own = own_limits(limits)
+    outcomes = Counter(answer.outcome for answer in answers)
     completed = [answer.outcome == "completed" for answer in answers]
     good = [done and _is_good(each, of_own) for done, each in zip(completed, times, strict=True)]
+    meets_limits = all(_holds(of_metric[limit.metric], limit) for limit in limits)
     num_tokens = sum(answer.tokens for answer in answers)
     first_due_s = min(answer.due_s for answer in answers)
     took_s = max(max(answer.end_s for answer in answers) - first_due_s, 1e-9)
     return LoadPoint(
         rate_per_s=rate_per_s,
         num_requests=len(answers),
-        num_completed=sum(completed),
-        num_failed=sum(answer.outcome == "failed" for answer in answers),
-        num_cut=sum(answer.outcome == "cut" for answer in answers),
-        num_timed_out=sum(answer.outcome == "timed_out" for answer in answers),
+        num_completed=outcomes["completed"],
+        num_failed=outcomes["failed"],
+        num_cut=outcomes["cut"],
+        num_timed_out=outcomes["timed_out"],
         num_good=sum(good),
         num_tokens=num_tokens,
         took_s=took_s,
@@ -47,7 +50,7 @@ def load_point(
         itl=_spread(of_metric["itl"]),
         tpot=_spread(of_metric["tpot"]),
         latency=_spread(of_metric["latency"]),
-        is_within=all(completed) and all(_holds(of_metric[limit.metric], limit) for limit in limits),
+        is_within=all(completed) and meets_limits,
         latest_sent_s=max(answer.sent_s - answer.due_s for answer in answers),
         energy_j=energy_j,
         tokens_of_request=tuple(answer.tokens if done else -1 for answer, done in zip(answers, completed, strict=True)),
@@ -56,6 +59,11 @@ def load_point(
 
 _EACH: tuple[Metric, ...] = ("ttft", "itl", "tpot", "latency")
 _Times = dict[Metric, list[float]]
+
+
+def _by_metric(times: Sequence[_Times]) -> _Times:
+    """Return the values of all requests by metric."""
+    return {metric: [value for each in times for value in each[metric]] for metric in _EACH}
 
 
 def _times(answer: Answered) -> _Times:

@@ -104,20 +104,22 @@ def _gauge(names: Sequence[str], readings: Sequence[Readings], part: str) -> lis
 
 def _of_answers(completed: Sequence[Answered], unloaded_ttft_s: float | None) -> dict[str, float | None]:
     """Estimate from the answers' times: a request waits until its first piece, but for what it takes alone."""
-    begun = [answer for answer in completed if answer.first_s is not None]
+    begun = [(answer.due_s, answer.first_s, answer.end_s) for answer in completed if answer.first_s is not None]
     if not begun:
         return {}
-    ttft_s = fmean((answer.first_s or 0.0) - answer.due_s for answer in begun)
+    due_s, first_s, end_s = zip(*begun, strict=True)
+    pending = list(zip(due_s, first_s, strict=True))
+    answering = list(zip(first_s, end_s, strict=True))
+    ttft_s = fmean(end - start for start, end in pending)
     queue_s = max(ttft_s - unloaded_ttft_s, 0.0) if unloaded_ttft_s is not None else None
-    answering = [(answer.first_s or 0.0, answer.end_s) for answer in begun]
-    pending = [(answer.due_s, answer.first_s or 0.0) for answer in begun]
     alone_s = unloaded_ttft_s or 0.0
-    span_s = max(answer.end_s for answer in begun) - min(answer.due_s for answer in begun)
     waited_s = sum(max(end - start - alone_s, 0.0) for start, end in pending)
+    answered_s = sum(end - start for start, end in answering)
+    span_s = max(end_s) - min(due_s)
     return {
         "queue_s": queue_s,
         "decode_s": fmean(end - start for start, end in answering),
-        "mean_running": sum(end - start for start, end in answering) / span_s if span_s > 0 else None,
+        "mean_running": answered_s / span_s if span_s > 0 else None,
         "most_running": float(most_at_once(answering)),
         "mean_waiting": waited_s / span_s if span_s > 0 else None,
     }

@@ -10,6 +10,7 @@ round trip, and from beginning to end. A request that is sent again is queued un
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from flatout.storage.counts import MAX_DIGITS, Counts
 
@@ -32,6 +33,7 @@ _METADATA = {
     "READLINK",
     "LAYOUTGET",
 }
+_REQUESTS, _SENT, _RECEIVED_BYTES, _QUEUED_MS, _WHOLE_MS = 0, 1, 4, 5, 7  # columns of an operation
 _MIN_NUMBERS = 8
 _MS_PER_S = 1e3
 _SERVER_READ, _NORMAL_READ, _DIRECT_READ = 4, 0, 2  # columns of `bytes:`
@@ -68,20 +70,24 @@ def _counts(lines: list[str]) -> Counts | None:
     metadata = [operations[name] for name in _METADATA & operations.keys()]
     in_bytes = numbers.get("bytes", [])
     has_bytes = len(in_bytes) > _SERVER_READ
-    read_bytes = in_bytes[_SERVER_READ] if has_bytes else sum(values[4] for values in reads)
+    read_bytes = in_bytes[_SERVER_READ] if has_bytes else _total(reads, _RECEIVED_BYTES)
     age = numbers.get("age")
     return Counts(
         age_s=age[0] if age else None,
-        num_reads=sum(values[0] for values in reads),
+        num_reads=_total(reads, _REQUESTS),
         read_bytes=read_bytes,
-        read_s=sum(values[7] for values in reads) / _MS_PER_S,
-        num_metadata=sum(values[0] for values in metadata),
-        metadata_s=sum(values[7] for values in metadata) / _MS_PER_S,
-        queued_s=sum(values[5] for values in [*reads, *metadata]) / _MS_PER_S,
-        num_requests=sum(values[0] for values in operations.values()),
-        num_resent=sum(max(values[1] - values[0], 0) for values in operations.values()),
+        read_s=_total(reads, _WHOLE_MS) / _MS_PER_S,
+        num_metadata=_total(metadata, _REQUESTS),
+        metadata_s=_total(metadata, _WHOLE_MS) / _MS_PER_S,
+        queued_s=_total([*reads, *metadata], _QUEUED_MS) / _MS_PER_S,
+        num_requests=_total(operations.values(), _REQUESTS),
+        num_resent=sum(max(values[_SENT] - values[_REQUESTS], 0) for values in operations.values()),
         asked_bytes=in_bytes[_NORMAL_READ] + in_bytes[_DIRECT_READ] if has_bytes else None,
     )
+
+
+def _total(operations: Iterable[Sequence[float]], column: int) -> float:
+    return sum(values[column] for values in operations)
 
 
 def _numbers(line: str) -> tuple[str, list[float]]:

@@ -225,13 +225,34 @@ def _norms(optimizer: Any, clipping: ClippedGradients) -> _StepNorms | None:
     if scale is not None and not isinstance(scale, torch.Tensor):
         return None
     parameters = parameters_of([optimizer])
-    sharded: list[int] = []
-    clipped_norms: list[torch.Tensor | None] = []  # norms before clipping, of the clipped gradients
+    # Even those without a gradient here: other ranks' parts may have one.
+    sharded = [position for position, parameter in enumerate(parameters) if _is_sharded(parameter)]
+    measured = _by_kind(parameters, clipping)
+    if measured is None:
+        return None
+    kinds, clipped_norms = measured
+    used = [(kind.positions, _stacked(kind.norms, scale)) for kind in kinds]
+    unclipped = None
+    if clipped_norms and all(before is not None for before in clipped_norms):
+        unclipped = [(kind.positions, _stacked(kind.unclipped, scale)) for kind in kinds]
+    found_inf = getattr(optimizer, "found_inf", None)
+    flag = found_inf.detach().clone() if isinstance(found_inf, torch.Tensor) else None
+    return _StepNorms(len(parameters), sharded, used, unclipped, flag)
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    held = parameter if parameter.grad is None else parameter.grad
+    return is_sharded(held) or bool(getattr(parameter, _FSDP1, False))
+
+
+def _by_kind(
+    parameters: list[Any], clipping: ClippedGradients
+) -> tuple[list[_SameKind], list[torch.Tensor | None]] | None:
+    """Return the norms by device and type, and those of clipped gradients before clipping; None if one is unknown."""
+    clipped_norms: list[torch.Tensor | None] = []
     kinds: dict[tuple[torch.device, torch.dtype], _SameKind] = {}
     for position, parameter in enumerate(parameters):
         gradient = parameter.grad
-        if is_sharded(parameter if gradient is None else gradient) or getattr(parameter, _FSDP1, False):
-            sharded.append(position)  # even without a gradient here: other ranks' parts may have one
         if gradient is None:
             continue
         norm = norm_of(gradient)
@@ -244,13 +265,7 @@ def _norms(optimizer: Any, clipping: ClippedGradients) -> _StepNorms | None:
         kind.positions.append(position)
         kind.norms.append(norm)
         kind.unclipped.append(norm if before is None else before)
-    used = [(kind.positions, _stacked(kind.norms, scale)) for kind in kinds.values()]
-    unclipped = None
-    if clipped_norms and all(before is not None for before in clipped_norms):
-        unclipped = [(kind.positions, _stacked(kind.unclipped, scale)) for kind in kinds.values()]
-    found_inf = getattr(optimizer, "found_inf", None)
-    flag = found_inf.detach().clone() if isinstance(found_inf, torch.Tensor) else None
-    return _StepNorms(len(parameters), sharded, used, unclipped, flag)
+    return list(kinds.values()), clipped_norms
 
 
 def _stacked(norms: list[torch.Tensor], scale: torch.Tensor | None) -> torch.Tensor:

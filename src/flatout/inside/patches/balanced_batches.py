@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from functools import wraps
 from typing import Any
 
@@ -195,12 +195,17 @@ def sample_length(sample: Any) -> int | None:
         return len(sample)
     if isinstance(sample, Mapping):
         keys = [key for key in _TOKEN_KEYS if key in sample] or list(sample)
-        return next((length for key in keys if (length := sample_length(sample[key])) is not None), None)
+        return _first_length(sample[key] for key in keys)
     if isinstance(sample, (list, tuple)):
-        if sample and all(isinstance(item, (int, float)) for item in sample):
-            return len(sample)
-        return next((length for part in sample if (length := sample_length(part)) is not None), None)
+        is_of_numbers = bool(sample) and all(isinstance(item, (int, float)) for item in sample)
+        return len(sample) if is_of_numbers else _first_length(sample)
     return None
+
+
+def _first_length(parts: Iterable[Any]) -> int | None:
+    """Return the length of the first part that has one."""
+    lengths = map(sample_length, parts)
+    return next((length for length in lengths if length is not None), None)
 
 
 def _world_size() -> int:

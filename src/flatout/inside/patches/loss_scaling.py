@@ -119,16 +119,18 @@ class _Scaling:
         """Return the scaled gradients that the pass starts from; None if it is to start as the script says."""
         if self.is_off or self._depth or not (self.report.is_on and self.has_forward):
             return None
-        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        own = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) or grad_tensors is None else list(grad_tensors)
+        losses = _listed(tensors)
+        own = [] if grad_tensors is None else _listed(grad_tensors)
         own += [None] * (len(losses) - len(own))
-        if kwargs.get("create_graph") or any(args[1:2]):
+        is_differentiated = kwargs.get("create_graph") or any(args[1:2])
+        if is_differentiated:
             self.report.note("a backward pass is differentiated itself")
             return None
         if any(loss.dtype is torch.float16 for loss in losses):
             self.report.note("a loss is in fp16 itself")
             return None
-        if any(given is None and loss.numel() != 1 for loss, given in zip(losses, own, strict=True)):
+        starts = list(zip(losses, own, strict=True))
+        if any(given is None and loss.numel() != 1 for loss, given in starts):
             return None  # torch says what is wrong
         if not self._has_looked:
             self._has_looked = True
@@ -136,10 +138,7 @@ class _Scaling:
                 self._leave("a tensor outside the optimizers needs gradients")
                 return None
         scale = self.scaler.scale
-        return [
-            torch.full_like(loss, scale) if given is None else given * scale
-            for loss, given in zip(losses, own, strict=True)
-        ]
+        return [torch.full_like(loss, scale) if given is None else given * scale for loss, given in starts]
 
     def _has_other_leaves(self, losses: Sequence[Any]) -> bool:
         """Whether the pass reaches a tensor whose gradient nothing would divide."""
@@ -234,3 +233,7 @@ def _is_finite(optimizer: Any) -> bool:
         if not bool(torch.stack(list(norms)).isfinite().all()):
             return False
     return True
+
+
+def _listed(tensors: Any) -> list[Any]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
