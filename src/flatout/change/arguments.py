@@ -156,7 +156,7 @@ def sets_batch(change: Change) -> bool:
 
 
 def _size(values: Sequence[str]) -> float:
-    """Return the product of the values; 0 if one is no number."""
+    """Return the product of the values; 0 if one of them is not a number."""
     try:
         return math.prod(float(value) for value in values)
     except ValueError:

@@ -127,7 +127,7 @@ class Background:
         self._jobs.put(None)
         self._thread.join()
 
-    # On the thread.
+    # These methods run on the thread.
 
     def _write_all(self) -> None:
         while True:

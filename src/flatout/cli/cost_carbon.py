@@ -1,4 +1,4 @@
-"""`flatout cost carbon`: the hour at which a job would best start, by the emissions of its grid."""
+"""`flatout cost carbon`: the hour at which a job should start so that its grid emits least."""
 
 from __future__ import annotations
 

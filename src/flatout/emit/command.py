@@ -20,7 +20,7 @@ MAX_LINE = 100  # characters; longer commands are broken into lines
 def tuned_command(tuning: Tuning, *, with_patches: bool = True) -> tuple[str, ...]:
     """Return the command with the arguments of the script and of the launcher set.
 
-    With patches, `flatout run` is put around the command and applies everything; also if the job is to be kept alive.
+    With patches, `flatout run` is put around the command and applies everything, also to keep the job alive.
     """
     if with_patches and tuning.needs_run:
         has_changes = tuning.needs_patches or bool(tuning.changes.changes)

@@ -224,7 +224,7 @@ STEP_COLUMNS = (
     "logging_ns",  # TensorBoard, Weights & Biases, MLflow
     "num_loader_ends",  # number of times that a loader ran out of batches
     "evaluation_loader_ns",  # part of evaluation_ns in which a loader starts or ends
-    # Of a script whose steps are calls of a model; null in others.
+    # Columns of a script whose steps are calls of a model; null in others.
     "model_ns",  # time inside the call
     "num_known_tokens",  # leading tokens of the call's first sequence that are those of the call before
 )

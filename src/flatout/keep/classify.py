@@ -15,7 +15,7 @@ from flatout.catalog.failures import FailureClass, Fit, KnownFailure, Phase, Res
 from flatout.catalog.xids import has_no_effect, is_job_fault
 from flatout.keep.error_text import RaisedError, without_names
 
-# Of the driver, where the one that caused it counts, and of DCGM.
+# An Xid in a line of the driver, where the Xid that caused it counts, or in a line of DCGM.
 _XID = re.compile(r"\bXid \([^)]*\): (\d+)\b(?:.{0,300}\bcaused by previous Xid (\d+))?|\bDetected XID (\d+) for GPU\b")
 # A line of a log that ends with the text of an exception: `Error running job: CUDA out of memory`.
 _INTRODUCED = re.compile(r"\b(?:error|exception|failed|failure)\b[^:\n]{0,40}: (?=\S)", re.IGNORECASE)

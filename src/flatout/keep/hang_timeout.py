@@ -18,7 +18,7 @@ _MOST_FROM_LONGEST_S = 60.0  # one long stall must not delay the detection of th
 _FIRST_STEP_S = 300.0  # loading, rendezvous, first compilation: no step time is known yet
 # For phases that are expected to be long. The first value applies to the first such phase, whose duration is unknown.
 _FIRST_LONG_PHASE_S, _LATER_LONG_PHASE_S, _COMPILING_S = 600.0, 60.0, 1800.0
-# For a rank that works while others wait for it: in one place, or with a stack that changes. A collective of torch
+# Limits of a rank that works while others wait for it: in one place, or with a changing stack. A collective of torch
 # gives up after 10 minutes with NCCL and 30 with gloo.
 _BUSY_CEILING_S, _LONG_BUSY_CEILING_S, _MOVING_CEILING_S = 600.0, 1800.0, 3600.0
 LONG_PHASES = ("checkpoint", "evaluation", "network")

@@ -29,7 +29,7 @@ FOLDER = "nccl"  # in the folder of a tuning
 FAMILIES = ("nccl", "nccl_measured")  # of the changes that `flatout tune nccl` tries
 FINDINGS = ("exposed-communication", "exposed-all-gather", "redundant-gradient-sync")
 MIN_EXPOSED_SHARE = 0.05  # of the step; below it, the measurement takes longer than it can save
-# Of the time that is left for trials. In 240 s on two GPUs over TCP, the measurement took 125 s, and left five trials.
+# A share of the time that is left for trials. In 240 s on two GPUs over TCP, the measurement took 125 s, and left five.
 MAX_SHARE_OF_BUDGET = 0.1
 
 _READ_BY_COMMUNICATION = ("NCCL_", "FI_", "UCX_", "CUDA_", "LD_LIBRARY_PATH")

@@ -27,7 +27,7 @@ class LayerMeans:
     other_parameters: float
 
     def windowed(self, attended: int) -> float:
-        """Return the share of the scores that the windows leave, of sequences or documents of this many tokens."""
+        """Return the share of the scores that the windows leave, for sequences or documents of this length."""
         is_causal = self.workload.is_causal
         complete = attended * (0.5 if is_causal else 1.0)
         left = sum(kind.num_layers * score_multiply_adds(kind, attended, is_causal=is_causal) for kind in self.kinds)

@@ -134,7 +134,7 @@ def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _La
     attention_again = np.where(inputs.fused > 0, 0.0, scores_forward)
     routed_again = (1.0 - inputs.selective_share) * _routed_s(inputs, constants, tokens)
     operators_again = inputs.selective_share * matmuls + (inputs.selective_share > 0) * (moved + routed_again)
-    # Of the modules (norms, the experts' activation, latent attention's up projections), the first two take less than
+    # The modules are norms, the experts' activation and latent attention's up projections. The first two take less than
     # all elementwise operations, and the last less than all projections of attention's inputs.
     is_latent = inputs.heads * inputs.head_dim + inputs.kv_width > inputs.qkv_width
     modules_again = inputs.selects_modules * (moved + np.where(is_latent, attention_in, 0.0))

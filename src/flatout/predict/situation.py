@@ -125,7 +125,7 @@ class Situation:
                 high = middle
         return (low + high) / 2
 
-    # For the models.
+    # What the models of changes ask for.
 
     def works(self, *kinds: GpuWorkKind) -> dict[int, NDArray[np.int64]]:
         """Return the rows of these kinds that were launched in the steps, by rank."""

@@ -100,7 +100,7 @@ def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _largest(values: list[Any]) -> Any:
-    """Return the largest of some numbers; of damaged values one that is no number, which the facts' type refuses."""
+    """Return the largest number; if a value is damaged and not a number, that one, which the facts' type refuses."""
     for value in values:
         if not isinstance(value, int | float):
             return value

@@ -70,7 +70,7 @@ class SkippedRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-# By the cluster's clock without a time zone, as Slurm prints times, or since 1970.
+# Times are by the cluster's clock without a time zone, as Slurm prints them, or in seconds since 1970.
 Clock = Literal["local", "utc"]
 
 

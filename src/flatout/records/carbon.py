@@ -1,4 +1,4 @@
-"""The emissions of a grid by the hour, and when a job would best start."""
+"""The emissions of a grid by the hour, and when a job should start so that it causes least."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     mean_step_s: float | msgspec.UnsetType | None = (
         msgspec.UNSET
     )  # over all recorded steps with their stalls, without warm-up and the recorder's work
-    # Of the first recorded step for its batch; included in `mean_step_s`.
+    # How long the first recorded step waited for its batch; included in `mean_step_s`.
     first_wait_s: float | msgspec.UnsetType | None = msgspec.UNSET
     samples_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
     tokens_per_s: float | msgspec.UnsetType | None = msgspec.UNSET

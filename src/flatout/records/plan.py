@@ -252,7 +252,7 @@ class SourceAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     memory_mape: float | None
     out_of_memory_rows: int
     out_of_memory_called_safe: int
-    # Of the rows that ran: how many, the share that the default risk calls unsafe, and how many do not say what they
+    # Rows that ran: their number, the share that the default risk calls unsafe, and how many do not say what they
     # recompute. These are called unsafe if no recomputation makes them safe; `called_unsafe_as_read` takes them to
     # recompute nothing.
     ran_rows: int = 0
@@ -287,7 +287,7 @@ class PlanEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     coverage_90: float | None
     rows_read: int
     rows_used: int
-    # Of all rows that ran, the share that the default risk calls unsafe, and if unknown recomputation is taken as none.
+    # The share of all rows that ran which the default risk calls unsafe; the same if unknown recomputation is none.
     called_unsafe: float | None = None
     called_unsafe_as_read: float | None = None
     memory_mape: float | None = None  # every source with measured peaks weighs equally

@@ -14,7 +14,7 @@ HOST_LABEL = "kubernetes.io/hostname"
 GIB = 1 << 30
 # Linux gives /dev/shm half of the memory of a machine; a pod's is charged to the memory limit of its container.
 _SHM_SHARE = 2
-# For a pod without a memory limit: per GPU, for the workers of its data loader.
+# The shared memory of a pod without a memory limit, per GPU, for the workers of its data loader.
 _SHM_BYTES_PER_GPU = 8 * GIB
 
 

@@ -112,7 +112,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     epoch_ends: tuple[Count, ...] | None = None
     first_step: Count | None = None  # number in the job, from 0, of the first step in `step_s`; None: unknown
     unmeasured_steps: tuple[Count, ...] = ()  # numbers of later steps that `step_s` lacks: the recorder worked in them
-    # Of all steps after the first, so also of the warm-up, by step; kinds that most steps have are absent.
+    # The spells of all steps after the first, warm-up included, by step; kinds that most steps have are absent.
     spells: tuple[StepSpell, ...] | None = None  # None: unknown, as in an older journal
     # Work whose first occurrence in the job takes as long as the later ones, as a longer run of the job showed.
     typical_firsts: tuple[SpellKind, ...] = ()

@@ -1,4 +1,4 @@
-"""When a job would best start, by the emissions of its grid: `CarbonAdvice` -> text."""
+"""When a job should start so that its grid emits least: `CarbonAdvice` -> text."""
 
 from __future__ import annotations
 

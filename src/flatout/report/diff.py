@@ -78,7 +78,7 @@ class DiagnosisDiff(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float | None  # by samples/s or tokens/s if both are known, else by time; None if B's time is 0
     has_same_work: bool | None  # whether the steps process as many samples or tokens; None: unknown
     ratio_range: tuple[float, float] | None  # B's shortest traced step / A's longest, and B's longest / A's shortest
-    # Of the mean recorded step: the regular steps and the stalls by cause; the changes sum to `change_s`. Empty unless
+    # The parts of the mean recorded step: regular steps, and stalls by cause. They sum to `change_s`. Empty unless
     # the basis is `recording`, and in diagnoses of older versions.
     recorded_parts: tuple[PartChange, ...]
     traced_change_s: float  # b - a, of the traced steps or windows

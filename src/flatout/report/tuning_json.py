@@ -80,7 +80,7 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     num_void: int | None  # invalid pairs or trials
     num_baselines: int | None  # trials behind the verdict
     num_candidates: int | None
-    probability_better: float | None  # that it is faster at all, also if the verdict is `undecided`
+    probability_better: float | None  # that it is faster at all, even if the verdict is `undecided`
     more: MoreTrials | None  # what more trials would show; null: decided, never tried, or they would show nothing
 
 

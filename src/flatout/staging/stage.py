@@ -124,7 +124,7 @@ def _checksums_of_pack(source: Path) -> dict[str, str]:
 
 
 def _check_own(folder: Path, files: Sequence[_File]) -> None:
-    """Raise OutputError if a file of another origin would be replaced: a copy of ours has the lock, or the mark."""
+    """Raise OutputError if a file of another origin would be replaced: our own copies have the lock or the mark."""
     if any((folder / name).exists() for name in _OWN):
         return
     others = [file.name for file in files if os.path.lexists(folder / file.name) and not _is_there(folder, file)]

@@ -108,7 +108,7 @@ def _append(file: int, size: int, lines: bytes) -> None:
 
 
 def _is_ours(head: bytes) -> bool:
-    """Return whether a text begins like a history, also if its first line was truncated or written by another tool."""
+    """Return whether a text begins like a history, even if its first line was truncated or written by another tool."""
     line = head.lstrip(b"\0\n\r ").partition(b"\n")[0]
     compact = line[: 2 * len(_BEGINS)].replace(b" ", b"")
     return compact.startswith(_BEGINS) or _BEGINS.startswith(compact)

@@ -46,18 +46,18 @@ OUTLIER_SD = 4.0  # robust standard deviations from the level
 NOISE_FLOOR = 0.1  # of the smallest effect: less noise is not believed, so that a few bytes are not a new level
 # Of twice the log likelihood: 95 % of the places of a step. Its distribution is (1 - exp(-x / 2))^2.
 LOCATION_DROP = 7.35
-# Of a drift's whole rise: a curved drift differs from its line by less.
+# As a share of a drift's whole rise: a curved drift differs from its line by less.
 STEP_ON_A_DRIFT = 0.1
 _DRIFT_ROUNDS = 3
-# Of the rate of false alarms, for steps that only show once a line is subtracted: with the line goes what neighbours
-# have in common, and so the correlation by which their results would count for fewer.
+# The share of the rate of false alarms for steps that show only once a line is subtracted. Subtracting the line also
+# removes what neighbours have in common, and so the correlation for which their results would count for fewer.
 RATE_ON_A_LINE = 0.01
 
 
 def segmentation(values: Sequence[float], *, rate: float, min_effect: float) -> Segmentation:
     """Return the changes by at least `min_effect` (0.01 is 1 %), the drift and the states of a series.
 
-    A series without a change is given one with a probability of at most `rate`, also if neighbouring results are
+    A series without a change is given one with a probability of at most `rate`, even if neighbouring results are
     correlated, unless it counts for few independent ones: then the correlation is too uncertain.
     """
     scale = _Scale(np.asarray(values, dtype=np.float64))
@@ -118,7 +118,7 @@ class _Finder:
     ) -> list[int]:
         """Return the indices of the first results at new levels, in order.
 
-        With `are_independent`, results count in full, also if neighbours are alike.
+        With `are_independent`, results count in full, even if neighbours are alike.
         """
         limit = math.log(rate_share * self._rate / (TESTS_PER_RESULT * len(series)))
         changes = self._settled(series, self._candidates(series, limit))

@@ -53,7 +53,7 @@ def check_model_outputs(candidate: TrialResult, baselines: Sequence[TrialResult]
     if refusal is not None:
         return GateResult(is_passed=False, reason=refusal)
     difference = _difference(mine, base[0])
-    if not difference <= allowed:  # also if it is not a number
+    if not difference <= allowed:  # also true of NaN
         reason = f"its outputs differ by {difference:.1e} of their size, and {allowed:.1e} is allowed"
         return GateResult(is_passed=False, reason=reason)
     same = _same_answers(mine, base[0])

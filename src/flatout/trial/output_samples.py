@@ -67,7 +67,7 @@ def _samples(outputs: Sequence[OutputDigest]) -> _Samples:
 
 
 def _difference(own: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Return the root mean square difference relative to the size; NaN where only one of both is no number."""
+    """Return the root mean square difference relative to the size; NaN where only one of the two is NaN."""
     is_same = (own == other) | (np.isnan(own) & np.isnan(other))
     if is_same.all():
         return 0.0

@@ -198,5 +198,5 @@ def _covariances(positions: Floats, candidate: Floats, block_of: NDArray[np.int6
 
 
 def as_speedup(log: float) -> float:
-    """Return the speedup of a log speedup; one beyond all sense stays a finite number."""
+    """Return the speedup of a log speedup; it stays finite, however large the logarithm is."""
     return math.exp(min(log, 700.0))

@@ -35,7 +35,7 @@ def hooked_works(windows: Sequence[Window]) -> list[Work]:
 
 
 def _is_relevant(work: Work) -> bool:
-    """Whether the work is in a window, or is known to come."""
+    """Whether the work is in a window, or is known to come after it."""
     is_seen = any(is_due.any() for is_due in work.is_due.values())
     return is_seen or any(period is not None for period in work.period.values())
 

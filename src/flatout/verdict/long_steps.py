@@ -263,7 +263,7 @@ def _rate(
 
 
 def _goes_on(windows: Sequence[Window], is_long: _ByTrial) -> bool:
-    """Whether a window has several long steps in each of its halves, so that they are no matter of its beginning."""
+    """Whether a window has several long steps in each of its halves, so that they do not belong to its beginning."""
     for window in windows:
         middle = window.num_steps // 2
         halves = is_long[window.index][:middle], is_long[window.index][middle:]

@@ -37,7 +37,7 @@ CERTAIN = 40.0
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """An estimate that was called better or worse, and the plan by which it was."""
+    """An estimate that was called better or worse, and the plan of analyses that called it so."""
 
     estimate: float  # log speedup; above 0 if it was called better
     error: float

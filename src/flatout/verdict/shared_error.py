@@ -41,7 +41,8 @@ def shared_error(arms: Sequence[Sequence[TrialCost]]) -> SharedError:
     if not errors:
         return NO_SHARED_ERROR
     variance = sum(error.sd**2 for error in errors)
-    # Of a sum of variances that are known to different degrees (Satterthwaite 1946, Biometrics Bulletin 2:110).
+    # The degrees of freedom of a sum of variances that are known to different degrees (Satterthwaite 1946, Biometrics
+    # Bulletin 2:110).
     freedom = variance**2 / sum(error.sd**4 / error.degrees_of_freedom for error in errors)
     return SharedError(
         sd=math.sqrt(variance),

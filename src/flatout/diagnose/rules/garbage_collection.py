@@ -50,7 +50,7 @@ CHANGES = (
     "gc.freeze() once the data and the model exist",
     "remove gc.collect() from the loop",
 )
-# For a script that has disabled the collector and calls it explicitly.
+# The advice for a script that has disabled the collector and calls it explicitly.
 CHANGES_OF_ITS_COLLECTIONS = (
     "remove gc.collect() from the loop",
     "gc.freeze() once the data and the model exist",

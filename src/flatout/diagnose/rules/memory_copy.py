@@ -37,7 +37,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     if not is_reportable(context, copies_s):
         return []
     ranks = context.ranks_with_most(Part.MEMORY_COPY)
-    # Of the ranks that copy, the one that the others wait for: on the waiting ranks the calls also include the wait.
+    # The rank that the others wait for, among those that copy: on the waiting ranks the calls also include the wait.
     rank = context.busiest_rank(*HOST_PARTS, Part.MEMORY_COPY, among=ranks)
     facts = context.facts(rank)
     pageable = context.per_step(facts.pageable_bytes)

@@ -175,7 +175,7 @@ def _hook(active: Loaders) -> None:
 
 def _take_over(active: Loaders, make: Any, takeover: _Takeover, values: _Values) -> None:
     """Let a new iterator with these settings load what the current one has not begun."""
-    takeover.values = values  # tried once, also if it fails
+    takeover.values = values  # tried once, even if it fails
     current = takeover.iterators[-1]
     rest = current._sampler_iter
     current._sampler_iter = iter(())

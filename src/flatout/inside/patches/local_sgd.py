@@ -116,7 +116,7 @@ class WeightAverage:
             parameter.copy_(mean)
 
     def _outer_step(self, name: str, mean: torch.Tensor) -> torch.Tensor:
-        """Return the weights after a step of SGD with Nesterov momentum along what the ranks have changed."""
+        """Return the weights after a step of SGD with Nesterov momentum along the mean change of the ranks."""
         anchor, momentum = self._anchor[name], self._momentum[name]
         change = anchor - mean
         momentum.mul_(OUTER_MOMENTUM).add_(change)

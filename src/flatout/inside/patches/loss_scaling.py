@@ -34,7 +34,7 @@ class LossScaler:
         self.state: dict[str, Any] = {"scale": FIRST_SCALE, "good_steps": 0}
         self.num_skipped = 0
         self.is_active = False  # a backward pass that starts from the scale is running
-        self._is_judged = True  # the gradients of the last backward pass count for the scale already
+        self._is_judged = True  # the scale has already been judged by the gradients of the last backward pass
 
     @property
     def scale(self) -> float:

@@ -49,7 +49,7 @@ TRAITS: dict[str, Traits] = {
     "ministral": Traits(),
     "ministral3": Traits(),
     "mixtral": Traits(),
-    # On the Hub only.
+    # These models are on the Hub only.
     "internlm2": Traits(qkv_bias="bias", out_bias="bias"),
     "baichuan": Traits(),
     "deepseek": _BY_KEYS,

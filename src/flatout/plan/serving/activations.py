@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from flatout.plan.serving.model import ServedModel
 from flatout.records.layers import LayerKind, Matrix
 
-# Of a logit in sampling: 16 and 32 bits, probabilities, sorted values and their places. vLLM 0.11 kept 38.3 to 38.6 for
+# Bytes of a logit in sampling: 16 and 32 bits, probability, sorted value, its place. vLLM 0.11 kept 38.3 to 38.6 for
 # 1,024 requests of five models with tables of 128,256 to 201,088 words; vLLM 0.6 kept 39.2 for 256 of Llama 3 8B.
 LOGIT_BYTES = 38.4
 _FEED_FORWARD = ("ffn", "shared", "experts")

@@ -44,7 +44,7 @@ PRIOR_SD = {
     "step_s": 0.8,
     "request_s": 1.0,
 }
-# Of a GPU's memory, what an engine uses by default; and what it keeps of that for graphs, NCCL and its context, besides
+# What an engine uses of a GPU's memory by default, and what it keeps of that for graphs, NCCL and its context, besides
 # activations. Together with these vLLM left 4.2 and 5.0 GB of 90 % of an H100 by Qwen3-8B and its cache (silybench),
 # and at most 3.4 GB by Qwen3-32B and one request of 32,100 tokens (GPUStack). Memory outside of torch was 0.1 to 0.6 GB
 # in vLLM 0.11 and 1.9 to 3.8 GB in vLLM 0.6 (the sources of `catalog/serving_memory.toml`).

@@ -89,7 +89,7 @@ def _option(
     most = _most_within(served, load, constants, fitting)
     if isinstance(most, RefusedOption):
         return most
-    # At a factor of 2, all takes twice as long as predicted: what is within half the limits counts, at half the rate.
+    # A factor of 2 means that everything takes twice as long as predicted: half the limits apply, at half the rate.
     spread = math.exp(OF_90_PERCENT * accuracy.log_sd)
     slow, fast = (_rate_at(served, load, constants, fitting, factor) for factor in (spread, 1 / spread))
     rate = most.state.rate_per_s
