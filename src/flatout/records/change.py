@@ -135,6 +135,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     collective_bytes: int | None = None
     gradient_bytes: int | None = None  # per step, over all buckets
     gradient_element_bytes: int | None = None  # 4: fp32
+    embedding_bytes: int | None = None  # the largest embedding whose dense gradients DDP exchanges
+    embedding_rows_used: float | None = None  # share of its rows that a step of all ranks uses
     codec_ns: dict[str, float] | None = None  # per byte of gradients, by compression, as measured on this machine
     best_prefetch_depth: int | None = None  # units that FSDP2 gathers ahead, by the trace's gathers and compute
     best_bucket_mib: int | None = None  # of DDP, by the trace's layers and the cost of its all-reduces

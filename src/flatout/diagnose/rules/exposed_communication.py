@@ -40,6 +40,7 @@ from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_time, finding, share_words
 from flatout.diagnose.host_evidence import network_rate
 from flatout.diagnose.placement_advice import placement_advice
+from flatout.diagnose.sparse_embedding import sparse_embedding
 from flatout.diagnose.traffic import SMALL_MESSAGE_BYTES, Traffic, TrafficKind, traffic_of, wrapper_of
 from flatout.records.diagnosis import Finding, Part
 from flatout.units import num_bytes
@@ -87,10 +88,16 @@ def find(context: DiagnosisContext) -> list[Finding]:
     batch_gain = _gain_of_doubled_batch(context, traffic, cost)
     evidence = _evidence(context, traffic, bandwidth, is_known=is_known)
     evidence["not_blocking_s"] = not_blocking_s
+    last = []  # changes to the training
+    embedding = sparse_embedding(context.job_facts)
+    if embedding is not None:
+        evidence["embedding_gradient_share"] = embedding.share_of_gradients
+        evidence["embedding_rows_used_share"] = embedding.rows_used
+        last.append(embedding.advice)
     if batch_gain is not None:
         evidence["doubled_batch_ratio"] = batch_gain
-        changes = (*changes[: MAX_ADVICE - 1], _batch_words(batch_gain))
-    changes = changes[:MAX_ADVICE]
+        last.append(_batch_words(batch_gain))
+    changes = (*changes[: MAX_ADVICE - len(last)], *last)
     if lacks_ranks and not is_known:
         changes = ("record the other ranks too, and diagnose all of them together", *changes)
     return finding(

@@ -46,6 +46,7 @@ _PACKAGES = {
     "has_liger": "liger_kernel",
     "has_xformers": "xformers",
 }
+_ROWS_LOOKED_AT = 4096  # of an embedding's gradient
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 
 
@@ -253,6 +254,7 @@ def _model_facts(models: list[Any]) -> dict[str, Any]:
         "has_batch_norm": "_BatchNorm" in class_names,
         "has_transformers": "transformers" in sys.modules and "PreTrainedModel" in class_names,
         "is_compiled": "OptimizedModule" in class_names or _is_compiled(modules),
+        **_embedding_facts(ddp),
         **{fact: find_spec(package) is not None for fact, package in _PACKAGES.items()},
         "has_onnx": find_spec("onnx") is not None and find_spec("onnxruntime") is not None,
     }
@@ -260,6 +262,29 @@ def _model_facts(models: list[Any]) -> dict[str, Any]:
         facts["wrapper"] = "fsdp2"
         facts["reshards_after_forward"] = _reshards(fsdp2_units)
     return facts
+
+
+def _embedding_facts(wrappers: list[Any]) -> dict[str, Any]:
+    """Return the bytes of the largest embedding with dense gradients, and the share of its rows that a step uses."""
+    modules = [module for wrapper in wrappers for module in wrapper.modules()]
+    embeddings = [module for module in modules if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)]
+    weights = [module.weight for module in embeddings if module.weight.requires_grad and not module.sparse]
+    if not weights:
+        return {}
+    largest = max(weights, key=lambda weight: weight.numel())
+    return {
+        "embedding_bytes": largest.numel() * largest.element_size(),
+        "embedding_rows_used": _share_of_rows_used(largest.grad),
+    }
+
+
+def _share_of_rows_used(gradient: torch.Tensor | None) -> float | None:
+    """Return the share of the rows with a gradient, of some thousand rows at equal distances; None without one."""
+    if gradient is None or gradient.layout is not torch.strided or not len(gradient):
+        return None
+    distance = -(-len(gradient) // _ROWS_LOOKED_AT)
+    is_used = (gradient.detach()[::distance] != 0).any(dim=1)
+    return float(is_used.sum().item()) / len(is_used)
 
 
 def _has_class(module: Any, name: str) -> bool:
