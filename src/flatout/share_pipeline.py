@@ -244,27 +244,38 @@ def pair_sharing(
     names: tuple[str, str], alone: Sequence[Sequence[Ran]], together: Sequence[Sequence[Ran]]
 ) -> PairSharing:
     """Return what each command keeps of its speed together with the other."""
-    step_s = [[_step_s(ran, 0.0, ran.took_s) for ran in of_command] for of_command in alone]
-    both_s = [_steps_together(ran) for ran in together]
-    counts_steps = None not in [*step_s[0], *step_s[1]] and None not in both_s
-    shares: list[tuple[float, float]] = []
-    if counts_steps:
-        means = tuple(fmean([time_s for time_s in times if time_s is not None]) for times in step_s)
-        for times in both_s:
-            assert times is not None
-            shares.append((means[0] / times[0], means[1] / times[1]))
-    else:
-        means = tuple(fmean(ran.took_s for ran in of_command) for of_command in alone)
-        shares = [_shares_of_whole((means[0], means[1]), (ran[0].took_s, ran[1].took_s)) for ran in together]
+    counted = _by_steps(alone, together)
+    means, shares = counted if counted is not None else _by_commands(alone, together)
     sums = tuple(sum(pair) for pair in shares)
     return PairSharing(
         commands=names,
-        unit="step" if counts_steps else "command",
-        alone_s=(means[0], means[1]),
+        unit="command" if counted is None else "step",
+        alone_s=means,
         shares=(fmean(pair[0] for pair in shares), fmean(pair[1] for pair in shares)),
         sums=sums,
         verdict=_verdict(sums),
     )
+
+
+_Pair = tuple[float, float]  # of the two commands
+
+
+def _by_steps(alone: Sequence[Sequence[Ran]], together: Sequence[Sequence[Ran]]) -> tuple[_Pair, list[_Pair]] | None:
+    """Return the mean steps alone, and the share of their speed that is kept in each run; None without known steps."""
+    step_s = [[_step_s(ran, 0.0, ran.took_s) for ran in of_command] for of_command in alone]
+    known_s = [[time_s for time_s in times if time_s is not None] for times in step_s]
+    both_s = [_steps_together(ran) for ran in together]
+    known_both_s = [times for times in both_s if times is not None]
+    if known_s != step_s or known_both_s != both_s:
+        return None
+    means = fmean(known_s[0]), fmean(known_s[1])
+    return means, [(means[0] / times[0], means[1] / times[1]) for times in known_both_s]
+
+
+def _by_commands(alone: Sequence[Sequence[Ran]], together: Sequence[Sequence[Ran]]) -> tuple[_Pair, list[_Pair]]:
+    """Return the same by the times of the whole commands."""
+    means = fmean(ran.took_s for ran in alone[0]), fmean(ran.took_s for ran in alone[1])
+    return means, [_shares_of_whole(means, (ran[0].took_s, ran[1].took_s)) for ran in together]
 
 
 def _verdict(sums: Sequence[float]) -> Literal["gains", "loses", "undecided"]:

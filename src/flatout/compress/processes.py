@@ -81,14 +81,11 @@ class CompressionProcesses:
         """Run the evaluation with the variant. Its weights are written by the first run."""
         command = self._final if is_final and self._final is not None else self._evaluation
         command = command.filled(model=variant.model or self._model)
-        folder = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{variant_file_name(variant.name)}"
-        self._num_evaluations += 1
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._next_folder(variant_file_name(variant.name))
         weights = self._folder / VARIANTS / variant_file_name(variant.name) / _weights_name(variant)
         own_file = variant.model or (self._model if variant.kind is None else None)
-        saved = weights.with_name(partial_name(weights.name)) if own_file is None and not weights.exists() else None
-        if saved is not None:
-            saved.parent.mkdir(parents=True, exist_ok=True)
+        has_weights = own_file is not None or weights.exists()
+        saved = None if has_weights else _unsaved(weights)
         variables = {Variable.COMPRESS: _asked(variant, saved), Variable.REPORTS: str(folder)}
         ended, output = self._run(command, variables, folder)
         problem = _problem(ended, output)
@@ -104,11 +101,24 @@ class CompressionProcesses:
         )
         if problem:
             return msgspec.structs.replace(evaluated, problem=problem)
+        option = "--eval-final" if is_final else "--eval"
+        return self._with_metric(evaluated, output, option)
+
+    def _with_metric(self, evaluated: EvaluationRun, output: Path, option: str) -> EvaluationRun:
+        """Add what the evaluation printed; the problem with it if it printed something else."""
         try:
-            found = read_evaluation(output, self._metric, "--eval-final" if is_final else "--eval")
+            evaluation = read_evaluation(output, self._metric, option)
         except FlatoutError as error:
-            return msgspec.structs.replace(evaluated, problem=f"{error} ({error.hint})" if error.hint else str(error))
-        return msgspec.structs.replace(evaluated, evaluation=found)
+            problem = f"{error} ({error.hint})" if error.hint else str(error)
+            return msgspec.structs.replace(evaluated, problem=problem)
+        return msgspec.structs.replace(evaluated, evaluation=evaluation)
+
+    def _next_folder(self, name: str) -> Path:
+        """Create the folder for the reports of the next run of the evaluation."""
+        folder = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{name}"
+        self._num_evaluations += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def prepared(self, variant: Variant) -> Variant:
         """Return the variant with the file that it needs: that of a calibration, or the one in the model's place.
@@ -141,9 +151,7 @@ class CompressionProcesses:
     def _measure(self, what: str, asked: Mapping[str, Any], folder: Path) -> None:
         """Run the evaluation for what is asked of the process, not for its metric."""
         folder.mkdir(parents=True, exist_ok=True)
-        reports = self._folder / EVALUATIONS / f"{self._num_evaluations:03d}-{what}"
-        self._num_evaluations += 1
-        reports.mkdir()
+        reports = self._next_folder(what)
         command = self._evaluation.filled(model=self._model)
         self._run(command, {Variable.COMPRESS: json.dumps(asked), Variable.REPORTS: str(reports)}, reports)
 
@@ -268,3 +276,10 @@ def _trials(journal: Path) -> list[TrialResult]:
             with suppress(msgspec.DecodeError):
                 trials.append(decode_json(line, JournaledTrial, strict=False).result)
     return [trial for trial in trials if trial.is_complete]
+
+
+def _unsaved(weights: Path) -> Path:
+    """Return where the run writes the weights, which get their name once they are complete."""
+    partial = weights.with_name(partial_name(weights.name))
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    return partial

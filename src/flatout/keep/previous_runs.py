@@ -11,7 +11,7 @@ then continues a previous run only if that has no end line, or if its end line s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -93,9 +93,7 @@ def _previous_runs_in(ledger: Path, start: JobStart, node: str, job_key: str | N
     if not runs or not _is_continued(runs[-1], start, node):
         return None
     lines = list(chain.from_iterable(run.lines for run in runs))
-    progress = [line for line in lines if isinstance(line, SecondsLine)]
-    reached_steps = [line.reached for line in progress if line.reached is not None]
-    saved_steps = [line.saved for line in progress if line.saved is not None]
+    reached_steps, saved_steps = _steps_of(lines)
     num_without_end = sum(run.end is None for run in runs)
     return PreviousRuns(
         num_starts=len(runs),
@@ -105,6 +103,14 @@ def _previous_runs_in(ledger: Path, start: JobStart, node: str, job_key: str | N
         saved=saved_steps[-1] if saved_steps else None,
         last_unix_s=max(line.unix_s for line in (runs[-1].first, *runs[-1].lines)),
     )
+
+
+def _steps_of(lines: Sequence[object]) -> tuple[list[int], list[int]]:
+    """Return the steps that the ledger says were reached, and those that were saved."""
+    progress = [line for line in lines if isinstance(line, SecondsLine)]
+    reached = [line.reached for line in progress if line.reached is not None]
+    saved = [line.saved for line in progress if line.saved is not None]
+    return reached, saved
 
 
 def _is_of_job(first: RunLine, start: JobStart, job_key: str | None) -> bool:
