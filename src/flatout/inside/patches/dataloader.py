@@ -94,36 +94,60 @@ def _patch_init(report: Report, asked: dict[str, Any], own_settings: Any) -> Non
 
 def _legal(report: Report, asked: dict[str, Any], bound: Any) -> dict[str, Any]:
     """Return the requested settings that this loader can have."""
-    dataset = bound.arguments.get("dataset")
     own = int(value(bound, "num_workers"))
     wanted = dict(asked)
     if "num_workers" in wanted:
-        problem = _why_no_workers(dataset, bound) if own == 0 else None
-        if isinstance(dataset, IterableDataset) and wanted["num_workers"] != own:
-            wanted["num_workers"] = 1 if own == 0 and wanted["num_workers"] > 0 else own
-            report.note("an iterable dataset keeps its number of workers, or gets one: more would load samples twice")
-        if problem is not None:
-            report.note(problem)
-            wanted["num_workers"] = own
-        elif (num_batches := _num_batches(dataset, bound)) is not None and num_batches < wanted["num_workers"]:
-            wanted["num_workers"] = max(num_batches, own)
-    workers = wanted.get("num_workers", own)
-    if workers == 0:
-        for name in ("prefetch_factor", "persistent_workers", _CONTEXT):
-            if wanted.pop(name, None) is not None:
-                report.note(f"{name} requires workers, but a loader has none")
-        if own > 0:  # the script's settings for workers are not allowed without workers
-            wanted.update(prefetch_factor=None, persistent_workers=False)
-    if _CONTEXT in wanted and _start_method(bound) != "spawn":
-        del wanted[_CONTEXT]
-        report.note("the workers of a loader are not spawned, so they start as before")
+        wanted["num_workers"] = _legal_workers(report, wanted["num_workers"], own, bound)
+    if wanted.get("num_workers", own) == 0:
+        _without_workers(report, wanted, own)
     if _CONTEXT in wanted:
-        # Python before 3.12.8 means to import the script in the server, and does not (python/cpython#126631).
-        multiprocessing.set_forkserver_preload(["__main__", *_imported_by_script(dataset)])
-    if wanted.get("pin_memory") and not (torch.cuda.is_initialized() or torch.cuda.device_count() > 0):
+        _with_start_method(report, wanted, bound)
+    if wanted.get("pin_memory") and not _has_gpu():
         del wanted["pin_memory"]
         report.note("pin_memory needs a GPU")
     return wanted
+
+
+def _legal_workers(report: Report, asked: int, own: int, bound: Any) -> int:
+    """Return how many workers the loader can have, if it has its own number and is to have another."""
+    dataset = bound.arguments.get("dataset")
+    problem = _why_no_workers(dataset, bound) if own == 0 else None
+    num_workers = asked
+    if isinstance(dataset, IterableDataset) and asked != own:
+        gets_first = own == 0 and asked > 0
+        num_workers = 1 if gets_first else own
+        report.note("an iterable dataset keeps its number of workers, or gets one: more would load samples twice")
+    if problem is not None:
+        report.note(problem)
+        return own
+    num_batches = _num_batches(dataset, bound)
+    if num_batches is None or num_batches >= num_workers:
+        return num_workers
+    return max(num_batches, own)
+
+
+def _without_workers(report: Report, wanted: dict[str, Any], own: int) -> None:
+    """Leave out the settings that a loader without workers cannot have."""
+    for name in ("prefetch_factor", "persistent_workers", _CONTEXT):
+        if wanted.pop(name, None) is not None:
+            report.note(f"{name} requires workers, but a loader has none")
+    if own > 0:  # the script's settings for workers are not allowed without workers
+        wanted.update(prefetch_factor=None, persistent_workers=False)
+
+
+def _with_start_method(report: Report, wanted: dict[str, Any], bound: Any) -> None:
+    """Prepare the server that forks the workers; leave the setting out if they are not spawned."""
+    if _start_method(bound) != "spawn":
+        del wanted[_CONTEXT]
+        report.note("the workers of a loader are not spawned, so they start as before")
+        return
+    # Python before 3.12.8 means to import the script in the server, and does not (python/cpython#126631).
+    dataset = bound.arguments.get("dataset")
+    multiprocessing.set_forkserver_preload(["__main__", *_imported_by_script(dataset)])
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_initialized() or torch.cuda.device_count() > 0
 
 
 def _why_no_workers(dataset: Any, bound: Any) -> str | None:
