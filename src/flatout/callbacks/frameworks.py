@@ -11,7 +11,7 @@ from flatout.callbacks.recorder import Recorder
 
 def for_transformers(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Hugging Face's `Trainer`; `options` are those of `Recorder`."""
-    callback_class = _framework("transformers", package="transformers").TrainerCallback
+    callback_class: Any = _framework("transformers", package="transformers").TrainerCallback
     recorder = Recorder(folder, **options)
 
     class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
@@ -26,7 +26,7 @@ def for_transformers(folder: str | PathLike[str], **options: Any) -> Any:
 
 def for_lightning(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Lightning's `Trainer`; a step is one of the optimizer, as `global_step` counts them."""
-    callback_class = _framework("lightning.pytorch", "pytorch_lightning", package="lightning").Callback
+    callback_class: Any = _framework("lightning.pytorch", "pytorch_lightning", package="lightning").Callback
     recorder = Recorder(folder, **options)
 
     class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
@@ -47,13 +47,14 @@ def for_lightning(folder: str | PathLike[str], **options: Any) -> Any:
 
 def for_keras(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Keras' `fit`. Raise ValueError unless torch is its backend, which the profiler records."""
-    keras = _framework("keras", package="keras")
+    keras: Any = _framework("keras", package="keras")
     if keras.backend.backend() != "torch":
         backend = keras.backend.backend()
         raise ValueError(f"Keras runs on {backend}, which this does not record: set KERAS_BACKEND=torch")
     recorder = Recorder(folder, **options)
+    callback_class: Any = keras.callbacks.Callback
 
-    class FlatoutCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+    class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
         def on_train_batch_end(self, *arguments: Any, **keywords: Any) -> None:
             recorder.step()
 

@@ -310,7 +310,7 @@ def _allowed(
     allowed = max(math.log1p(band), of_repeated_runs)
     if not is_resampled:
         return allowed
-    of_other_samples = SPREADS * step_noise(base.mean(axis=0)) / base.shape[1] ** 0.5
+    of_other_samples = float(SPREADS * step_noise(base.mean(axis=0)) / base.shape[1] ** 0.5)
     return max(allowed, of_other_samples)
 
 

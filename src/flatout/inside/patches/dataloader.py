@@ -147,7 +147,7 @@ def _with_start_method(report: Report, wanted: dict[str, Any], bound: Any) -> No
 
 
 def _has_gpu() -> bool:
-    return torch.cuda.is_initialized() or torch.cuda.device_count() > 0
+    return bool(torch.cuda.is_initialized() or torch.cuda.device_count() > 0)
 
 
 def _why_no_workers(dataset: Any, bound: Any) -> str | None:
