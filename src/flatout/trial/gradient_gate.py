@@ -159,7 +159,7 @@ def _note_on_optimizer(number: int, runs: Sequence[GradientNorms]) -> str | None
 
 
 def _is_clipped(logs: NDArray[np.float64]) -> bool:
-    """Whether the norms are the same in so many steps that the script clips to them."""
+    """Whether the norms are the same in all of several steps, as after clipping."""
     return logs.shape[1] >= MIN_CLIPPED and float(np.ptp(logs)) <= CLIPPED
 
 

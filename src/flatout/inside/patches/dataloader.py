@@ -127,7 +127,7 @@ def _legal_workers(report: Report, asked: int, own: int, bound: Any) -> int:
 
 
 def _without_workers(report: Report, wanted: dict[str, Any], own: int) -> None:
-    """Leave out the settings that a loader without workers cannot have."""
+    """Omit the settings that a loader without workers cannot have."""
     for name in ("prefetch_factor", "persistent_workers", _CONTEXT):
         if wanted.pop(name, None) is not None:
             report.note(f"{name} requires workers, but a loader has none")
@@ -136,7 +136,7 @@ def _without_workers(report: Report, wanted: dict[str, Any], own: int) -> None:
 
 
 def _with_start_method(report: Report, wanted: dict[str, Any], bound: Any) -> None:
-    """Prepare the server that forks the workers; leave the setting out if they are not spawned."""
+    """Prepare the server that forks the workers; omit the setting if they are not spawned."""
     if _start_method(bound) != "spawn":
         del wanted[_CONTEXT]
         report.note("the workers of a loader are not spawned, so they start as before")
