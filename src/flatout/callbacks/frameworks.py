@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
@@ -11,10 +12,12 @@ from flatout.callbacks.recorder import Recorder
 
 def for_transformers(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Hugging Face's `Trainer`; `options` are those of `Recorder`."""
-    callback_class: Any = _framework("transformers", package="transformers").TrainerCallback
+    with _needs("transformers"):
+        from transformers import TrainerCallback
+
     recorder = Recorder(folder, **options)
 
-    class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
+    class FlatoutCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
             recorder.step()
 
@@ -26,10 +29,15 @@ def for_transformers(folder: str | PathLike[str], **options: Any) -> Any:
 
 def for_lightning(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Lightning's `Trainer`; a step is one of the optimizer, as `global_step` counts them."""
-    callback_class: Any = _framework("lightning.pytorch", "pytorch_lightning", package="lightning").Callback
+    with _needs("lightning", "pytorch_lightning"):
+        try:
+            from lightning.pytorch import Callback
+        except ImportError:
+            from pytorch_lightning import Callback
+
     recorder = Recorder(folder, **options)
 
-    class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
+    class FlatoutCallback(Callback):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.last_step = 0
@@ -47,14 +55,15 @@ def for_lightning(folder: str | PathLike[str], **options: Any) -> Any:
 
 def for_keras(folder: str | PathLike[str], **options: Any) -> Any:
     """Return a callback for Keras' `fit`. Raise ValueError unless torch is its backend, which the profiler records."""
-    keras: Any = _framework("keras", package="keras")
+    with _needs("keras"):
+        import keras
+
     if keras.backend.backend() != "torch":
         backend = keras.backend.backend()
         raise ValueError(f"Keras runs on {backend}, which this does not record: set KERAS_BACKEND=torch")
     recorder = Recorder(folder, **options)
-    callback_class: Any = keras.callbacks.Callback
 
-    class FlatoutCallback(callback_class):  # type: ignore[misc, unused-ignore]
+    class FlatoutCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
         def on_train_batch_end(self, *arguments: Any, **keywords: Any) -> None:
             recorder.step()
 
@@ -64,18 +73,18 @@ def for_keras(folder: str | PathLike[str], **options: Any) -> Any:
     return FlatoutCallback()
 
 
-def _framework(*modules: str, package: str) -> Any:
-    """Import the first of the modules that is installed. Raises ModuleNotFoundError: what to install, in one line."""
-    damaged: ImportError | None = None
-    for name in modules:
-        try:
-            return import_module(name)
-        except ImportError as error:
-            is_missing = (error.name or "").partition(".")[0] == name.partition(".")[0]
-            if not is_missing:
-                damaged = damaged or error
-    if damaged is not None:  # it is installed, and says itself what it lacks
-        raise damaged
-    raise ModuleNotFoundError(
-        f"this callback needs {package}, which is not installed: pip install {package}", name=package
-    )
+@contextmanager
+def _needs(package: str, *older: str) -> Iterator[None]:
+    """Raise ModuleNotFoundError, which says in one line what to install, if the package and its older names are absent.
+
+    A package that is installed, and lacks one of its own, says so itself.
+    """
+    try:
+        yield
+    except ImportError as error:
+        absent = (error.name or "").partition(".")[0]
+        if absent not in (package, *older):
+            raise
+        raise ModuleNotFoundError(
+            f"this callback needs {package}, which is not installed: pip install {package}", name=package
+        ) from error
