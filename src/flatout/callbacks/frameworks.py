@@ -77,7 +77,7 @@ def for_keras(folder: str | PathLike[str], **options: Any) -> Any:
 def _needs(package: str, *older: str) -> Iterator[None]:
     """Raise ModuleNotFoundError, which says in one line what to install, if the package and its older names are absent.
 
-    A package that is installed, and lacks one of its own, says so itself.
+    A package that is installed, and lacks one that it imports, says so itself.
     """
     try:
         yield
