@@ -5,8 +5,13 @@
 
 Each file is a small one of the tests, of known content, whose events are repeated, each time later. Each is read into
 an event table, which includes sorting and classifying, in a fresh process, ROUNDS times. The seconds are those of the
-processor, after the imports: other work does not count. Events are those of the file: rows of its tables, records of
-its lists, lines of its timeline. The XPlane is that of `read_xplane.py`, which compares with JAX's own reader.
+processor, after the imports: other work does not count. Events are those of the file, each once, however many ranks it
+is read for: rows of its tables (of rocpd without those of `rocpd_event`, which belong to other rows), records of its
+lists, lines of its timeline, complete events of JAX. The XPlane is that of `read_xplane.py`, which compares with JAX's
+own reader.
+
+Beside it stands what decoding alone takes, `bare`: the rows of SQLite's tables fetched by Python's `sqlite3`, or the
+JSON decoded by `msgspec` into the reader's structs, and nothing else done with it.
 """
 
 from __future__ import annotations
@@ -40,6 +45,42 @@ except SeveralRanksError as error:
     tables = [read_trace(part) for part in source.split(error.parts)]
 print(time.process_time() - begin, sum(table.num_events for table in tables))
 """
+BARE_SQLITE = """
+import sqlite3, sys, time
+from collections import deque
+connection = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro&immutable=1", uri=True)
+tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+begin = time.process_time()
+for table, in tables:
+    deque(connection.execute(f'SELECT * FROM "{table}"'), maxlen=0)
+print(time.process_time() - begin)
+"""
+BARE_EVENTS = """
+import sys, time
+from collections import Counter
+from pathlib import Path
+from flatout.read import {reader}
+from flatout.read.event_text import EventText
+from flatout.read.stream import ByteStream
+begin = time.process_time()
+with ByteStream(Path(sys.argv[1]), "trace") as stream:
+    for block in EventText(stream, "trace").blocks():
+        {reader}._DECODER.events(block, Counter())
+print(time.process_time() - begin)
+"""
+BARE_ROCPROF = """
+import sys, time
+from pathlib import Path
+import msgspec
+from flatout.read import rocprof
+kinds = {"kernel_dispatch": rocprof._Launched, "memory_copy": rocprof._Copy, "hip_api": rocprof._Call}
+begin = time.process_time()
+for process in msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=rocprof._File).processes:
+    for name, kind in kinds.items():
+        for records in rocprof._blocks(getattr(process.buffer_records, name), kind):
+            pass
+print(time.process_time() - begin)
+"""
 STEP_NS = 100 * sqlite_files.MS
 COMPACT = (",", ":")  # as rocprofv3 and XLA write JSON
 
@@ -51,33 +92,35 @@ def main() -> None:
     parser.add_argument("--only", choices=FILES, help="read one format alone")
     parser.add_argument("--out", type=Path, default=repository() / "benchmarks/results/read_traces.json")
     options = parser.parse_args()
-    formats = {
-        name: measured(write, options.events, options.rounds)
-        for name, write in FILES.items()
-        if options.only in (None, name)
-    }
+    formats = {name: measured(name, options.events, options.rounds) for name in FILES if options.only in (None, name)}
     options.out.write_text(json.dumps({"machine": machine(), "formats": formats}, indent=1) + "\n")
     print(json.dumps({name: each["events_per_s"] for name, each in formats.items()}))
 
 
-def measured(write: Callable[[Path, int], int], num_events: int, rounds: int) -> dict[str, Any]:
+def measured(name: str, num_events: int, rounds: int) -> dict[str, Any]:
     """Write the file and read it `rounds` times; return the seconds and the events."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.trace.json"
-        in_file = write(path, num_events)
+        in_file = FILES[name](path, num_events)
         size = path.stat().st_size
-        outputs = [
-            subprocess.run([sys.executable, "-c", READ, str(path)], check=True, capture_output=True, text=True).stdout
-            for _ in range(rounds)
-        ]
+        outputs = [output_of(READ, path) for _ in range(rounds)]
+        bare = [float(output_of(BARE[name], path)) for _ in range(rounds)] if name in BARE else []
     seconds = [float(output.split()[0]) for output in outputs]
-    return {
+    result = {
         "events": in_file,
         "events_of_table": int(outputs[0].split()[1]),
         "bytes": size,
         "seconds": seconds,
         "events_per_s": round(in_file / statistics.median(seconds)),
     }
+    if bare:
+        result |= {"bare_seconds": bare, "bare_events_per_s": round(in_file / statistics.median(bare))}
+    return result
+
+
+def output_of(script: str, path: Path) -> str:
+    command = [sys.executable, "-c", script, str(path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def write_xplane(path: Path, num_events: int) -> int:
@@ -178,6 +221,13 @@ FILES: dict[str, Callable[[Path, int], int]] = {
     "rocprof": write_rocprof,
     "horovod": write_horovod,
     "jax_trace": write_jax,
+}
+BARE = {
+    "nsys": BARE_SQLITE,
+    "rocpd": BARE_SQLITE,
+    "rocprof": BARE_ROCPROF,
+    "horovod": BARE_EVENTS.format(reader="horovod"),
+    "jax_trace": BARE_EVENTS.format(reader="jax_trace"),
 }
 
 

@@ -14,7 +14,7 @@ from flatout.attribute.rank import attribute_rank
 from flatout.diagnosis_pipeline import diagnose_paths
 from flatout.errors import InputError
 from flatout.read import SeveralRanksError, TraceSource, read_trace
-from flatout.read.database import Database
+from flatout.read.database import Database, Where
 from flatout.records.diagnosis import Part
 from flatout.records.events import EventTable, Kind, TraceFormat
 
@@ -105,7 +105,8 @@ def test_values_that_are_no_integers_are_converted_or_unknown(tmp_path: Path) ->
     with Database(path, "file.sqlite") as database:
         columns = database.integers("T", ("a", "missing", "b"))
         assert database.integers("none", ("a",))["a"].tolist() == []
-        assert database.integers("T", ("a",), "b IS NULL OR a > ?", (1 << 60,))["a"].tolist() == [12, 1 << 62]
+        where = Where("b", lambda numbers: numbers < 1)
+        assert database.integers("T", ("a",), where)["a"].tolist() == [12, 2, 1 << 62]
     expected = {"a": [1, 12, 2, 1 << 62], "missing": [-1] * 4, "b": [7, -1, 0, 0]}
     assert {name: column.tolist() for name, column in columns.items()} == expected
 

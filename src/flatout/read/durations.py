@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.read.lookups import distinct
 from flatout.read.schema import is_kind
 from flatout.records.events import GPU_WORK, NULL, Kind
 from flatout.units import NS_PER_S
@@ -95,13 +96,14 @@ def _cut_outlasting(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -
 
     A copy or memory set must not overlap the next work on its stream: only kernels can overlap their successor.
     """
-    device, stream = columns["device"][work], columns["stream"][work]
-    order = np.lexsort((columns["start_ns"][work], stream, device))
+    streams, of_stream = distinct(columns["stream"][work])
+    queues, queue = distinct(columns["device"][work].astype(np.int64) * len(streams) + of_stream)
+    if len(queues) < 1 << 15:
+        queue = queue.astype(np.int16)  # such numbers are sorted in a small part of the time
+    order = np.argsort(queue, kind="stable")  # the rows are in order of time
     ordered = work[order]
-    is_first = np.ones(len(ordered), np.bool_)
-    is_first[1:] = (np.diff(device[order]) != 0) | (np.diff(stream[order]) != 0)
     num_cut, cut_ns = 0, 0
-    for rows in np.split(ordered, np.flatnonzero(is_first)[1:]):
+    for rows in np.split(ordered, np.flatnonzero(np.diff(queue[order])) + 1):
         removed_ns = _excess_on_stream(columns, rows)
         columns["duration_ns"][rows] -= removed_ns
         num_cut += int((removed_ns > 0).sum())

@@ -70,11 +70,11 @@ class EventText:
         """Yield the events, about `BLOCK_BYTES` at a time."""
         pending = self._pending
         self._pending = b""
-        self._refuse_second_trace(pending)
+        self._refuse_second_trace(b"", pending)
         num_wanted = max(BLOCK_BYTES - len(pending), BLOCK_BYTES // 4)
         while data := self._stream.read(num_wanted):
             self.num_bytes += len(data)
-            self._refuse_second_trace(pending[-_MAX_MARK_BYTES:] + data)
+            self._refuse_second_trace(pending[-_MAX_MARK_BYTES:], data)
             pending += data
             boundary = last_boundary(pending)
             if boundary is not None:
@@ -90,8 +90,11 @@ class EventText:
         if last.strip():
             yield last
 
-    def _refuse_second_trace(self, text: bytes) -> None:
-        """Raise InputError if another trace begins in `text`, which follows the first events."""
+    def _refuse_second_trace(self, before: bytes, data: bytes) -> None:
+        """Raise InputError if another trace begins in the text, which follows the first events."""
+        if b"[" not in data and b"[" not in before:
+            return
+        text = before + data
         second_list = _LIST_AFTER_OBJECT if self.head else _SECOND_LIST
         is_second = _TRACE_EVENTS.search(text) or second_list.search(text)
         if is_second:

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.records.events import NULL
+
 STEP_NAME = "ProfilerStep#"
+_UNKNOWN = -2
 MIN_STEPS = 3  # of ranges without a number
 _NUMBERED = re.compile(
     r"^(?:train(?:ing)?|global|profiler)?[ _-]?(?:step|iter(?:ation)?)[ _#:=-]*(\d{1,15})$", re.IGNORECASE
@@ -21,27 +24,29 @@ _NUMBERED = re.compile(
 _UNNUMBERED = re.compile(r"^(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)$", re.IGNORECASE)
 
 
-def step_numbers(names: Sequence[str]) -> dict[int, int]:
-    """Return the number of each range that is a step, by its place."""
-    numbered = {place: int(match[1]) for place, name in enumerate(names) if (match := _NUMBERED.match(name))}
-    if numbered:
-        return numbered
-    counts = Counter(name for name in names if _UNNUMBERED.match(name))
-    if not counts:
-        return {}
-    name, count = counts.most_common(1)[0]
-    if count < MIN_STEPS:
-        return {}
-    places = [place for place, each in enumerate(names) if each == name]
-    return {place: number for number, place in enumerate(places)}
-
-
 def steps_among(
     codes: NDArray[np.int64], names: Sequence[str], start_ns: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], list[int]]:
     """Return the rows that are steps, and their numbers; `codes` are indices into `names`."""
-    may_be_step = np.array([bool(_NUMBERED.match(name) or _UNNUMBERED.match(name)) for name in names], np.bool_)
-    rows = np.flatnonzero(may_be_step[codes]) if len(codes) else np.zeros(0, np.int64)
+    number_of = np.array([_number(name) for name in names], np.int64)
+    if (number_of[codes] >= 0).any():
+        rows = np.flatnonzero(number_of[codes] >= 0)
+        rows = rows[np.argsort(start_ns[rows], kind="stable")]
+        return rows, number_of[codes[rows]].tolist()
+    rows = np.flatnonzero(number_of[codes] == _UNKNOWN)
     rows = rows[np.argsort(start_ns[rows], kind="stable")]
-    numbers = step_numbers([names[code] for code in codes[rows].tolist()])
-    return rows[list(numbers)], list(numbers.values())
+    counts = Counter(names[code] for code in codes[rows].tolist())
+    name, count = counts.most_common(1)[0] if counts else ("", 0)
+    if count < MIN_STEPS:
+        return rows[:0], []
+    is_name = np.array([each == name for each in names], np.bool_)
+    rows = rows[is_name[codes[rows]]]
+    return rows, list(range(len(rows)))
+
+
+def _number(name: str) -> int:
+    """Return the number of a step by its name; `_UNKNOWN` if a step has that name, `NULL` if not."""
+    match = _NUMBERED.match(name)
+    if match is not None:
+        return int(match[1])
+    return _UNKNOWN if _UNNUMBERED.match(name) else NULL

@@ -7,12 +7,13 @@ the device's name, and XLA stops writing it at a million events (jax issue 21295
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from flatout.errors import InputError
@@ -22,7 +23,7 @@ from flatout.read.processes import SeveralRanksError
 from flatout.read.quality import damage_quality
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
-from flatout.read.timed_events import EventDecoder, is_placed, spans_ns
+from flatout.read.timed_events import EventDecoder, spans_ns
 from flatout.read.times import MAX_US
 from flatout.read.xla_devices import parts_of
 from flatout.read.xla_lines import NUMBERS, TEXTS, XlaLine, XlaProfile
@@ -38,7 +39,7 @@ _Value = int | float | str | None
 
 
 class _Arguments(msgspec.Struct, gc=False):
-    """The arguments that are used, which the file has as texts: NUMBERS, then TEXTS, then the name."""
+    """The arguments that are used, which the file has as texts: NUMBERS, TEXTS and the name."""
 
     step_num: _Value = None
     correlation_id: _Value = None
@@ -49,9 +50,6 @@ class _Arguments(msgspec.Struct, gc=False):
     memcpy_details: _Value = None
     memset_details: _Value = None
     name: _Value = None  # of a process or a thread
-
-
-_NO_ARGUMENTS = _Arguments()
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -129,7 +127,9 @@ class _Builder:
     def add(self, events: list[_Event]) -> None:
         calls = [event for event in events if event.ph == "X"]
         self.num_events += len(calls)
-        self._pieces.append(self._columns([call for call in calls if is_placed(call.ts) and call.dur < MAX_US]))
+        self._pieces.append(self._columns(calls))
+        if len(calls) == len(events):
+            return
         for event in events:
             if event.ph == "M" and event.args is not None:
                 self._see(event, str(event.args.name or ""))
@@ -141,21 +141,34 @@ class _Builder:
             self._lines[event.pid, event.tid] = text
 
     def _columns(self, calls: list[_Event]) -> dict[str, NDArray[Any]]:
-        names, places = self._names, self._places
-        start_us = np.array([call.ts for call in calls], np.float64)
-        end_us = start_us + np.array([call.dur for call in calls], np.float64).clip(min=0.0)
-        start_ns, duration_ns = spans_ns(start_us, end_us)
-        columns: dict[str, NDArray[Any]] = {
-            "place": np.array([places[call.pid, call.tid] for call in calls], np.int32),
-            "name": np.array([names[call.name] for call in calls], np.int32),
+        """Return the columns of the events whose times can be placed."""
+        start_us = np.fromiter([call.ts for call in calls], np.float64)
+        duration_us = np.fromiter([call.dur for call in calls], np.float64)
+        is_placed = (start_us >= 0) & (start_us < MAX_US) & (duration_us < MAX_US)
+        if not is_placed.all():
+            calls = [call for call, has_place in zip(calls, is_placed.tolist(), strict=True) if has_place]
+            start_us, duration_us = start_us[is_placed], duration_us[is_placed]
+        start_ns, duration_ns = spans_ns(start_us, start_us + duration_us.clip(min=0.0))
+        places = zip([call.pid for call in calls], [call.tid for call in calls], strict=True)
+        return {
+            "place": _codes(self._places, places).astype(np.int32),
+            "name": _codes(self._names, [call.name for call in calls]).astype(np.int32),
             "start_ns": start_ns,
             "duration_ns": duration_ns,
+            **self._arguments([call.args for call in calls]),
         }
-        arguments = zip(*(astuple(call.args or _NO_ARGUMENTS) for call in calls), strict=True)
-        for key, values in zip((*NUMBERS, *TEXTS), arguments, strict=False):
-            if set(values) != {None}:
-                code_of = self._numbers if key in NUMBERS else self._texts
-                columns[key] = np.array([code_of[value] for value in values], np.int64)
+
+    def _arguments(self, arguments: list[_Arguments | None]) -> dict[str, NDArray[np.int64]]:
+        """Return the numbers and the texts that some of the events have."""
+        given = [each for each in arguments if each is not None]
+        rows = np.array([row for row, each in enumerate(arguments) if each is not None], np.int64)
+        columns = {}
+        for key in (*NUMBERS, *TEXTS):
+            values = list(map(attrgetter(key), given))
+            if values.count(None) == len(values):
+                continue
+            column = columns[key] = np.full(len(arguments), NULL, np.int64)
+            column[rows] = _codes(self._numbers if key in NUMBERS else self._texts, values)
         return columns
 
     def profile(self, quality: tuple[Quality, ...]) -> XlaProfile:
@@ -188,6 +201,10 @@ class _Builder:
         )
 
 
+def _codes(code_of: dict[Any, int], values: Iterable[Any]) -> NDArray[np.int64]:
+    return np.fromiter(map(code_of.__getitem__, values), np.int64)
+
+
 def _is_used(columns: dict[str, NDArray[Any]], key: str) -> bool:
     return key in columns and bool((columns[key] != NULL).any())
 
@@ -197,7 +214,7 @@ class _Numbers(dict[_Value, int]):
 
     def __missing__(self, value: _Value) -> int:
         text = str(value)
-        is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < _MOST_DIGITS
+        is_number = text.isascii() and text.removeprefix("-").isdecimal() and len(text) < _MOST_DIGITS
         number = self[value] = int(text) if is_number else NULL
         return number
 

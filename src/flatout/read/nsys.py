@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from flatout.errors import InputError
 from flatout.read import xla_names
 from flatout.read.assembled import Source, assemble
-from flatout.read.database import Database
+from flatout.read.database import Database, Where
 from flatout.read.decoded import Codes, Columns
 from flatout.read.host_ranges import STEP_NAME, steps_among
+from flatout.read.lookups import distinct, looked_up
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart, SeveralRanksError
 from flatout.read.sources import TraceSource
@@ -158,12 +159,13 @@ class _Reader:
     def _rows_of_process(self, table: str, columns: Sequence[str], serialized: str) -> dict[str, NDArray[np.int64]]:
         """Return the rows of the chosen process, whose id is in a column, or of all."""
         name = self._newest(table)
-        return self.database.integers(name, columns, *self._of_process(name, serialized))
+        return self.database.integers(name, columns, self._of_process(name, serialized))
 
-    def _of_process(self, table: str, serialized: str) -> tuple[str, tuple[int, ...]]:
-        if self.process is None or serialized not in self.database.columns_of(table):
-            return "", ()
-        return f"{serialized} >> 24 & {_PROCESS_MASK} = ?", (self.process,)
+    def _of_process(self, table: str, serialized: str) -> Where | None:
+        process = self.process
+        if process is None or serialized not in self.database.columns_of(table):
+            return None
+        return Where(serialized, lambda ids: _process_of(ids) == process)
 
     def _gpu_rows(self, table: str, kind: Kind, name_column: str | None, plain_name: str) -> Columns:
         rows = self._rows_of_process(table, (*_GPU_COLUMNS, name_column or "start"), "globalPid")
@@ -226,24 +228,25 @@ class _Reader:
     def _texts_of_ranges(self, rows: dict[str, NDArray[np.int64]], texts: Codes[str]) -> NDArray[np.int64]:
         """Return the text of each range as an index into `texts`: one that is registered, or else its own."""
         table = self._newest(_RANGES)
-        own = self.database.texts(table, "rowid", "text", *self._of_process(table, "globalTid"))
-        distinct, inverse = np.unique(rows["textId"], return_inverse=True)
-        registered = [self.strings.get(each, "") for each in distinct.tolist()]
-        codes = np.array([texts[text or "range"] for text in registered], np.int64)[inverse]
-        has_own = np.array([not text for text in registered], np.bool_)[inverse]
-        for row in np.flatnonzero(has_own).tolist() if own else ():
-            codes[row] = texts[own.get(int(rows["rowid"][row]), "range")]
+        numbers, places = distinct(rows["textId"])
+        registered = [self.strings.get(each, "") for each in numbers.tolist()]
+        codes = np.array([texts[text or "range"] for text in registered], np.int64)[places]
+        lacks = np.array([not text for text in registered], np.bool_)[places]
+        if lacks.any():
+            own = self.database.coded_texts(table, "rowid", "text", self._of_process(table, "globalTid"))
+            code_of_own = np.array([*(texts[text] for text in own.texts), texts["range"]], np.int64)
+            codes[lacks] = code_of_own[looked_up(own.keys, own.codes, rows["rowid"][lacks])]
         return codes
 
     def _codes(self, ids: NDArray[np.int64], texts: dict[int, str], plain_name: str) -> NDArray[np.int64]:
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        codes = [self.names[_VERSION.sub("", texts.get(each, plain_name))] for each in distinct.tolist()]
-        return np.array(codes, np.int64)[inverse] if len(ids) else np.zeros(0, np.int64)
+        numbers, places = distinct(ids)
+        codes = [self.names[_VERSION.sub("", texts.get(each, plain_name))] for each in numbers.tolist()]
+        return np.array(codes, np.int64)[places]
 
     def _threads(self, global_thread: NDArray[np.int64]) -> NDArray[np.int64]:
-        distinct, inverse = np.unique(global_thread, return_inverse=True)
-        codes = [self.threads[self.pid, _thread_name(each)] for each in distinct.tolist()]
-        return np.array(codes, np.int64)[inverse] if len(global_thread) else np.zeros(0, np.int64)
+        numbers, places = distinct(global_thread)
+        codes = [self.threads[self.pid, _thread_name(each)] for each in numbers.tolist()]
+        return np.array(codes, np.int64)[places]
 
     def _diagnostics(self) -> list[Quality]:
         """Return what the profiler itself warns of."""

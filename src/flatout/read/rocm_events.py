@@ -16,8 +16,10 @@ from flatout.read import xla_names
 from flatout.read.assembled import Source, assemble
 from flatout.read.decoded import Codes, Columns
 from flatout.read.host_ranges import STEP_NAME, steps_among
+from flatout.read.lookups import distinct, is_among
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart
+from flatout.read.schema import is_kind
 from flatout.read.sources import TraceSource
 from flatout.records.events import NULL, EventTable, Kind, Quality, TraceFormat
 
@@ -63,10 +65,11 @@ def columns_of(kind: Kind, name: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLi
 
 def integers(values: ArrayLike) -> NDArray[np.int64]:
     """Return an array of the values; `NULL` for those that do not fit 64 bits."""
-    try:
+    if not isinstance(values, list):
         return np.asarray(values, np.int64)
+    try:
+        return np.fromiter(values, np.int64, len(values))
     except OverflowError:
-        assert isinstance(values, Sequence)
         fitting = [value if -(1 << 63) <= int(value) < 1 << 63 else NULL for value in values]
         return np.array(fitting, np.int64)
 
@@ -127,12 +130,12 @@ def rocm_table(trace: RocmTrace, source: TraceSource, file_format: TraceFormat) 
 def _is_of_device(columns: Columns, names: Sequence[str], device: int) -> NDArray[np.bool_]:
     """Return which events are of one GPU and its host. Launches for other GPUs are not: they would count as lost."""
     is_of_device = columns["device"] == device
-    is_of_host_or_device = is_of_device | (columns["device"] == NULL)
+    is_chosen = is_of_device | (columns["device"] == NULL)
     launches = np.array(["Launch" in name for name in names], np.bool_)[columns["name"]]
-    is_launch = launches & (columns["kind"] == Kind.RUNTIME)
+    rows = np.flatnonzero(launches & (columns["kind"] == Kind.RUNTIME) & is_chosen)
     launched = columns["correlation"][is_of_device]
-    chosen: NDArray[np.bool_] = is_of_host_or_device & (~is_launch | np.isin(columns["correlation"], launched))
-    return chosen
+    is_chosen[rows] = is_among(columns["correlation"][rows], launched)
+    return np.asarray(is_chosen)
 
 
 def _shown(columns: Columns, names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
@@ -152,12 +155,12 @@ def _shown(columns: Columns, names: Sequence[str]) -> tuple[list[str], NDArray[n
 
 def _threads(columns: Columns, process: str) -> tuple[list[tuple[str, str]], NDArray[np.int64]]:
     """Return the threads: those of the host, and the streams of the GPUs; and the thread of each event."""
-    on_host = np.isin(columns["kind"], _HOST_KINDS)
+    on_host = is_kind(columns["kind"], *_HOST_KINDS)
     codes = np.zeros(len(on_host), np.int64)
-    tids, codes[on_host] = np.unique(columns["tid"][on_host], return_inverse=True)
+    tids, codes[on_host] = distinct(columns["tid"][on_host])
     device, stream = columns["device"][~on_host], columns["stream"][~on_host]
-    streams, of_stream = np.unique(stream, return_inverse=True)
-    places, of_place = np.unique(device * len(streams) + of_stream, return_inverse=True)
+    streams, of_stream = distinct(stream)
+    places, of_place = distinct(device * len(streams) + of_stream)
     codes[~on_host] = len(tids) + of_place
     threads = [(process, str(tid)) for tid in tids.tolist()]
     for place in places.tolist():

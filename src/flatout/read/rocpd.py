@@ -8,7 +8,6 @@ generateRocpd.cpp): no recorded file was to be had. RPD files of rocmProfileData
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import InputError
-from flatout.read.database import Database
+from flatout.read.database import Database, Where
 from flatout.read.decoded import Codes, Columns
+from flatout.read.lookups import distinct, looked_up, mapped
 from flatout.read.processes import RankPart, SeveralRanksError
 from flatout.read.rocm_events import (
     NO_CALLS,
@@ -130,11 +130,12 @@ class _Reader:
     def _strings_of(self, beginnings: tuple[str, ...]) -> list[int]:
         return [number for number, text in self.strings.items() if text.startswith(beginnings)]
 
-    def _without_low_level(self, table: str, column: str) -> str:
+    def _without_low_level(self, table: str, column: str) -> Where | None:
         """Return the condition for rows other than calls of HSA, by the column with their category or name."""
         if column not in self.database.columns_of(self._table(table)):
-            return ""
-        return f"NOT {_among(column, self._strings_of(_LOW_LEVEL_CALLS))}"
+            return None
+        low_level = self._strings_of(_LOW_LEVEL_CALLS)
+        return Where(column, lambda numbers: ~np.isin(numbers, low_level))
 
     def _add_agents(self) -> None:
         columns = ("id", "type", "type_index", "product_name")
@@ -170,14 +171,14 @@ class _Reader:
             rows["start"],
             rows["end"],
             correlation=self._of_event(rows["event_id"], "stack_id"),
-            device=_mapped(rows["agent_id"], self.device_of),
+            device=mapped(rows["agent_id"], self.device_of),
             stream=np.where(stream != NULL, stream, rows["queue_id"]),
         )
 
     def _copies(self, pid: int) -> Columns:
         columns = ("start", "end", "event_id", "pid", "dst_agent_id", "src_agent_id", "stream_id", "name_id", "size")
         rows = self._rows("memory_copy", columns, pid)
-        target = _mapped(rows["dst_agent_id"], self.device_of)
+        target = mapped(rows["dst_agent_id"], self.device_of)
         copies = {number: copy_name(text) for number, text in self.strings.items()}
         return columns_of(
             Kind.MEMCPY,
@@ -185,7 +186,7 @@ class _Reader:
             rows["start"],
             rows["end"],
             correlation=self._of_event(rows["event_id"], "stack_id"),
-            device=np.where(target != NULL, target, _mapped(rows["src_agent_id"], self.device_of)),
+            device=np.where(target != NULL, target, mapped(rows["src_agent_id"], self.device_of)),
             stream=rows["stream_id"],
             num_bytes=rows["size"],
         )
@@ -210,7 +211,7 @@ class _Reader:
                 names[chosen],
                 rows["start"][chosen],
                 rows["end"][chosen],
-                tid=_mapped(rows["tid"][chosen], self.tids, keep=True),
+                tid=mapped(rows["tid"][chosen], self.tids, keep=True),
                 correlation=self._of_event(rows["event_id"][chosen], "stack_id"),
             )
             for kind, chosen in ((Kind.RUNTIME, is_call), (Kind.USER_ANNOTATION, ~is_call))
@@ -221,25 +222,30 @@ class _Reader:
         """Return the texts of ROCTX ranges, by their events: the name of such a region is that of the call."""
         if not len(events):
             return {}
-        of_markers = _among("category_id", self._strings_of(_MARKERS))
+        markers = self._strings_of(_MARKERS)
+        of_markers = Where("category_id", lambda categories: np.isin(categories, markers))
         extras = self.database.texts(self._table("event"), "id", "extdata", of_markers)
         messages = {event: _message(text) for event, text in extras.items()}
         return {event: text for event, text in messages.items() if text}
 
     def _of_event(self, events: NDArray[np.int64], column: str) -> NDArray[np.int64]:
-        return _looked_up(self.events["id"], self.events[column], events)
+        return looked_up(self.events["id"], self.events[column], events)
 
     def _codes(self, ids: NDArray[np.int64], texts: dict[int, str], unknown: str) -> NDArray[np.int64]:
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        return np.array([self.names[texts.get(each, unknown)] for each in distinct.tolist()], np.int64)[inverse]
+        numbers, places = distinct(ids)
+        return np.array([self.names[texts.get(each, unknown)] for each in numbers.tolist()], np.int64)[places]
 
-    def _rows(self, table: str, columns: tuple[str, ...], pid: int, where: str = "") -> dict[str, NDArray[np.int64]]:
+    def _rows(
+        self, table: str, columns: tuple[str, ...], pid: int, where: Where | None = None
+    ) -> dict[str, NDArray[np.int64]]:
         """Return the rows of a process."""
         rows = self._resolved(table, columns, where)
         is_here = rows["pid"] == pid
         return {column: rows[column][is_here] for column in columns}
 
-    def _resolved(self, table: str, columns: tuple[str, ...], where: str = "") -> dict[str, NDArray[np.int64]]:
+    def _resolved(
+        self, table: str, columns: tuple[str, ...], where: Where | None = None
+    ) -> dict[str, NDArray[np.int64]]:
         """Return columns of a table. In newer files, times and places are in tables that it refers to."""
         own = self.database.columns_of(self._table(table))
         rows = self.database.integers(self._table(table), (*columns, "start_id", "end_id", "track_id"), where)
@@ -254,27 +260,7 @@ class _Reader:
 
     def _referred(self, table: str, column: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         rows = self.database.integers(self._table(table), ("id", column))
-        return _looked_up(rows["id"], rows[column], ids)
-
-
-def _looked_up(ids: NDArray[np.int64], values: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the value of each key, whose id is the same; `NULL` for a key without one."""
-    if not len(ids):
-        return np.full(len(keys), NULL, np.int64)
-    order = np.argsort(ids, kind="stable")
-    places = order[np.searchsorted(ids[order], keys).clip(max=len(ids) - 1)]
-    return np.where(ids[places] == keys, values[places], NULL)
-
-
-def _mapped(keys: NDArray[np.int64], values: dict[int, int], *, keep: bool = False) -> NDArray[np.int64]:
-    """Return the value of each key; for a key without one, `NULL`, or the key itself."""
-    distinct, inverse = np.unique(keys, return_inverse=True)
-    return np.array([values.get(key, key if keep else NULL) for key in distinct.tolist()], np.int64)[inverse]
-
-
-def _among(column: str, numbers: Iterable[int]) -> str:
-    """Return the condition that a column has one of the numbers."""
-    return f"coalesce({column}, {NULL}) IN ({', '.join(map(str, numbers))})"
+        return looked_up(rows["id"], rows[column], ids)
 
 
 def _message(extra: str) -> str:

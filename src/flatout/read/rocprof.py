@@ -37,15 +37,18 @@ _EMPTY = msgspec.Raw(b"[]")
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"size\"\s*:)")
 
 
-class _Id(msgspec.Struct, gc=False, frozen=True):
+class _Handle(msgspec.Struct, gc=False, frozen=True):
     handle: int = 0
+
+
+class _Link(msgspec.Struct, gc=False, frozen=True):
     internal: int = NULL
 
 
 class _Timed(msgspec.Struct, gc=False):
     start_timestamp: int = -1
     end_timestamp: int = -1
-    correlation_id: _Id = _Id()
+    correlation_id: _Link = _Link()
 
 
 _Record = TypeVar("_Record", bound=_Timed)
@@ -62,15 +65,15 @@ class _Call(_Timed, gc=False):
 class _Copy(_Timed, gc=False):
     kind: int = -1
     operation: int = -1
-    stream_id: _Id = _Id()
-    dst_agent_id: _Id = _Id()
-    src_agent_id: _Id = _Id()
+    stream_id: _Handle = _Handle()
+    dst_agent_id: _Handle = _Handle()
+    src_agent_id: _Handle = _Handle()
     bytes: int = NULL
 
 
 class _Dispatch(msgspec.Struct, gc=False, frozen=True):
-    agent_id: _Id = _Id()
-    queue_id: _Id = _Id()
+    agent_id: _Handle = _Handle()
+    queue_id: _Handle = _Handle()
     kernel_id: int = 0
 
 
@@ -78,7 +81,7 @@ class _Launched(_Timed, gc=False):
     """A kernel."""
 
     dispatch_info: _Dispatch = _Dispatch()
-    stream_id: _Id = _Id()
+    stream_id: _Handle = _Handle()
 
 
 class _Buffers(msgspec.Struct, frozen=True):
@@ -98,7 +101,7 @@ class _Kernel(msgspec.Struct, gc=False):
 
 
 class _Agent(msgspec.Struct):
-    id: _Id = _Id()
+    id: _Handle = _Handle()
     type: int = 0
     product_name: str = ""
     logical_node_type_id: int = 0

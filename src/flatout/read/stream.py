@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -134,8 +135,9 @@ class ByteStream:
     def read(self, num_bytes: int) -> bytes:
         """Return up to `num_bytes`; fewer only at the end."""
         if self._member is None:
-            head, self._pending = self._pending[:num_bytes], self._pending[num_bytes:]
-            return head + self._file.read(num_bytes - len(head)) if head else self._file.read(num_bytes)
+            self._file.seek(-len(self._pending), os.SEEK_CUR)  # to read at once, without a copy
+            self._pending = b""
+            return self._file.read(num_bytes)
         parts = []
         missing = num_bytes
         while missing and (part := self._decompress(missing)):
@@ -147,13 +149,15 @@ class ByteStream:
         """Return everything, and then the padding; InputError, with the hint, if it is more than `max_bytes`."""
         parts = []
         num_read = 0
-        while part := self.read(_WHOLE_FILE_BYTES):
+        size = os.fstat(self._file.fileno()).st_size
+        at_once = _WHOLE_FILE_BYTES if self._member is not None else min(size, max_bytes) + 1
+        while part := self.read(at_once):
             num_read += len(part)
             if num_read > max_bytes:
                 limit = units.num_bytes(max_bytes)
                 raise InputError(f"{self._name} must have at most {limit}, but has more", hint=hint)
             parts.append(part)
-        return b"".join((*parts, padding))
+        return b"".join((*parts, padding)) if padding or len(parts) != 1 else parts[0]
 
     def _decompress(self, num_bytes: int) -> bytes:
         """Return at least one byte and at most `num_bytes`; none at the end."""

@@ -93,7 +93,8 @@ def _join(decoded: Decoded) -> tuple[Columns, dict[str, list[Any]]]:
         field = _DICTIONARY_OF_COLUMN.get(column)
         if field is not None:
             dictionaries[field], maps = _merge([getattr(decoder, field) for decoder in decoded.decoders])
-            parts = [maps[decoder][part] for decoder, part in zip(decoded.decoder_of_piece, parts, strict=True)]
+            if maps is not None:
+                parts = [maps[decoder][part] for decoder, part in zip(decoded.decoder_of_piece, parts, strict=True)]
         columns[column] = np.concatenate(parts) if parts else np.empty(0, dtype)
     return columns, dictionaries
 
@@ -105,8 +106,10 @@ def _of_part(columns: Columns, threads: Sequence[tuple[int | str, int | str]], p
     return {column: values[is_of_part] for column, values in columns.items()}
 
 
-def _merge(dictionaries: list[list[Any]]) -> tuple[list[Any], list[NDArray[np.int32]]]:
-    """Merge several dictionaries into one, and return the new codes for the old codes of each."""
+def _merge(dictionaries: list[list[Any]]) -> tuple[list[Any], list[NDArray[np.int32]] | None]:
+    """Merge several dictionaries into one, and return the new codes for the old codes of each; None if they stay."""
+    if len(dictionaries) == 1 and len(set(dictionaries[0])) == len(dictionaries[0]):
+        return list(dictionaries[0]), None
     merged: dict[Any, int] = {}
     maps = []
     for keys in dictionaries:
@@ -140,12 +143,13 @@ def _usable_base(start_ns: NDArray[np.int64], base_ns: int) -> int:
 def _settle_kinds(columns: dict[str, NDArray[Any]], names: list[str]) -> None:
     """Decide the kind by name for categories that stand for two kinds."""
     kind = columns["kind"]
-    is_operator = kind == OPERATOR
+    is_operator, is_mtia = kind == OPERATOR, kind == MTIA_DEVICE
+    if not is_operator.any() and not is_mtia.any():
+        return
     annotation = np.fromiter([_ANNOTATION.match(name) is not None for name in names], np.bool_, len(names))
     kind[is_operator] = Kind.CPU_OP
     if annotation.any():
         kind[is_operator & annotation[columns["name"]]] = Kind.USER_ANNOTATION
-    is_mtia = kind == MTIA_DEVICE
     if is_mtia.any():
         kind[is_mtia] = Kind.KERNEL
         annotation[columns["name"][kind == Kind.USER_ANNOTATION]] = True
@@ -185,9 +189,9 @@ def _time_order(start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> 
     """Return the stable order by (start, -duration). Few starts are equal, so one sort does nearly all the work."""
     order = np.argsort(start_ns, kind="stable")
     ordered = start_ns[order]
-    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if tied.size:
-        members = np.union1d(tied, tied + 1)
+    is_tied = ordered[1:] == ordered[:-1]
+    if is_tied.any():
+        members = np.flatnonzero(np.append(is_tied, False) | np.append(False, is_tied))
         rows = order[members]
         order[members] = rows[np.lexsort((-duration_ns[rows], start_ns[rows]))]
     return order
@@ -195,13 +199,16 @@ def _time_order(start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> 
 
 def _by_first_use(codes: NDArray[np.int32], keys: list[Any]) -> tuple[NDArray[np.int32], list[Any]]:
     """Number the dictionary in order of first use, and drop unused keys."""
+    if not keys:
+        return codes, keys
     first = np.full(len(keys) + 1, len(codes), np.int64)
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     first[NULL] = len(codes)
-    used = [int(code) for code in np.argsort(first[:-1], kind="stable") if first[code] < len(codes)]
+    order = np.argsort(first[:-1], kind="stable")
+    used = order[first[order] < len(codes)]
     new_code = np.full(len(keys) + 1, NULL, np.int32)
     new_code[used] = np.arange(len(used), dtype=np.int32)
-    return new_code[codes], [keys[code] for code in used]
+    return new_code[codes], [keys[code] for code in used.tolist()]
 
 
 def _with_ranks(collective: CollectiveArgs, group_ranks: Mapping[str, tuple[int, ...]]) -> CollectiveArgs:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from flatout.read import xla_names
 from flatout.read.assembled import Source, assemble
 from flatout.read.decoded import Codes, Columns
+from flatout.read.lookups import distinct
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart
 from flatout.read.xla_devices import cpu_devices, cpu_rank, device_number, is_of_tpu
@@ -338,9 +339,9 @@ class _Builder:
         sequence = np.full(len(collective), NULL, np.int64)
         run, operator = line.number("run_id"), line.text("hlo_op")
         rows = np.flatnonzero((collective != NULL) & (run != NULL))
-        for row in rows.tolist():
-            text = self.profile.names[operator[row]].encode()
-            sequence[row] = (int(run[row]) & 0x7FFFFFFF) << 32 | zlib.crc32(text)
+        operators, places = distinct(operator[rows].astype(np.int64))
+        of_operator = [zlib.crc32(self.profile.names[code].encode()) for code in operators.tolist()]
+        sequence[rows] = (run[rows] & 0x7FFFFFFF) << 32 | np.array(of_operator, np.int64)[places]
         return sequence
 
     def _count_dropped(self, line: XlaLine, is_dropped: NDArray[np.bool_]) -> None:
@@ -361,9 +362,8 @@ class _Builder:
 
 def _is_within_another(line: XlaLine, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which of the rows are within another of them."""
-    result = np.zeros(len(rows), np.bool_)
-    inner = np.setdiff1d(np.flatnonzero(rows), outermost(line, np.flatnonzero(rows)))
-    result[inner] = True
+    result = rows.copy()
+    result[outermost(line, np.flatnonzero(rows))] = False
     return result
 
 
@@ -394,12 +394,16 @@ def _number_repetitions(sequence: NDArray[np.int64], start_ns: NDArray[np.int64]
     """Change the numbers of collectives that run several times within one run, in the order in which they begin."""
     rows = np.flatnonzero(sequence != NULL)
     rows = rows[np.lexsort((start_ns[rows], sequence[rows]))]
-    num_before: Counter[int] = Counter()
-    for row, number in zip(rows.tolist(), sequence[rows].tolist(), strict=True):
-        repetition = num_before[number]
-        num_before[number] += 1
-        if repetition:
-            sequence[row] = number & ~0xFFFFFFFF | zlib.crc32(b"%d %d" % (number, repetition))
+    numbers = sequence[rows]
+    is_repeated = np.zeros(len(rows), np.bool_)
+    is_repeated[1:] = numbers[1:] == numbers[:-1]
+    place = np.arange(len(rows))
+    repetitions = place - np.maximum.accumulate(np.where(is_repeated, 0, place))
+    chosen = np.flatnonzero(is_repeated)
+    for row, number, repetition in zip(
+        rows[chosen].tolist(), numbers[chosen].tolist(), repetitions[chosen].tolist(), strict=True
+    ):
+        sequence[row] = number & ~0xFFFFFFFF | zlib.crc32(b"%d %d" % (number, repetition))
 
 
 def _number_in(text: str) -> int:
