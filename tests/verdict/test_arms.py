@@ -15,7 +15,7 @@ from tests.verdict.trials import trial
 
 from flatout.errors import UsageError
 from flatout.records.trial import Covariates, TrialResult
-from flatout.verdict.arms import judge_arms
+from flatout.verdict.arms import Question, judge_arms
 from flatout.verdict.arrangement import planned
 from flatout.verdict.effect import fit_effect
 
@@ -134,6 +134,47 @@ def test_a_load_that_differs_a_little_leaves_a_large_effect_plain() -> None:
     assert (verdict.verdict, verdict.num_void) == ("better", 0)
     assert verdict.interval is not None
     assert 1.05 < verdict.interval[0] < 1.2
+
+
+def loaded(arm: str, load: float, *, slowed: float = 0.0) -> tuple[float, float]:
+    """Return the 95 % interval of twelve trials with a fourfold gain; in two of the arm's, the load was another."""
+    trials = noisy_arms(12, "AABABABABABA", effect=1.4)
+    indices = [t.index for t in trials if t.arm == arm][-2:]
+    changed = []
+    for each in trials:
+        is_loaded = each.index in indices
+        covariates = Covariates(cores_busy_by_others=load if is_loaded else 0.8, cores_allowed=2.0)
+        step_s = [step_s * math.exp(slowed * is_loaded) for step_s in each.step_s]
+        changed.append(msgspec.structs.replace(each, covariates=covariates, step_s=tuple(step_s)))
+    compared = Question(candidate="candidate").arms(changed)
+    effect = fit_effect(compared.logs, compared.arrangement, shared=compared.shared, shifts=compared.shifts)
+    assert effect is not None
+    low, high = effect.interval(0.05)
+    return math.exp(low[0]), math.exp(high[0])
+
+
+@pytest.mark.parametrize(
+    ("arm", "load", "is_low_moved"),
+    [
+        ("baseline", 1.6, True),  # more load made the baseline slow: the gain may be smaller
+        ("candidate", 1.6, False),  # it made the candidate slow: the gain may be larger
+        ("baseline", 0.0, False),
+        ("candidate", 0.0, True),
+    ],
+)
+def test_a_load_widens_the_interval_only_to_the_side_to_which_it_moved_the_cost(
+    arm: str, load: float, is_low_moved: bool
+) -> None:
+    usual, unusual = loaded(arm, 0.8), loaded(arm, load)
+    assert (unusual[0] < 0.97 * usual[0]) is is_low_moved
+    assert (unusual[1] > 1.03 * usual[1]) is not is_low_moved
+
+
+@pytest.mark.parametrize("slowed", [0.0, 0.17, 0.33])
+@pytest.mark.parametrize("arm", ["baseline", "candidate"])
+def test_the_interval_holds_whatever_part_of_its_load_slowed_a_trial(arm: str, slowed: float) -> None:
+    low, high = loaded(arm, 1.6, slowed=slowed)
+    assert low < math.exp(1.4) < high
 
 
 def test_what_comes_after_an_analysis_does_not_change_which_of_its_trials_count() -> None:

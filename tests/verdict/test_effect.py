@@ -167,15 +167,22 @@ def test_an_interval_is_never_wider_than_the_largest_spread_makes_it() -> None:
     assert quiet.interval(0.01)[1][0] - quiet.interval(0.01)[0][0] < (high[0] - low[0]) / 10
 
 
-def test_what_something_else_may_have_moved_widens_the_interval_by_its_weight() -> None:
+@pytest.mark.parametrize(("shift", "side"), [(0.2, 1), (-0.2, 0)])
+def test_what_something_else_may_have_moved_widens_the_interval_by_its_weight(shift: float, side: int) -> None:
+    """Of a candidate: what slowed its trial hides a part of the gain, what left it faster shows too much."""
     arrangement = planned("AAAABB")
     logs = np.array([[0.0, 0.02, -0.01, 0.01, -0.3, -0.31]])
     alone = fit_effect(logs, arrangement)
-    shifted = fit_effect(logs, arrangement, shifts=(0.0, 0.0, 0.0, 0.0, 0.0, 0.2))
+    shifted = fit_effect(logs, arrangement, shifts=(0.0, 0.0, 0.0, 0.0, 0.0, shift))
     assert alone is not None
     assert shifted is not None
     # The trial is one of two of its arm: half of its shift moves the estimate.
-    assert alone.interval(0.01)[0][0] - shifted.interval(0.01)[0][0] == pytest.approx(0.1, abs=0.02)
+    moved = [
+        abs(with_shift[0] - without[0])
+        for with_shift, without in zip(shifted.interval(0.01), alone.interval(0.01), strict=True)
+    ]
+    assert moved[side] == pytest.approx(0.1, abs=0.02)
+    assert moved[1 - side] == 0.0
     assert shifted.error[0] > alone.error[0]
     assert shifted.estimate[0] == alone.estimate[0]
 

@@ -72,7 +72,7 @@ def test_a_smaller_load_that_is_unusual_may_have_moved_the_cost(cores: float | N
     shift = math.log1p((0.01 + tolerated) / (cores or 4.0))
     assert load_shifts(loads(cores, 0.2, 0.2, 0.21 + tolerated, 0.2)) == pytest.approx((0, 0, shift, 0))
     busy = 6.0 + tolerated
-    assert load_shifts(loads(cores, busy, busy, busy, 5.99)) == pytest.approx((0, 0, 0, shift))
+    assert load_shifts(loads(cores, busy, busy, busy, 5.99)) == pytest.approx((0, 0, 0, -shift))
     assert load_shifts(with_covariates({}, {})) == (0, 0)
 
 

@@ -75,7 +75,7 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
     arrangement: Arrangement
     logs: Floats  # log costs; (1, trials)
     shared: SharedError
-    shifts: tuple[float, ...]  # how far the loads of other processes may have moved each log cost
+    shifts: tuple[float, ...]  # how far the loads of other processes may have moved each log cost, at most
     num_run: int  # fresh trials of the candidate that completed, whether they count or not
     unmeasured_work: tuple[SpellKind, ...]  # that an arm's trials did not show
     void_reasons: tuple[str, ...]  # why the others do not count, one for each

@@ -71,7 +71,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     probabilities: Floats  # of the models, after the trials: they sum to 1
     degrees_of_freedom: int
     most_errors: Floats  # standard errors for the largest sensible spread; infinite if the trials have a larger one
-    slack: Floats  # how far the loads of other processes may have moved the estimates; (models,)
+    above: Floats  # how far the loads of other processes may have raised the estimates above the truth; (models,)
+    below: Floats  # the same, how far they may have lowered them
     shared: SharedError = NO_SHARED_ERROR
 
     @property
@@ -86,7 +87,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _all_errors(self) -> Floats:
-        return np.asarray(np.sqrt(self.errors**2 + self.shared.sd**2 + self.slack[:, None] ** 2))
+        of_loads = np.maximum(self.above, self.below)[:, None]
+        return np.asarray(np.sqrt(self.errors**2 + self.shared.sd**2 + of_loads**2))
 
     def interval(self, level: float) -> tuple[Floats, Floats]:
         """Return the hull of the plausible models' intervals, each of which misses the truth with this probability."""
@@ -94,10 +96,10 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         of_shared = min(of_shared, normal_quantile(level / 2) * self.shared.most_sd)
         of_runs = t_quantile(level / 2, self.degrees_of_freedom) * self.errors
         at_most = normal_quantile(level / 2) * self.most_errors
-        half = np.hypot(np.minimum(of_runs, at_most), of_shared) + self.slack[:, None]
+        half = np.hypot(np.minimum(of_runs, at_most), of_shared)
         is_plausible = self.likelihoods >= PLAUSIBLE
-        low = np.where(is_plausible, self.means - half, np.inf).min(axis=0)
-        high = np.where(is_plausible, self.means + half, -np.inf).max(axis=0)
+        low = np.where(is_plausible, self.means - half - self.above[:, None], np.inf).min(axis=0)
+        high = np.where(is_plausible, self.means + half + self.below[:, None], -np.inf).max(axis=0)
         return low, high
 
     def probability_above(self, value: float) -> Floats:
@@ -129,7 +131,8 @@ def fit_effect(
     """Fit the log costs of many tunings with one arrangement of trials; `logs` has the shape (tunings, trials).
 
     `shared` is the error that the costs of an arm have in common. `shifts` says how far something else may have moved
-    the log cost of each trial; () for not at all. Returns None if no effect can be estimated: no block has trials of
+    the log cost of each trial, and to which side: by nothing, by all of it, or anything between; () for not at all.
+    Returns None if no effect can be estimated: no block has trials of
     both arms, or too few trials are left to estimate the spread.
     """
     found = design(arrangement)
@@ -143,6 +146,7 @@ def fit_effect(
     log_likelihoods = -0.5 * found.log_dets[:, None] - 0.5 * freedom * np.log(squares)
     likelihoods = np.exp(log_likelihoods - log_likelihoods.max(axis=0))
     weights = _PRIORS[:, None] * likelihoods
+    moved = found.weights * np.array(shifts) if shifts else np.zeros_like(found.weights)
     return Effect(
         means=found.weights @ centred.T,
         errors=np.sqrt(found.variances)[:, None] * sigmas,
@@ -150,7 +154,8 @@ def fit_effect(
         probabilities=weights / weights.sum(axis=0),
         degrees_of_freedom=freedom,
         most_errors=np.where(sigmas <= MOST_SD, MOST_SD * np.sqrt(found.variances_if_alike)[:, None], np.inf),
-        slack=np.abs(found.weights) @ np.array(shifts) if shifts else np.zeros(len(found.variances)),
+        above=np.maximum(moved, 0.0).sum(axis=1),
+        below=np.maximum(-moved, 0.0).sum(axis=1),
         shared=shared,
     )
 

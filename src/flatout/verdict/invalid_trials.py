@@ -87,7 +87,7 @@ def load_shifts(trials: Sequence[TrialResult]) -> tuple[float, ...]:
     """Return how far an unusual load of other processes may have moved the log cost of each trial that counts.
 
     A job that wants all of its C cores, and shares them fairly with others that want b, takes (C + b) / C times as
-    long.
+    long. More load than usual only raises the cost, less load only lowers it.
     """
     usual_cores = _usual_cores(trials)
     return tuple(_load_shift(trial, usual_cores) for trial in trials)
@@ -98,8 +98,10 @@ def _load_shift(trial: TrialResult, usual_cores: float | None) -> float:
     if load is None or usual_cores is None:
         return 0.0
     tolerated = max(min(USUAL_CORES, USUAL_SHARE_OF_FEW * cores), USUAL_SHARE * cores)
-    difference = abs(load - usual_cores)
-    return math.log1p(difference / cores) if difference > tolerated else 0.0
+    difference = load - usual_cores
+    if abs(difference) <= tolerated:
+        return 0.0
+    return math.copysign(math.log1p(abs(difference) / cores), difference)
 
 
 def _cores(trial: TrialResult) -> float:
