@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.diagnose.jobs import attributed, names
 from tests.step_log.recorded_ranks import rank_of, steps_of
@@ -65,19 +66,38 @@ def test_what_gains_a_step_by_workers_is_not_bounded_below_it() -> None:
     assert 1 / (1 - share_in_trial(diagnosis, finding)) > 4.32
 
 
-def test_stalls_of_the_loader_are_counted_once() -> None:
+@pytest.mark.parametrize("num_workers", [None, 2, 4])
+def test_stalls_of_the_loader_are_counted_once(num_workers: int | None) -> None:
     """Every tenth step a batch is 2 s late: that is a stall with a cost of its own."""
     late = dict.fromkeys(range(0, 200, 10), 2.0)
     waits = {step: 0.050 + late.get(step, 0.0) for step in range(200)}
     kind = [StepKind.TRACED if step in TRACED else "" for step in range(200)]
     rank = steps_of([0.2 + late.get(step, 0.0) for step in range(200)], kind=kind, loader_s=waits)
-    log = job_log([rank_of(number, rank) for number in (0, 1)])
+    log = job_log([msgspec.structs.replace(rank_of(number, rank), loader_workers=num_workers) for number in (0, 1)])
     trace = TraceBuilder(0, 2)
     for place, number in enumerate(TRACED):
         trace.step(number, 200_000 * place, 200_000).launch("gemm", 200_000 * place, 5, 200_000 * place + 10, 150_000)
     diagnosis = diagnose(attributed(trace), untraced=Untraced(step_s=1e6), log=log)
     assert "periodic-stall" in names(diagnosis)
     assert cost_s(diagnosis) == pytest.approx(0.050, rel=0.05)
+
+
+@pytest.mark.parametrize("num_workers", [2, 4, 8])
+def test_batches_that_workers_deliver_together_are_no_stall(num_workers: int) -> None:
+    """pytorch/pytorch#19836: one slow batch, then as many fast ones as there are other workers."""
+    spread_s = (0.9, 1.1, 1.0)
+    waits = {step: 0.8 * spread_s[step % 3] for step in range(0, 200, num_workers)}
+    kind = [StepKind.TRACED if step in TRACED else "" for step in range(200)]
+    duration_s = [0.1 + waits.get(step, 0.0) for step in range(200)]
+    ranks = [rank_of(rank, steps_of(duration_s, kind=kind, loader_s=waits if rank else {})) for rank in (0, 1)]
+    log = job_log([msgspec.structs.replace(rank, loader_workers=num_workers) for rank in ranks])
+    assert log is not None and log.regular_s == pytest.approx(0.1 + 0.8 / num_workers, rel=0.03)
+    trace = TraceBuilder(0, 2)
+    for place, number in enumerate(TRACED):
+        trace.step(number, 200_000 * place, 200_000).launch("gemm", 200_000 * place, 5, 200_000 * place + 10, 20_000)
+    diagnosis = diagnose(attributed(trace), untraced=Untraced(step_s=1e6), log=log)
+    assert names(diagnosis)[0] == "data-loading" and "periodic-stall" not in names(diagnosis)
+    assert cost_s(diagnosis) == pytest.approx(0.8 / num_workers, rel=0.05)
 
 
 @pytest.mark.parametrize(("num_measured", "expected_s"), [(19, 0.010), (20, (19 * 0.010 + 0.110) / 20)])

@@ -151,9 +151,25 @@ def _unrecorded(path: Path) -> list[Quality]:
 
 def _rank(file: Path, damage: list[Quality]) -> RankRecording | None:
     try:
-        return read_rank(file)
+        return read_rank(file, loader_workers=_loader_workers(file.parent, File.STEPS.rank(file.name)))
     except InputError as error:
         damage.append(Quality(problem=str(error), effect="this rank's steps are missing"))
+        return None
+
+
+class _LoaderFacts(msgspec.Struct, frozen=True):
+    loader_workers: int | None = None
+
+
+class _FactsFile(msgspec.Struct, frozen=True):
+    facts: _LoaderFacts
+
+
+def _loader_workers(folder: Path, rank: int | None) -> int | None:
+    """Return the workers of the rank's loader; None if its facts are missing or damaged, which `read_facts` reports."""
+    try:
+        return decode_json(read_bytes(folder / File.FACTS.of(rank)), _FactsFile).facts.loader_workers
+    except (OSError, msgspec.DecodeError):
         return None
 
 

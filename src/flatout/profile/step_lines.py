@@ -37,6 +37,7 @@ from flatout.profile.step_records import (
 from flatout.records.events import Quality
 from flatout.records.recording import RankRecording, StallWindowSteps, Steps
 from flatout.records.start_costs import Span, StartTimes
+from flatout.step_log.bursts import spread_bursts
 
 _MIN_FOR_SPREAD = 5
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
@@ -103,8 +104,11 @@ class _Lines:
                 self.skipped[step] = bool(is_skipped)
 
 
-def read_rank(path: Path) -> RankRecording | None:
-    """Read a rank's file; None if it is empty. Raise InputError, with the line and the field, if no header is valid."""
+def read_rank(path: Path, *, loader_workers: int | None = None) -> RankRecording | None:
+    """Read a rank's file; None if it is empty. Raise InputError, with the line and the field, if no header is valid.
+
+    With the number of workers of its loader, the untraced step does not depend on where in a burst of batches it is.
+    """
     lines = _Lines(path)
     header = lines.header
     if header is None:
@@ -115,6 +119,9 @@ def read_rank(path: Path) -> RankRecording | None:
     _add_late(steps, lines)
     untraced = _untraced(steps, lines.plan)
     durations = steps.duration_s[untraced]
+    spread_s = spread_bursts(steps.loader_s[untraced], loader_workers or 0)
+    if spread_s is not None:
+        durations = durations + spread_s
     end = lines.end
     return RankRecording(
         rank=header.rank,
@@ -140,6 +147,7 @@ def read_rank(path: Path) -> RankRecording | None:
         started=_start_times(lines.started),
         is_pooled=end is not None and end.is_pooled,
         stopped_by=lines.stop.reason if lines.stop else None,
+        loader_workers=loader_workers,
         problems=tuple(_problems(lines, header.rank)),
         stall_window=_stall_window(lines.stall_window),
     )

@@ -73,7 +73,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: NDArray[np.int64]
     start_ns: NDArray[np.int64]  # unix time; 0: the rank has no such step
     duration_s: Matrix
-    loader_s: Matrix  # time in which the rank waited for batches
+    loader_s: Matrix  # time in which the rank waited for batches, spread over the steps of a starved loader's bursts
     spent_s: dict[StallCause, Matrix]  # the rank's own time in measured causes, in excess of the usual time
     num_loader_ends: Matrix | None  # number of times that a loader ran out of batches; None: not recorded
     evaluation_loader_s: Matrix | None  # part of evaluations in which a loader starts or ends; None: not recorded

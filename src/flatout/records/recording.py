@@ -92,6 +92,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     started: StartTimes | None = None  # None: it never settled, or its recorder was too old
     is_pooled: bool = False  # several threads call the model at the same time: a step ends with the end of each call
     stopped_by: str | None = None  # the reason for which the recorder stopped the job; None: it did not
+    loader_workers: int | None = None  # of the loader of its batches; None: unknown
 
     @property
     def only_infers(self) -> bool:

@@ -5,10 +5,11 @@ stall makes the step of every rank long: the rank whose own columns explain the 
 A rank that reached the end of its step before the collective waits in its next step instead.
 
 A stall is what exceeds the baseline: medians of the step times after subtracting, in each step, the longest time that
-any rank spent in a known cause. The baseline may change slowly during a job; such a drift is not a stall. The regular
-step is the median of the measured steps without their stalls. What the warm-up (compilation, lazy initialization) adds
-to a step counts neither in the regular nor in the mean step: a step of the warm-up counts as its baseline, and the
-causes that a warm-up cannot prolong count in every step, including the first: loading, checkpoints, evaluations.
+any rank spent in a known cause. The baseline may change slowly during a job; such a drift is not a stall, and neither
+are the waits of a starved loader whose workers deliver together (`bursts`). The regular step is the median of the
+measured steps without their stalls. What the warm-up (compilation, lazy initialization) adds to a step counts neither
+in the regular nor in the mean step: a step of the warm-up counts as its baseline, and the causes that a warm-up cannot
+prolong count in every step, including the first: loading, checkpoints, evaluations.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from flatout.records.job_log import (
 )
 from flatout.records.recording import RankRecording, Steps
 from flatout.step_log.baseline import baseline_s
+from flatout.step_log.bursts import without_bursts
 from flatout.step_log.sawtooth import find_sawtooth
 
 # Excess without a known cause counts above both: a share of the regular step, and a number of standard deviations.
@@ -69,7 +71,7 @@ def job_log(ranks: Sequence[RankRecording]) -> JobLog | None:
         number=number,
         start_ns=aligned.start_ns,
         duration_s=aligned.duration_s,
-        loader_s=aligned.loader_s,
+        loader_s=aligned.waits_s,
         spent_s=aligned.spent_s,
         num_loader_ends=aligned.num_loader_ends,
         evaluation_loader_s=aligned.evaluation_loader_s,
@@ -107,7 +109,7 @@ def _without_warm_up(stalls: Sequence[Stall], settled: int) -> list[Stall]:
 def _unstalled_s(aligned: _Aligned, stalls: Sequence[Stall]) -> NDArray[np.float64]:
     """Return the time of each measured step without the stalls in it, the mean over the ranks."""
     numbers = aligned.number[aligned.is_measured]
-    unstalled_s: NDArray[np.float64] = np.nanmean(aligned.duration_s[:, aligned.is_measured], axis=0)
+    unstalled_s: NDArray[np.float64] = np.nanmean(aligned.evened_s[:, aligned.is_measured], axis=0)
     row_of = {number: row for row, number in enumerate(numbers.tolist())}
     for stall in stalls:
         if stall.step in row_of:
@@ -149,8 +151,13 @@ class _Aligned:
         self.duration_s = self._matrix([steps.duration_s for steps in self._steps], missing=np.nan)
         self.loader_s = self._matrix([steps.loader_s for steps in self._steps])
         self.spent_s = self._spent()
+        started_s = self.spent_s.get(StallCause.LOADER_START, np.zeros(shape))
+        num_workers = max(rank.loader_workers or 0 for rank in ranks)
+        self.evened_s, self.waits_s = without_bursts(
+            self.duration_s, self.loader_s, started_s, self.is_ordinary, num_workers
+        )
         known = sum(self.spent_s.values(), np.zeros(shape))
-        self.without_known_s = self.duration_s - known.max(axis=0)
+        self.without_known_s = self.evened_s - known.max(axis=0)
         self.num_loader_ends = self._counts("num_loader_ends")
         self.evaluation_loader_s = self._counts("evaluation_loader_s")
         full_collections = self._counts("num_full_collections")
@@ -241,7 +248,7 @@ class _Charge:
     def __init__(self, aligned: _Aligned, baseline: Matrix, spread: NDArray[np.float64]) -> None:
         self._aligned = aligned
         self._threshold_s = np.maximum(MIN_SHARE_OF_REGULAR * baseline, MIN_DEVIATIONS * spread[:, None])
-        beyond = np.nan_to_num(np.maximum(aligned.duration_s - baseline, 0.0))
+        beyond = np.nan_to_num(np.maximum(aligned.evened_s - baseline, 0.0))
         self._is_long = beyond > self._threshold_s
         self._explained = self._own_s(beyond)
         self._num_ranks = len(aligned.ranks)
@@ -275,9 +282,9 @@ class _Charge:
         The recorder prolongs its own steps: in these, the loader time itself must be long.
         """
         aligned = self._aligned
-        usual = np.median(aligned.loader_s[:, aligned.is_ordinary], axis=1)
-        start = own.get(StallCause.LOADER_START, np.zeros_like(aligned.loader_s))
-        late = aligned.loader_s - start - usual[:, None]
+        usual = np.median(aligned.waits_s[:, aligned.is_ordinary], axis=1)
+        start = own.get(StallCause.LOADER_START, np.zeros_like(aligned.waits_s))
+        late = aligned.waits_s - start - usual[:, None]
         is_late = np.where(aligned.is_ordinary, self._is_long, late > self._threshold_s)
         return np.where(is_late, np.maximum(late, 0.0), 0.0)
 

@@ -13,7 +13,8 @@ Evidence
     recording also has the CPU time of making a batch, as a share of its time: a small share means waiting for storage
     or for a network. Its stage with most of the work on a sample is named; `flatout data show DIR` lists all of them. A
     recording has every step's wait for its batch (`wait_in_all_steps_s`). Where that is longer than in the traced
-    steps, it counts: the recorder prolongs the rest of a traced step, and batches are ready in time.
+    steps, it counts: the recorder prolongs the rest of a traced step, and batches are ready in time. With workers that
+    deliver together, one step waits long and the next ones not at all; their mean counts.
 
 Change to try
     Set `num_workers`: up to the cores that this process may use if workers compute, and more if they wait. Each worker
