@@ -8,8 +8,9 @@ from tests.change.jobs import EVERY_KIND, SOCKET_JOB, diagnosis, facts
 
 from flatout.change.candidates import candidates, regular_share
 from flatout.change.catalogue import all_changes
-from flatout.change.dataloader import worker_counts
+from flatout.change.dataloader import PINNED, WORKERS, lacks_cores, worker_counts
 from flatout.change.process import thread_counts
+from flatout.change.setting import setting
 from flatout.records.change import Change, JobFacts
 from flatout.records.diagnosis import Diagnosis
 
@@ -301,6 +302,25 @@ def test_workers_come_from_the_cores_that_the_control_group_allows(
     assert counts == expected
     if cores is not None and cores >= 2 * ranks:
         assert all(ranks * (count + 1) <= cores for count in counts)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "share", "lacks"),
+    [(1, 2.0, 1.0, True), (1, 4.0, 1.0, False), (2, 4.0, 1.0, True), (2, 4.0, 0.2, False), (1, None, 1.0, False)],
+)
+def test_workers_that_compute_need_a_core_beside_that_of_the_rank(
+    workers: int, cores: float | None, share: float, lacks: bool
+) -> None:
+    two_ranks = facts(cores_allowed=cores, ranks_per_host=2, loader_cpu_share=share)
+    change = setting(WORKERS, workers, patch="dataloader", num_workers=workers)
+    assert lacks_cores(change, two_ranks) is lacks
+    assert not lacks_cores(setting(PINNED, patch="dataloader", pin_memory=True), two_ranks)
+
+
+@pytest.mark.parametrize(("others", "most"), [(0.0, 7), (0.7, 7), (0.9, 6), (4.0, 4), (8.0, 3), (40.0, 1)])
+def test_workers_leave_the_cores_to_other_programs(others: float, most: int) -> None:
+    """Less than a tenth of the eight cores is the system's own noise."""
+    assert max(worker_counts(facts(cores_allowed=8.0, ranks_per_host=1, cores_busy_by_others=others))) == most
 
 
 def test_the_number_of_workers_that_the_script_has_is_not_proposed() -> None:

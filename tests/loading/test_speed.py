@@ -77,6 +77,18 @@ def test_workers_that_compute_need_cores() -> None:
     assert speed(on_two, 4).limit == "cores" and speed(on_two, 1).limit == "workers"
 
 
+@pytest.mark.parametrize(
+    ("others", "ranks", "samples_per_s"),
+    [(None, 1, 500), (0.19, 1, 500), (0.2, 1, 500 / 1.1), (2.0, 1, 250), (None, 4, 125), (2.0, 2, 125)],
+)
+def test_a_rank_has_its_share_of_the_cores_that_others_leave(
+    others: float | None, ranks: int, samples_per_s: float
+) -> None:
+    """Two cores, and samples of 4 ms; a tenth of the cores is the system's own noise."""
+    shared = a_loader(cores_allowed=2, cores_busy_by_others=others, ranks_on_host=ranks)
+    assert speed(shared, 8).samples_per_s == pytest.approx(samples_per_s)
+
+
 def test_other_threads_of_a_worker_need_cores_too() -> None:
     waiting = a_loader(a_stage("code", waiting_s=0.004), other_threads_s=0.004, cores_allowed=2)
     assert speed(waiting, 4).samples_per_s == pytest.approx(500) and speed(waiting, 4).limit == "cores"

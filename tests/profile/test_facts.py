@@ -7,12 +7,15 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.profile.runs import profiling, run, torchrun
 
 from flatout.errors import InputError
 from flatout.profile.read_facts import launcher, read_facts
+from flatout.profile.read_recording import read_recording
 from flatout.records.change import JobFacts
+from flatout.records.recording import HostUse
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -108,3 +111,23 @@ def test_a_share_that_is_no_number_is_refused_in_one_line(recording: Path, damag
     _write_facts(recording, facts_with(0.25), facts_with(damaged))
     with pytest.raises(InputError, match="cannot be read"):
         read_facts(recording)
+
+
+@pytest.mark.parametrize(
+    ("busy", "others", "expected"),
+    [(1.9, 0.3, 1.6), (1.9, None, None), (None, 0.3, None), (2.2, 0.2, 2.0), (2.3, 0.2, None), (0.1, 0.2, None)],
+)
+def test_the_cores_that_the_job_keeps_busy_are_those_that_no_other_process_does(
+    recording: Path, busy: float | None, others: float | None, expected: float | None
+) -> None:
+    """More than 2.2 of two cores were busy where the samples count cores that a quota does not allow."""
+    read = read_recording(recording)
+    host = HostUse(hostname="a", num_samples=9, cores_allowed=2.0, cores_busy=busy, cores_busy_by_others=others)
+    facts = read_facts(recording, msgspec.structs.replace(read, hosts=(host,)))
+    assert facts.cores_busy_by_job == (None if expected is None else pytest.approx(expected))
+
+
+def test_ranks_know_the_workers_of_their_loader(recording: Path) -> None:
+    _write_facts(recording, {"facts": {"loader_workers": 4}}, {"facts": "damaged"})
+    by_rank = {rank.rank: rank.loader_workers for rank in read_recording(recording).ranks}
+    assert by_rank == {0: 4} | {rank: None for rank in by_rank if rank}

@@ -57,6 +57,45 @@ def test_where_workers_are_not_the_fix_one_trial_still_compares_the_model_with_t
     assert note is not None and "decode-bound" in note and "limited by its cores" in note
 
 
+def test_where_the_ranks_keep_all_cores_busy_workers_are_not_the_fix() -> None:
+    """pytorch/pytorch#65288: two ranks on two cores tokenize in `__getitem__`, without workers."""
+    busy: dict[str, Any] = {"cores_allowed": 2, "ranks_on_host": 2, "training_cores": 10 / 42}
+    profile = a_profile(**busy)  # 32 ms of a step of 42 ms make the samples, 10 ms train
+    modelled = with_loader_model(facts(loader_workers=0), profile)
+    assert modelled.loader_pace_s[1:4] == pytest.approx((0.042, 0.042, 0.042))
+    assert modelled.loader_best_gain == pytest.approx(1.0)
+    assert worker_counts(modelled) == (1,)
+    note = note_on_workers(modelled, profile)
+    assert note is not None and "limited by its cores" in note
+
+
+@pytest.mark.parametrize(("training_cores", "is_said"), [(8 / 42, True), (1 / 42, False)])
+def test_little_that_busy_cores_leave_is_said(training_cores: float, is_said: bool) -> None:
+    """Two cores for two ranks: making the samples takes 32 ms of CPU time in a step of 42 ms."""
+    busy: dict[str, Any] = {"cores_allowed": 2, "ranks_on_host": 2, "training_cores": training_cores}
+    modelled = with_loader_model(facts(loader_workers=0), a_profile(**busy))
+    assert modelled.loader_best_gain == pytest.approx(42 / (32 + 42 * training_cores))
+    note = note_on_workers(modelled, a_profile(**busy))
+    assert (note is not None and "take turns with it on busy cores" in note) is is_said
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_said"),
+    [
+        ({}, True),
+        ({"cores_busy_by_job": 1.8}, False),  # they would do its work 1.11 times as fast
+        ({"cores_busy_by_job": None}, False),
+        ({"loader_cpu_share": 0.2}, False),  # it waits
+        ({"loader_load": 0.04}, False),
+    ],
+)
+def test_without_timed_stages_busy_cores_are_said_too(changed: dict[str, Any], is_said: bool) -> None:
+    nothing = LoadingProfile(recording="r", ranks=(), slowest_rank=None, is_waiting=None)
+    busy: dict[str, Any] = {"cores_allowed": 2.0, "cores_busy_by_job": 1.95, "loader_load": 0.8, "loader_workers": 0}
+    note = note_on_workers(facts(**busy | changed), nothing)
+    assert (note is not None and "of the 2 cores busy" in note) is is_said
+
+
 @pytest.mark.parametrize(("steady_wait_s", "is_said"), [(0.0009, True), (0.0007, False)])
 def test_where_the_training_waits_for_loaders_to_start_no_word_is_said_of_workers(
     steady_wait_s: float, is_said: bool

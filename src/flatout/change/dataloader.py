@@ -1,9 +1,9 @@
 """The DataLoader: how batches are made and reach the device while the device computes.
 
-Cores are those that the control group allows this job, shared among the ranks of a host, with one per rank reserved for
-the training process. torch itself uses the machine's cores and the affinity, not a container's quota. A loader that
-mostly waits, as for network storage, can have more workers than cores: the recording has the CPU share of the time in
-which batches are made.
+Cores are those that the control group allows this job, shared with other programs and among the ranks of a host, with
+one per rank reserved for the training process (`JobFacts.worker_cores`). torch itself uses the machine's cores and
+the affinity, not a container's quota. A loader that mostly waits, as for network storage, can have more workers than
+cores: the recording has the CPU share of the time in which batches are made.
 """
 
 from __future__ import annotations
@@ -139,6 +139,11 @@ def changes(facts: JobFacts) -> Iterator[Change]:
     yield setting(NON_BLOCKING, patch="non_blocking_copies")
 
 
+def lacks_cores(change: Change, facts: JobFacts) -> bool:
+    """Whether the change is a number of workers that compute, and with the rank need more cores than it has."""
+    return change.knob.name == WORKERS.name and facts.is_crowded_by(int(change.value))
+
+
 def _starts_sooner(facts: JobFacts, count: int) -> bool:
     """Whether `count` workers start sooner at an epoch than those of the job, which are more than its cores."""
     workers, cores = facts.loader_workers or 0, facts.cores_per_rank or 0
@@ -153,11 +158,11 @@ def worker_counts(facts: JobFacts) -> tuple[int, ...]:
     worker that waits needs only its CPU share of a core. Where the stages of batches were timed, the model of the
     loader chooses instead. An iterable dataset gets one worker, as more would repeat its samples.
     """
-    if facts.cores_per_rank is None:
+    if facts.worker_cores is None:
         return ()
     if facts.loader_is_iterable:
         return (1,) if facts.loader_workers == 0 else ()
-    spare_cores = max(int(facts.cores_per_rank) - 1, 1)
+    spare_cores = int(facts.worker_cores)
     most = min(spare_cores, MAX_WORKERS)
     if facts.loader_waits:
         by_cpu_time = spare_cores / max(facts.loader_cpu_share or 0.0, 1 / WAITING_WORKERS_PER_CORE)

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from flatout.records.cores import FOREIGN_CORES
 from flatout.records.recording import GpuUse, HostUse, Recording
 from flatout.units import bytes_per_s
 
 BUSY_CORES = 0.9  # share of the cores that the process may use
-FOREIGN_CORES = 0.1  # share of the cores that the process may use, busy with processes other than the job's
 FOREIGN_FIRST = 0.25  # from this share on, to end those processes comes before what the rule advises
 BUSY_DISK = 0.9  # share of the time
 MIN_THROTTLED = 0.05  # share of the samples

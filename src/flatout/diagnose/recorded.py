@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from flatout.diagnose.host_evidence import (
-    FOREIGN_CORES,
     HostEvidenceOf,
     foreign_share,
     foreign_words,
@@ -17,6 +16,7 @@ from flatout.diagnose.host_evidence import (
     often_throttled,
 )
 from flatout.diagnose.rules import RULES
+from flatout.records.cores import FOREIGN_CORES
 from flatout.records.diagnosis import Diagnosis, Finding
 from flatout.records.events import Quality
 from flatout.records.recorded_time import RecordedTime

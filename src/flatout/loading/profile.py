@@ -16,7 +16,7 @@ from flatout.loading.read_reports import LoaderReport, read_reports
 from flatout.loading.speed import loader_speeds
 from flatout.loading.stages import rank_loading
 from flatout.records.loading import FoundCause, LoadingProfile, RankLoading
-from flatout.records.recording import Recording
+from flatout.records.recording import HostUse, Recording
 
 
 def loading_profile(recording: Recording) -> LoadingProfile:
@@ -27,14 +27,14 @@ def loading_profile(recording: Recording) -> LoadingProfile:
     for hostname, report in reports:
         by_rank[report.rank].append(report)
         hosts[report.rank] = hostname
-    quota = {host.hostname: host.cores_allowed for host in recording.hosts}
+    use = {host.hostname: host for host in recording.hosts}
     recorded = {rank.rank: rank for rank in recording.ranks}
     loadings = []
     for rank, of_rank in sorted(by_rank.items()):
         num_sharing = _num_sharing(rank, by_rank, hosts)
         loading = rank_loading(rank, hosts[rank], of_rank, recorded.get(rank), ranks_on_host=num_sharing)
         if loading is not None:
-            loading = _with_quota(loading, quota.get(hosts[rank]))
+            loading = _with_cores(loading, use.get(hosts[rank]))
             speeds, rates = loader_speeds(loading), loading_rates(loading)
             loadings.append(msgspec.structs.replace(loading, speeds=speeds, rates=rates))
     waits = {loading.rank: share for loading in loadings if (share := wait_share(loading)) is not None}
@@ -58,11 +58,15 @@ def _num_sharing(rank: int, by_rank: dict[int, list[LoaderReport]], hosts: dict[
     return sum(bool(cores[other] & cores[rank]) for other in on_host)
 
 
-def _with_quota(loading: RankLoading, cores: float | None) -> RankLoading:
-    """Return the loader with the cores that the control group's quota allows, which the affinity does not show."""
-    if cores is None or cores >= loading.cores_allowed:
+def _with_cores(loading: RankLoading, host: HostUse | None) -> RankLoading:
+    """Return the loader with what the affinity does not show: the quota, and others' use of the cores."""
+    if host is None:
         return loading
-    return msgspec.structs.replace(loading, cores_allowed=max(int(cores), 1))
+    allowed = min(max(int(host.cores_allowed), 1), loading.cores_allowed)
+    others = host.cores_busy_by_others
+    if others is not None:  # a rank with cores of its own has its part of the load
+        others *= min(allowed / host.cores_allowed, 1.0)
+    return msgspec.structs.replace(loading, cores_allowed=allowed, cores_busy_by_others=others)
 
 
 def _causes(loadings: list[RankLoading], slowest: int | None) -> tuple[FoundCause, ...]:

@@ -9,7 +9,7 @@ waits for files; what was read from the page cache does not show how fast the st
 from __future__ import annotations
 
 from flatout.inside.protocol import LoaderStage
-from flatout.loading.speed import sample_cpu_s
+from flatout.loading.speed import rank_cores, sample_cpu_s
 from flatout.records.loading import LoadingRate, RankLoading, RateName
 
 COLD = 0.9  # of the bytes, from a device
@@ -63,5 +63,4 @@ def _cached(loading: RankLoading, num_makers: int) -> float | None:
     cpu_s = sample_cpu_s(loading)
     if alone_s <= 0 or cpu_s <= 0:
         return None
-    cores = max(loading.cores_allowed / loading.ranks_on_host, 1.0)
-    return min(num_makers / alone_s, cores / cpu_s)
+    return min(num_makers / alone_s, rank_cores(loading) / cpu_s)

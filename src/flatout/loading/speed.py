@@ -15,6 +15,7 @@ it at its limit. Sources: DS-Analyzer (VLDB 2021) and Plumber (MLSys 2022).
 
 from __future__ import annotations
 
+from flatout.records.cores import cores_of_rank
 from flatout.records.loading import LoaderSpeed, RankLoading
 
 MAX_WORKERS = 64
@@ -67,7 +68,7 @@ def predicted_speed(loading: RankLoading, num_workers: int) -> LoaderSpeed | Non
     limits = _limits(loading, num_workers)
     limit = min(limits, key=lambda name: limits[name])
     receiving_s = samples * (loading.receiving_s or 0.0)
-    busiest_s = max(computing_s + receiving_s, samples / limits[limit], _cpu_of_step_s(loading) / _cores(loading))
+    busiest_s = max(computing_s + receiving_s, samples / limits[limit], least_step_s(loading))
     return LoaderSpeed(
         num_workers=num_workers,
         samples_per_s=limits[limit],
@@ -81,7 +82,7 @@ def _limits(loading: RankLoading, num_workers: int) -> dict[str, float]:
     limits = {"workers": num_workers / sample_alone_s(loading)}
     cpu_s = sample_cpu_s(loading)
     if cpu_s > 0:
-        limits["cores"] = _cores(loading) / cpu_s
+        limits["cores"] = rank_cores(loading) / cpu_s
     if loading.storage_samples_per_s is not None:
         limits["storage"] = loading.storage_samples_per_s
     main_s = max(loading.receiving_s or 0.0, loading.pinning_s or 0.0)
@@ -106,9 +107,17 @@ def _is_saturated(loading: RankLoading, num_workers: int) -> bool:
     return min(limits, key=lambda name: limits[name]) != "workers"
 
 
-def _cores(loading: RankLoading) -> float:
-    """Return the cores of a rank, if the ranks of a host share those that they may use."""
-    return max(loading.cores_allowed / loading.ranks_on_host, 1.0)
+def rank_cores(loading: RankLoading) -> float:
+    """Return the cores of a rank, if the ranks of a host share those that they may use and that others leave."""
+    return cores_of_rank(loading.cores_allowed, loading.ranks_on_host, loading.cores_busy_by_others)
+
+
+def least_step_s(loading: RankLoading) -> float:
+    """Return the time that the rank's cores need at least for a step: for the training, and for the samples.
+
+    However many workers make the samples, they and the training process take turns on these cores.
+    """
+    return _cpu_of_step_s(loading) / rank_cores(loading)
 
 
 def _cpu_of_step_s(loading: RankLoading) -> float:

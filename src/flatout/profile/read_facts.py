@@ -21,13 +21,15 @@ from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import File
 from flatout.profile.read_recording import read_recording
 from flatout.records.change import JobFacts
-from flatout.records.recording import Recording
+from flatout.records.recording import HostUse, Recording
 
 # Programs that start ranks, with their names in the catalogue.
 _LAUNCHERS = {"torchrun": "torchrun", "srun": "srun", "accelerate": "accelerate", "deepspeed": "deepspeed"}
 _LAUNCHERS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 _MODULES |= {"accelerate.commands.launch": "accelerate"}
+
+MOST_BUSY = 1.1  # of the cores allowed: more are not all the job's to use
 
 
 def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
@@ -49,6 +51,7 @@ def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
         "launcher": _launcher_of(recording),
         "cores_allowed": min((host.cores_allowed for host in recording.hosts), default=None),
         "cores_busy_by_others": max(busy, default=None),
+        "cores_busy_by_job": max(filter(None, map(_busy_by_job, recording.hosts)), default=None),
         "passes_per_step": _passes(recording),
         "only_infers": all(rank.only_infers for rank in ranks) if ranks else None,
         "loader_length_spread": _length_spread(recording),
@@ -62,6 +65,16 @@ def read_facts(path: Path, recording: Recording | None = None) -> JobFacts:
         raise InputError(
             f"the facts in {path} cannot be read: {error}", hint="record the job again with this version"
         ) from error
+
+
+def _busy_by_job(host: HostUse) -> float | None:
+    """Return the cores that the job's processes keep busy; None if it is unknown.
+
+    Where a quota allows only some of the machine's cores, the busy ones may be those of other containers.
+    """
+    if host.cores_busy is None or host.cores_busy_by_others is None or host.cores_busy > MOST_BUSY * host.cores_allowed:
+        return None
+    return max(host.cores_busy - host.cores_busy_by_others, 0.0)
 
 
 def _launcher_of(recording: Recording) -> str | None:

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from flatout.records.cores import cores_of_rank
+
 Safety = Literal["exact", "rounding", "semantic"]
 SAFETIES: tuple[Safety, ...] = ("exact", "rounding", "semantic")  # each also allows those before it
 
@@ -144,6 +146,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     # The host, within the limits of the control group.
     cores_allowed: float | None = None  # per host
     cores_busy_by_others: float | None = None  # of those allowed, on the host with most
+    cores_busy_by_job: float | None = None  # the same, with the job's own processes: its ranks and their workers
     num_numa_nodes: int | None = None
     collects_automatically: bool | None = None  # Python decides when to collect garbage, not the script
     threads_per_rank: int | None = None  # torch.get_num_threads()
@@ -234,3 +237,32 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     def cores_per_rank(self) -> float | None:
         """Return the allowed cores per rank; None if they are unknown."""
         return self.cores_allowed / self.ranks_on_host if self.cores_allowed is not None else None
+
+    @property
+    def worker_cores(self) -> float | None:
+        """Return the cores for the workers of a rank's loader: those that other programs leave, less one.
+
+        One core is the training process's own. There is always one for a worker, which takes turns with the training
+        if it must: what work can gain from cores that are busy is `cores_speedup`.
+        """
+        cores = self._cores_left
+        return None if cores is None else max(cores - 1, 1.0)
+
+    @property
+    def cores_speedup(self) -> float | None:
+        """Return how many times as fast the job's work on the cores could be at most, if it used all of them."""
+        cores = self._cores_left
+        if cores is None or not self.cores_busy_by_job:
+            return None
+        return max(cores * self.ranks_on_host / self.cores_busy_by_job, 1.0)
+
+    def is_crowded_by(self, num_workers: int) -> bool:
+        """Whether a rank and this number of workers compute on fewer cores than they are."""
+        cores = self._cores_left
+        return cores is not None and not self.loader_waits and num_workers + 1 > cores
+
+    @property
+    def _cores_left(self) -> float | None:
+        if self.cores_allowed is None:
+            return None
+        return cores_of_rank(self.cores_allowed, self.ranks_on_host, self.cores_busy_by_others)

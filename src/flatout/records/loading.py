@@ -114,6 +114,7 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True):
     pinning_s: float | None  # per sample, in a second thread of the training process; None: not pinned
     copying_s: float | None = None  # per sample, on the GPU's stream; None: no copy to a GPU was timed
     copied_bytes: float | None = None  # per sample, to a GPU; None: nothing was copied
+    cores_busy_by_others: float | None = None  # of those allowed on the host; None: unknown
     training_cores: float | None  # cores that the training process keeps busy, without making batches
     watch_share: float  # share of the time that the watch itself took
     step_s: float | None  # mean over the steps after the warm-up

@@ -9,13 +9,14 @@ import msgspec
 
 from flatout.change.arguments import knob_changes, parse_knob
 from flatout.change.candidates import MIN_SPEEDUP, candidates, regular_share, share_in_trial
+from flatout.change.dataloader import lacks_cores
 from flatout.errors import UsageError
 from flatout.nccl_tuner.in_tuning import FAMILIES, with_measured_collectives
 from flatout.predict.bucket_plan import best_bucket_mib, best_first_bucket_mib
 from flatout.predict.predict import predict_all, situation_of
 from flatout.predict.prefetch_depth import best_prefetch_depth
 from flatout.predict.situation import Situation
-from flatout.records.change import Change
+from flatout.records.change import Change, JobFacts
 from flatout.records.prediction import NoPrediction, Prediction
 from flatout.tune.budget import num_affordable
 from flatout.tune.bundle import independent_changes
@@ -65,7 +66,7 @@ def choose(setup: Setup, progress: Progress, number: int, profiled: Profiled) ->
     estimates = _Estimates()
     if not is_for_memory:  # a replay predicts time, not memory
         estimates = _estimate(setup, progress, possible, profiled)
-        possible.sort(key=lambda change: -_expected_speedup(change, estimates.predictions))
+        possible.sort(key=lambda change: -expected_speedup(change, estimates.predictions, profiled.facts))
     # The changes that the user named come first: their gain cannot be estimated, so if sorted by estimate they would
     # come last, after changes that are known to gain almost nothing.
     possible.sort(key=lambda change: change.argument is None)
@@ -241,7 +242,8 @@ def _estimate(setup: Setup, progress: Progress, possible: Sequence[Change], prof
     estimated = [change for change in possible if change.argument is None]  # a user's own change has no estimate
     promises = {
         change.name: Promise(
-            expected_speedup=_expected_speedup(change, predictions), max_speedup=_max_speedup(change, predictions)
+            expected_speedup=expected_speedup(change, predictions, profiled.facts),
+            max_speedup=_max_speedup(change, predictions),
         )
         for change in estimated
     }
@@ -256,14 +258,16 @@ def _max_speedup(change: Change, predictions: Mapping[str, Prediction]) -> float
     return min(prediction.high, prediction.bound or prediction.high)
 
 
-def _expected_speedup(change: Change, predictions: Mapping[str, Prediction]) -> float:
+def expected_speedup(change: Change, predictions: Mapping[str, Prediction], facts: JobFacts) -> float:
     """Return a speedup halfway between the predicted one and its upper bound.
 
     A trial costs little compared with what it can find. Without a prediction, the gain is assumed to be between nothing
-    and the bound.
+    and the bound. Workers without a core of their own seldom reach what is predicted, so there is nothing to find.
     """
     prediction = predictions.get(change.name)
     predicted = prediction.speedup if prediction is not None else 1.0
+    if prediction is not None and lacks_cores(change, facts):
+        return predicted
     return math.sqrt(predicted * _max_speedup(change, predictions))
 
 

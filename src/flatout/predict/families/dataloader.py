@@ -8,11 +8,12 @@ import numpy as np
 
 from flatout.predict.replay import Edits
 from flatout.predict.situation import SINGLE_PROCESS, Scenarios, Situation, scale
-from flatout.records.change import Change
+from flatout.records.change import Change, JobFacts
 from flatout.records.track import GpuWorkKind, Spent, TrackNode
 from flatout.units import percent
 
 HAND_OVER_S = 0.5e-3  # taking a finished batch from a worker
+LEAST_BUSY = 0.8  # of the time in which cores are busy: the rest may be a thread that waits for another one, spinning
 SAVED_BY_FEWER = 0.9  # of the time in the loader, at best
 PINNED_BYTES_PER_S = 40e9  # prior: host to device over PCIe 5 x16, 50 GB/s by design; PCIe 4: 25
 
@@ -35,17 +36,19 @@ def _workers(situation: Situation, change: Change) -> Scenarios | str:
     cost_s = _batch_s(situation)
     if isinstance(cost_s, str):
         return cost_s
-    ranks = facts.ranks_per_host or facts.num_ranks or len(situation.tracks)
-    cores = max(facts.cores_allowed / ranks - 1, 1.0) if facts.cores_allowed is not None else float(asked)
+    cores = facts.worker_cores if facts.worker_cores is not None else float(asked)
     share = facts.loader_cpu_share if facts.loader_cpu_share is not None else 1.0  # of a core that a worker needs
     at_once = min(float(asked), cores / max(share, 1e-3))
     is_more = bool(situation.pace_s) and asked >= (facts.loader_workers or 0)
     most_s = situation.pace_s if is_more else math.inf
+    busy_s = situation.step_s / (facts.cores_speedup or math.inf)
 
     def apply(edits: Edits, factor: float) -> float:
         _hand_over_only(situation, edits)
+        made_s = cost_s / at_once * factor
+        on_all_cores_s = busy_s * max(factor, LEAST_BUSY)
         # More workers than now cannot make the pace worse; it already includes that they share cores.
-        return min(cost_s / at_once * factor, most_s)
+        return min(max(made_s, on_all_cores_s), most_s)
 
     return Scenarios(
         apply=apply,
@@ -56,9 +59,17 @@ def _workers(situation: Situation, change: Change) -> Scenarios | str:
         assumptions=(
             "a batch costs a worker as much as it costs the training process",
             *((f"a worker keeps a core busy for {percent(share)} of its time",) if share < 1 else ()),
+            *_what_cores_allow(facts),
         ),
         frees_pace=True,
     )
+
+
+def _what_cores_allow(facts: JobFacts) -> tuple[str, ...]:
+    """Say by how much the job can use more of the cores, where that is known."""
+    if facts.cores_speedup is None:
+        return ()
+    return (f"all cores that the job can use do its work at most {facts.cores_speedup:.2f} times as fast",)
 
 
 def _hand_over_only(situation: Situation, edits: Edits) -> None:
@@ -72,6 +83,8 @@ def _hand_over_only(situation: Situation, edits: Edits) -> None:
 
 def _by_stages(situation: Situation, pace_s: float, asked: int) -> Scenarios:
     """Let a step take at least as long as the model of the loader says that these workers need for its samples."""
+    facts = situation.facts
+    is_crowded = facts.loader_limit == "cores" and facts.is_crowded_by(asked)
 
     def apply(edits: Edits, factor: float) -> float:
         _hand_over_only(situation, edits)
@@ -79,8 +92,9 @@ def _by_stages(situation: Situation, pace_s: float, asked: int) -> Scenarios:
 
     return Scenarios(
         apply=apply,
-        likely=1.0,
-        worst=1.3,  # workers share memory bandwidth and storage
+        # Workers share memory bandwidth and storage, and with more of them than cores, also the cores.
+        likely=1.1 if is_crowded else 1.0,
+        worst=1.7 if is_crowded else 1.3,
         best=0.9,
         how=f"by the stages of its samples, {asked} workers make a step's batches in {pace_s * 1e3:.1f} ms",
         assumptions=("a sample takes its computing and its waiting, and workers that compute need cores",),
