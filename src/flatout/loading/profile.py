@@ -64,7 +64,7 @@ def _with_cores(loading: RankLoading, host: HostUse | None) -> RankLoading:
         return loading
     allowed = min(max(int(host.cores_allowed), 1), loading.cores_allowed)
     others = host.cores_busy_by_others
-    if others is not None:  # a rank with cores of its own has its part of the load
+    if others is not None:  # a rank that is bound to some of the cores has its part of the load
         others *= min(allowed / host.cores_allowed, 1.0)
     return msgspec.structs.replace(loading, cores_allowed=allowed, cores_busy_by_others=others)
 

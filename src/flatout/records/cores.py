@@ -2,7 +2,7 @@
 
 In: what a host's control group and affinity allow, the ranks that share it, and what other programs keep busy. Work
 that computes gains only from cores that nobody uses, so a rank has its share of those that other programs leave. These
-share fairly: a job that wants all of its C cores, beside others that want b, takes (C + b) / C times as long.
+share fairly: a job that wants all of its C cores, while others want b, takes (C + b) / C times as long.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_BURSTS = 3  # long waits, to tell bursts from a single late batch
+MIN_BURSTS = 3  # long waits; fewer may be single late batches
 MAX_PERIOD = 1.25  # times the number of workers: steps from a long wait to the next, on average
 MAX_LONG_SHARE = 0.8  # of the steps; where nearly all steps wait, there is nothing to spread
-MOST_OF_A_WAIT = 2.0  # times the usual long wait: more is a stall of its own
+MOST_OF_A_WAIT = 2.0  # times the usual long wait: what is longer counts as a stall
 IS_LONG = 0.5  # of the usual long wait
 
 Times = NDArray[np.float64]

@@ -262,7 +262,7 @@ def expected_speedup(change: Change, predictions: Mapping[str, Prediction], fact
     """Return a speedup halfway between the predicted one and its upper bound.
 
     A trial costs little compared with what it can find. Without a prediction, the gain is assumed to be between nothing
-    and the bound. Workers without a core of their own seldom reach what is predicted, so there is nothing to find.
+    and the bound. Workers that have to share a core seldom reach what is predicted, so there is nothing to find.
     """
     prediction = predictions.get(change.name)
     predicted = prediction.speedup if prediction is not None else 1.0

@@ -20,8 +20,8 @@ Change to try
 
 When this is wrong
     Other processes on the same machine, a network that is shared, or a throttled clock stall a job too, mostly at
-    irregular steps. Batches that come late at least once in as many steps as the loader has workers are no stall: the
-    workers deliver together, and the loader is too slow on the whole (`data-loading`).
+    irregular steps. Batches that come late at least once in as many steps as the loader has workers are not counted
+    here: the workers deliver together, and the loader is too slow in every step (`data-loading`).
 """
 
 from __future__ import annotations
