@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
-from flatout.schedule.durations import bucket_of, edge
-from flatout.schedule.hazards import _UNKNOWN, Hazards, _Group, hazards_of
+from flatout.schedule.durations import NUM_BUCKETS, bucket_of, edge, middle
+from flatout.schedule.hazards import _UNKNOWN, SHORTEST, Hazards, _Group, hazards_of, reciprocal_index
 from flatout.schedule.jobs import ClusterJob
 
 
@@ -53,12 +54,15 @@ def test_with_much_evidence_the_index_is_that_of_the_durations(age_s: float) -> 
 
 def test_the_hazard_of_a_group_counts_jobs_that_have_not_ended() -> None:
     """Of 11 that reached the half octave at 32 s, 4 ended in it; 2 are in it now, half of each; 6 are beyond it."""
-    group = _Group()
-    group.ended[10] = group.num_ended = 4
+    jobs = [ClusterJob(submit_s=0, num_gpus=1, duration_s=1) for _ in range(12)]
     ages_s = [33.0] * 2 + [70.0] * 6
-    group.unfinished = dict.fromkeys(range(8))
-    group.count(0.0, lambda job: ages_s[job])
-    hazards = hazards_of(group, None, _UNKNOWN)
+    hazards_by_job = Hazards(jobs, lambda job: ages_s[job])
+    for job in range(12):
+        hazards_by_job.started(job)
+    for job in range(8, 12):
+        hazards_by_job.ended(job, 33.0)
+    kind = hazards_by_job._kind(0, 0.0)
+    hazards = hazards_of(kind.groups[0], None, _UNKNOWN)
     expected = 1 - 0.5**0.5
     assert hazards[9] == pytest.approx(3 * expected / (12 + 3))
     assert hazards[10] == pytest.approx((4 + 3 * expected) / (11 + 3))
@@ -78,10 +82,10 @@ def test_jobs_that_run_for_days_are_seen_before_the_first_of_them_ends() -> None
 
 @pytest.mark.parametrize(("now", "is_new"), [(899.0, False), (900.0, True)])
 def test_running_jobs_are_looked_at_again_every_quarter_of_an_hour(now: float, is_new: bool) -> None:
-    ages_s = [100.0] * 10
+    ages_s = [200.0] * 10
     hazards = evidence([], ages_s)
     before = hazards.index(0, 20, 0.0)
-    ages_s[:] = [100_000.0] * 10
+    ages_s[:] = [200.0 + now] * 10  # the half octave begins at 1,024 s
     assert (hazards.index(0, 20, now) != before) == is_new
 
 
@@ -113,3 +117,69 @@ def test_a_user_s_own_jobs_decide_where_there_are_many() -> None:
     alone = hazards.index(0, 12, 0.0)
     assert alone < 150
     assert hazards.index(51, 12, 0.0) > 4 * alone
+
+
+def reached_by(ended_s: list[float | None], ages_s: list[float]) -> list[float]:
+    """Return how many jobs reached each half octave; a job that is in it, and has not ended, is half a job."""
+    reached = [0.0] * NUM_BUCKETS
+    for duration_s, age_s in zip(ended_s, ages_s, strict=True):
+        last = bucket_of(age_s if duration_s is None else duration_s)
+        for bucket in range(last):
+            reached[bucket] += 1.0
+        reached[last] += 0.5 if duration_s is None else 1.0
+    return reached
+
+
+def test_hazards_equal_those_of_a_count_of_all_jobs_at_each_look() -> None:
+    """Jobs start, stop, go on and end at random; each group is counted anew from the ages of its jobs."""
+    draw = random.Random(3)
+    jobs = [ClusterJob(submit_s=0, num_gpus=draw.choice([1, 2]), duration_s=1, team="t") for _ in range(60)]
+    held_s, since_s, ended_s = [0.0] * 60, dict[int, float](), dict[int, float]()
+    now, begun = 0.0, set[int]()
+
+    def age(job: int) -> float:
+        return held_s[job] + (now - since_s[job] if job in since_s else 0.0)
+
+    hazards = Hazards(jobs, age)
+    num_compared = 0
+    for _ in range(400):
+        now += draw.choice([1.0, 30.0, 450.0, 900.0])
+        looked_at = draw.randrange(60)
+        group = hazards._kind(looked_at, now).groups[0]
+        if group.counted_s == now:
+            alike = [job for job in begun if jobs[job].num_gpus == jobs[looked_at].num_gpus]
+            expected = reached_by([ended_s.get(job) for job in alike], [age(job) for job in alike])
+            assert group.reached.tolist()[SHORTEST:] == expected[SHORTEST:]
+            num_compared += 1
+        job = draw.randrange(60)
+        if job in ended_s:
+            continue
+        if job not in since_s:
+            hazards.started(job)
+            since_s[job] = now
+            begun.add(job)
+            continue
+        held_s[job] = age(job)
+        del since_s[job]
+        if draw.random() < 0.4:
+            hazards.ended(job, held_s[job])
+            ended_s[job] = held_s[job]
+    assert num_compared > 100
+    assert len(ended_s) > 20
+
+
+def test_an_index_is_the_least_over_all_stopping_times() -> None:
+    """The search ends early; here all stopping times are tried, with hazards that rise late and fall late."""
+    draw = random.Random(2)
+    for _ in range(200):
+        hazards = [draw.choice([0.001, 0.05, 0.3, 0.9]) for _ in range(NUM_BUCKETS)]
+        first = draw.randrange(12, 40)
+        least, used_s, left = math.inf, 0.0, 1.0
+        for bucket in range(first, NUM_BUCKETS):
+            ends = left * hazards[bucket]
+            left -= ends
+            used_s += ends * (middle(bucket) - edge(bucket)) + left * (edge(bucket + 1) - edge(bucket))
+            least = min(least, used_s / (1 - left))
+            if left < 1e-3:
+                break
+        assert reciprocal_index(hazards, first) == least

@@ -1,6 +1,7 @@
 """How soon a job ends that has run for some time: from similar jobs that ended, and from those that have not.
 
-In: jobs as they start and end, and how long each has run. Out: the reciprocal Gittins index of a job, in seconds.
+In: jobs as they start and end, and how long each has run. Out: the reciprocal Gittins index of a job, in seconds, and
+its level: the octave of the index times a power of the job's GPUs.
 
 A hazard is the share of the jobs that reach a half octave of running time and end within it. Jobs that have not ended
 count among those that reached it, as Kaplan and Meier (1958) count them: without them the jobs that take days are not
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -21,26 +23,34 @@ import numpy.typing as npt
 from flatout.schedule.durations import NUM_BUCKETS, bucket_of, edge, middle
 from flatout.schedule.jobs import HOUR, ClusterJob
 
+SHORTEST = bucket_of(64.0)  # no index is asked for before; jobs that have run for less are not told apart
 PARENT_JOBS = 3.0
 _PARETO_HAZARD = 1 - 2**-0.5  # half of the jobs that reach a time reach twice that time
 _UNKNOWN = np.full(NUM_BUCKETS, _PARETO_HAZARD)
 _GROWTH = 1.1  # of the number of ended jobs, after which hazards are computed again
 _LONGEST_S = HOUR / 4  # after which they are computed again in any case, because running jobs have become older
 _FEW = 1e-3  # share of jobs whose later ends do not change an index
+_ROUNDING = 1e-6
+_WIDTHS_S = [edge(bucket + 1) - edge(bucket) for bucket in range(NUM_BUCKETS)]
+_TO_MIDDLES_S = [middle(bucket) - edge(bucket) for bucket in range(NUM_BUCKETS)]
 
 Age = Callable[[int], float]
 Floats = npt.NDArray[np.float64]
 
+# Row `b`: which half octaves a job that ended in `b` has reached, and one that is in `b` now, which counts as a half.
+_ENDED = np.tri(NUM_BUCKETS)
+_PRESENT = _ENDED - np.eye(NUM_BUCKETS) / 2
+
 
 class _Group:
-    """Similar jobs: the half octaves in which they ended, and those that have started and have not ended."""
+    """Similar jobs: in which half octaves they ended, and how many reached each, now and when last counted."""
 
-    __slots__ = ("counted_s", "ended", "num_ended", "num_when_counted", "reached", "unfinished")
+    __slots__ = ("counted_s", "ended", "num_ended", "num_when_counted", "reached", "reached_now")
 
     def __init__(self) -> None:
-        self.ended = [0] * NUM_BUCKETS
+        self.ended: Floats = np.zeros(NUM_BUCKETS)
         self.num_ended = 0
-        self.unfinished: dict[int, None] = {}
+        self.reached_now: Floats = np.zeros(NUM_BUCKETS)
         self.reached: Floats = np.zeros(NUM_BUCKETS)
         self.counted_s = -math.inf
         self.num_when_counted = 0
@@ -48,20 +58,19 @@ class _Group:
     def is_outdated(self, now: float) -> bool:
         return now >= self.counted_s + _LONGEST_S or self.num_ended > self.num_when_counted * _GROWTH
 
-    def count(self, now: float, age: Age) -> None:
-        """Count the jobs that reached each half octave; one that is in it now counts as a half."""
-        present = [0] * NUM_BUCKETS
-        for job in self.unfinished:
-            present[bucket_of(age(job))] += 1
-        in_bucket = np.array(self.ended) + present
-        reached = np.cumsum(in_bucket[::-1])[::-1]
-        self.reached = reached - np.array(present) / 2
+    def end(self, bucket: int) -> None:
+        self.ended[bucket] += 1
+        self.num_ended += 1
+
+    def count(self, now: float) -> None:
+        """Take over how many jobs have reached each half octave by now."""
+        self.reached = self.reached_now.copy()
         self.counted_s, self.num_when_counted = now, self.num_ended
 
 
 def hazards_of(larger: _Group, smaller: _Group | None, expected: Floats) -> Floats:
     """Return the hazards of the jobs of a group that are not in the smaller one, given what was expected of them."""
-    ended, reached = np.array(larger.ended), larger.reached
+    ended, reached = larger.ended, larger.reached
     if smaller is not None:
         ended = ended - smaller.ended
         reached = reached - smaller.reached
@@ -71,37 +80,50 @@ def hazards_of(larger: _Group, smaller: _Group | None, expected: Floats) -> Floa
 
 
 class _Kind:
-    """Jobs with the same user, team and size: their groups, the smallest first, and their indices if computed."""
+    """Jobs with the same user, team and size: their groups, the smallest first, and their levels if computed."""
 
-    __slots__ = ("computed_s", "groups", "hazards", "indices", "num_when_computed")
+    __slots__ = ("computed_s", "groups", "hazards", "levels", "num_when_computed", "width")
 
-    def __init__(self, groups: Sequence[_Group]) -> None:
+    def __init__(self, groups: Sequence[_Group], width: float) -> None:
         self.groups = groups
+        self.width = width
         self.hazards: list[float] = []
-        self.indices: dict[int, float] = {}
+        self.levels: dict[int, int] = {}
         self.computed_s = -math.inf
         self.num_when_computed = 0
 
     def is_outdated(self, now: float) -> bool:
-        own = self.groups[0]
-        return now >= self.computed_s + _LONGEST_S or own.num_ended > self.num_when_computed * _GROWTH
+        if now >= self.computed_s + _LONGEST_S:
+            return True
+        return self.groups[0].num_ended > self.num_when_computed * _GROWTH
 
-    def compute(self, now: float, age: Age) -> None:
+    def compute(self, now: float) -> None:
         for group in self.groups:
             if group.is_outdated(now):
-                group.count(now, age)
+                group.count(now)
         hazards = _UNKNOWN
         for number in range(len(self.groups) - 1, -1, -1):
             smaller = self.groups[number - 1] if number else None
             hazards = hazards_of(self.groups[number], smaller, hazards)
-        self.hazards, self.indices = hazards.tolist(), {}
+        self.hazards, self.levels = hazards.tolist(), {}
         self.computed_s, self.num_when_computed = now, self.groups[0].num_ended
+
+    def level(self, bucket: int) -> int:
+        level = self.levels.get(bucket)
+        if level is None:
+            level = int(math.log2(reciprocal_index(self.hazards, bucket) * self.width))
+            self.levels[bucket] = level
+        return level
 
 
 class Hazards:
-    """The evidence of one replay; `age` returns the seconds for which a job has held GPUs."""
+    """The evidence of one replay.
 
-    def __init__(self, jobs: Sequence[ClusterJob], age: Age) -> None:
+    `age` returns the seconds for which a job has held GPUs; in a second it grows by at most a second. `width_exponent`
+    is the power of a job's GPUs in its level.
+    """
+
+    def __init__(self, jobs: Sequence[ClusterJob], age: Age, *, width_exponent: float = 0.0) -> None:
         groups: dict[tuple[object, ...], _Group] = {}
         kinds: dict[tuple[object, ...], _Kind] = {}
         self._age = age
@@ -110,19 +132,63 @@ class Hazards:
             keys = _keys_of(job)
             kind = kinds.get(keys[0])
             if kind is None:
-                kind = kinds[keys[0]] = _Kind([groups.setdefault(key, _Group()) for key in keys])
+                kind = kinds[keys[0]] = _Kind(
+                    [groups.setdefault(key, _Group()) for key in keys], job.num_gpus**width_exponent
+                )
             self._kind_of.append(kind)
+        self._bucket = [0] * len(jobs)
+        self._next_s = [math.inf] * len(jobs)  # the earliest time at which an unfinished job can be in the next bucket
+        self._moves: list[tuple[float, int]] = []  # a heap of such times, which may have become later
 
     def started(self, job: int) -> None:
+        if self._next_s[job] < math.inf:
+            return
+        self._next_s[job] = -math.inf
+        heappush(self._moves, (-math.inf, job))
         for group in self._kind_of[job].groups:
-            group.unfinished[job] = None
+            group.reached_now += _PRESENT[0]
 
     def ended(self, job: int, ran_s: float) -> None:
         bucket = bucket_of(ran_s)
+        change = _ENDED[bucket]
+        if self._next_s[job] < math.inf:
+            change = change - _PRESENT[self._bucket[job]]
+            self._next_s[job] = math.inf
         for group in self._kind_of[job].groups:
-            group.unfinished.pop(job, None)
-            group.ended[bucket] += 1
-            group.num_ended += 1
+            group.end(bucket)
+            group.reached_now += change
+
+    def bucket(self, job: int, now: float) -> int:
+        """Return the half octave that a job has reached by now."""
+        if now >= self._next_s[job]:
+            self._move(job, now)
+        return self._bucket[job]
+
+    def _move(self, job: int, now: float) -> None:
+        """Count an unfinished job in the half octave that it has reached by now."""
+        age_s, old = self._age(job), self._bucket[job]
+        bucket = bucket_of(age_s)
+        next_edge_s = edge(max(SHORTEST, bucket + 1))
+        self._next_s[job] = now + (next_edge_s - age_s) * (1 - _ROUNDING) - _ROUNDING
+        if bucket == old:
+            return
+        self._bucket[job] = bucket
+        change = _PRESENT[bucket] - _PRESENT[old]
+        for group in self._kind_of[job].groups:
+            group.reached_now += change
+
+    def _move_all(self, now: float) -> None:
+        """Count all unfinished jobs in the half octaves that they have reached by now."""
+        moves = self._moves
+        later = []
+        while moves and moves[0][0] <= now:
+            _, job = heappop(moves)
+            if now >= self._next_s[job]:
+                self._move(job, now)
+            if self._next_s[job] < math.inf:
+                later.append((self._next_s[job], job))
+        for move in later:
+            heappush(moves, move)
 
     def index(self, job: int, bucket: int, now: float) -> float:
         """Return the reciprocal Gittins index, in seconds, of a similar job that has reached this half octave.
@@ -131,27 +197,47 @@ class Hazards:
         smaller value are served first. Gittins 1979; for jobs of unknown size Aalto, Ayesta and Righter, Queueing
         Systems 63 (2009).
         """
+        return reciprocal_index(self._kind(job, now).hazards, bucket)
+
+    def level(self, job: int, bucket: int, now: float) -> int:
+        """Return the level of a similar job that has reached this half octave."""
+        return self._kind(job, now).level(bucket)
+
+    def next_level(self, job: int, level: int, buckets: range, now: float) -> int:
+        """Return the first of these half octaves in which a similar job has another level, or else their end."""
+        level_at = self._kind(job, now).level
+        for bucket in buckets:
+            if level_at(bucket) != level:
+                return bucket
+        return buckets.stop
+
+    def _kind(self, job: int, now: float) -> _Kind:
+        """Return the jobs like this one, with the hazards that are known by now."""
         kind = self._kind_of[job]
         if kind.is_outdated(now):
-            kind.compute(now, self._age)
-        index = kind.indices.get(bucket)
-        if index is None:
-            index = kind.indices[bucket] = reciprocal_index(kind.hazards, bucket)
-        return index
+            self._move_all(now)
+            kind.compute(now)
+        return kind
 
 
 def reciprocal_index(hazards: Sequence[float], first: int) -> float:
-    """Return the reciprocal Gittins index of a job that has just reached this half octave."""
+    """Return the reciprocal Gittins index of a job that has just reached this half octave.
+
+    A job that ends within a half octave takes at least the time to its middle for it, so where that is longer than the
+    least value found, no later stopping time has a smaller one.
+    """
     least, used_s, share_left = math.inf, 0.0, 1.0
-    last_edge_s = edge(first)
     for bucket in range(first, NUM_BUCKETS):
+        to_middle_s = _TO_MIDDLES_S[bucket]
+        if to_middle_s > least * (1 + _ROUNDING):
+            break
         share_ended = share_left * hazards[bucket]
         share_left -= share_ended
-        next_edge_s = edge(bucket + 1)
-        used_s += share_ended * (middle(bucket) - last_edge_s) + share_left * (next_edge_s - last_edge_s)
-        last_edge_s = next_edge_s
+        used_s += share_ended * to_middle_s + share_left * _WIDTHS_S[bucket]
         if share_left < 1:
-            least = min(least, used_s / (1 - share_left))
+            index = used_s / (1 - share_left)
+            if index < least:
+                least = index
         if share_left < _FEW:
             break
     return max(1.0, least)

@@ -24,8 +24,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.schedule.durations import NUM_BUCKETS, Durations, bucket_of, edge
-from flatout.schedule.hazards import Hazards
+from flatout.schedule.durations import NUM_BUCKETS, Durations, edge
+from flatout.schedule.hazards import SHORTEST, Hazards
 from flatout.schedule.levels import URGENT, MultilevelPolicy
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from flatout.schedule.pool import Placement
     from flatout.schedule.victims import Demand
 
-_SHORTEST_S = 64.0  # shorter jobs are all treated alike
 _MAX_BUCKETS_AHEAD = 4
 _MAX_UPDATES = 20_000  # of levels until now; in histories of years they become rarer
 
@@ -53,8 +52,9 @@ class Default(MultilevelPolicy):
     def attach(self, sim: Simulation) -> None:
         super().attach(sim)
         self.durations = Durations(sim.jobs)
-        self.hazards = Hazards(sim.jobs, sim.elapsed)
+        self.hazards = Hazards(sim.jobs, sim.elapsed, width_exponent=self.width_exponent)
         self.predicted: list[float] = [0.0] * len(sim.jobs)
+        self._width: list[float] = [gpus**self.width_exponent for gpus in sim.requested_gpus]
         self._idle: dict[int, None] = {}  # in the order in which they became idle
         self._in_system: dict[int, None] = {}
         self._next_update_s = math.inf
@@ -78,11 +78,6 @@ class Default(MultilevelPolicy):
         del self._in_system[job]
         super().ended(job)
 
-    def _level_at(self, job: int, bucket: int) -> int:
-        """Return the level of a job that has reached this half octave."""
-        width: float = self.sim.requested_gpus[job] ** self.width_exponent
-        return int(math.log2(self.hazards.index(job, bucket, self.sim.now) * width))
-
     def protection_s(self, job: int) -> float:
         """Return the time that a restart takes, so that a start does at least as much work as a restart costs."""
         return self.sim.restart_s[job]
@@ -91,24 +86,22 @@ class Default(MultilevelPolicy):
         """Whether the waiting job's index is an octave better even if the running job's pays for stopping it."""
         if demand.level == URGENT or self._had_turn[job]:
             return True
-        width: float = self.sim.requested_gpus[job] ** self.width_exponent
-        cost = (loss_s + self.sim.restart_s[job]) * width
+        cost = (loss_s + self.sim.restart_s[job]) * self._width[job]
         return _middle_of(self.levels[job]) - cost >= 2 * _middle_of(demand.level)
 
     def level(self, job: int) -> int:
-        return self._level_at(job, bucket_of(max(_SHORTEST_S, self.sim.elapsed(job))))
+        now = self.sim.now
+        return self.hazards.level(job, max(SHORTEST, self.hazards.bucket(job, now)), now)
 
     def next_change(self, job: int) -> float:
         """Return the time at which the job reaches a half octave with another level, looking at most four ahead."""
-        elapsed = self.sim.elapsed(job)
-        level = self.levels[job]
-        present = bucket_of(max(_SHORTEST_S, elapsed))
+        now = self.sim.now
+        present = max(SHORTEST, self.hazards.bucket(job, now))
         last = min(NUM_BUCKETS - 1, present + _MAX_BUCKETS_AHEAD)
         if present == last:  # the last half octave has no end
             return math.inf
-        changed = (bucket for bucket in range(present + 1, last) if self._level_at(job, bucket) != level)
-        change_s = edge(next(changed, last))
-        return self.sim.now + max(1.0, change_s - elapsed + 1e-3)
+        next_bucket = self.hazards.next_level(job, self.levels[job], range(present + 1, last), now)
+        return now + max(1.0, edge(next_bucket) - self.sim.elapsed(job) + 1e-3)
 
     def phase_changed(self, job: int) -> None:
         self._idle.pop(job, None)
