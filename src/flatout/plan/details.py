@@ -6,6 +6,7 @@ the complete step and for the stage that uses the most memory are distributed ov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from flatout.plan.layouts import all_layouts
 from flatout.plan.memory import MemoryConstants, MemoryEstimate, logits_bytes, memory, micro_batches_held
 from flatout.plan.pipeline import most_in_flight, simulate
 from flatout.plan.search_context import SearchContext
+from flatout.plan.stages import StageLoads
 from flatout.plan.step_time import towers_s
 from flatout.records.plan import Layout, Plan, PlannedLayout, layers_of_chunks
 from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMemory
@@ -34,7 +36,9 @@ def details(context: SearchContext, plan: Plan) -> PlanDetails:
     """Return the details of the plan's best layout."""
     best = plan.layouts[0]
     cluster = context.spec.cluster
-    pipeline = drawn_pipeline(best, context.spec.workload.num_layers, _towers_s(context, best))
+    loads = context.stage_loads(inputs_of(context, best.layout))
+    times = None if loads is None else loads.time[:, 0].tolist()
+    pipeline = drawn_pipeline(best, context.spec.workload.num_layers, _towers_s(context, best), times)
     return PlanDetails(
         gpu=cluster.gpu,
         gpu_memory_bytes=cluster.memory_bytes,
@@ -57,11 +61,14 @@ def _towers_s(context: SearchContext, planned: PlannedLayout) -> float:
     return _scalar(towers_s(inputs, from_logs(context.calibration.logs))) * factor
 
 
-def stage_seconds(planned: PlannedLayout, num_layers: int, first_s: float = 0.0) -> list[float]:
+def stage_seconds(
+    planned: PlannedLayout, num_layers: int, first_s: float = 0.0, mean_layers: Sequence[float] | None = None
+) -> list[float]:
     """Return the seconds that one micro-batch takes on each stage, forward and backward together.
 
-    All layers take the same time, the first stage also has `first_s` of towers, and the last one the logits. The two
-    unknowns follow from the predicted times of the mean and the slowest stage.
+    All layers take the same time, or those of a stage as long as `mean_layers` of them; the first stage also has
+    `first_s` of towers, and the last one the logits. The two unknowns follow from the predicted times of the mean and
+    the slowest stage.
     """
     layout, parts = planned.layout, planned.parts_s
     busy_s = sum(parts.get(name, 0.0) for name in ("compute", "tensor_parallel", "context_parallel", "expert_parallel"))
@@ -69,10 +76,10 @@ def stage_seconds(planned: PlannedLayout, num_layers: int, first_s: float = 0.0)
     if layout.pp == 1:
         return [mean_s]
     slowest_s = mean_s + parts.get("imbalance", 0.0) / layout.num_micro_batches
-    counts = layers_of_stages(num_layers, layout.pp, layout.vpp)
+    counts = mean_layers or [float(count) for count in layers_of_stages(num_layers, layout.pp, layout.vpp)]
     all_stages_s = mean_s * layout.pp
     # Assume that one of the first stages is the slowest; if that contradicts the prediction, the last stage is.
-    layer_s = (slowest_s - first_s) / max(counts)
+    layer_s = (slowest_s - first_s) / max(counts[:-1])
     logits_s = all_stages_s - first_s - num_layers * layer_s
     last_s = counts[-1] * layer_s + logits_s
     if logits_s < 0 or last_s > slowest_s * (1 + 1e-9):
@@ -84,13 +91,15 @@ def stage_seconds(planned: PlannedLayout, num_layers: int, first_s: float = 0.0)
     return seconds
 
 
-def drawn_pipeline(planned: PlannedLayout, num_layers: int, first_s: float = 0.0) -> Pipeline:
+def drawn_pipeline(
+    planned: PlannedLayout, num_layers: int, first_s: float = 0.0, mean_layers: Sequence[float] | None = None
+) -> Pipeline:
     """Simulate the layout's schedule with the predicted seconds of its stages.
 
     The backward has twice the operations of the forward, or with full recomputation three times as many.
     """
     layout = planned.layout
-    stages_s = stage_seconds(planned, num_layers, first_s)
+    stages_s = stage_seconds(planned, num_layers, first_s, mean_layers)
     is_recomputed = layout.recompute == "full"
     forward_share = FORWARD_SHARE_RECOMPUTED if is_recomputed else FORWARD_SHARE
     return simulate(
@@ -115,11 +124,12 @@ def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> 
     constants = context.memory.constants
     of_rank = {name: _scalar(part) for name, part in memory(inputs, constants).parts.items()}
     counts = layers_of_stages(context.spec.workload.num_layers, layout.pp, layout.vpp)
+    loads = context.stage_loads(inputs)
     if layout.pp == 1:
         state_shares, activations, logits = [1.0], [of_rank["activations"]], [of_rank["logits"]]
     else:
-        state_shares = _state_shares(inputs, counts)
-        activations = _activations(inputs, layout, pipeline, counts, constants)
+        state_shares = _state_shares(inputs, counts, loads)
+        activations = _activations(inputs, layout, pipeline, _kept_shares(inputs, counts, loads), constants)
         logits = [0.0] * (layout.pp - 1) + [sum(map(_scalar, logits_bytes(inputs)))]
     allocator_loss = constants.allocator - 1.0
     allocated = sum(part for name, part in of_rank.items() if name != "overhead")
@@ -159,20 +169,35 @@ def inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
     return replace(context, spec=spec).inputs(columns, slice(None))
 
 
-def _state_shares(inputs: CostModelInputs, counts: list[int]) -> list[float]:
+def _state_shares(inputs: CostModelInputs, counts: list[int], loads: StageLoads | None) -> list[float]:
     """Return each stage's parameters relative to the largest rank's; middle stages have no vocabulary."""
-    most_layers = _scalar(sizes.layers_of_largest_stage(inputs))
-    everything = _scalar(sizes.dense_parameters(inputs) + sizes.expert_parameters(inputs))
+    dense, expert = _scalar(sizes.dense_parameters(inputs)), _scalar(sizes.expert_parameters(inputs))
+    everything = dense + expert
     table = _scalar(inputs.vocab * inputs.hidden / inputs.tp)
-    layer = (everything - table) / most_layers
-    parameters = [count * layer for count in counts]
+    if loads is None:
+        layer = (everything - table) / _scalar(sizes.layers_of_largest_stage(inputs))
+        parameters = [count * layer for count in counts]
+    else:
+        most = _scalar(sizes.layers_of_largest_stage(inputs))
+        in_layers = (dense - table) * loads.parameters / (_scalar(inputs.stage_parameters) * most)
+        in_experts = expert * loads.experts / (_scalar(inputs.stage_experts) * most)
+        parameters = (in_layers + in_experts)[:, 0].tolist()
     parameters[0] += table
     parameters[-1] += table
     return [number / everything for number in parameters]
 
 
+def _kept_shares(inputs: CostModelInputs, counts: list[int], loads: StageLoads | None) -> list[float]:
+    """Return the activations of one micro-batch on each stage, relative to those that memory counts."""
+    if loads is None:
+        return [count / counts[0] for count in counts]
+    counted = _scalar(inputs.stage_kept) * _scalar(sizes.layers_of_largest_stage(inputs))
+    shares: list[float] = (loads.kept / counted)[:, 0].tolist()
+    return shares
+
+
 def _activations(
-    inputs: CostModelInputs, layout: Layout, pipeline: Pipeline, counts: list[int], constants: MemoryConstants
+    inputs: CostModelInputs, layout: Layout, pipeline: Pipeline, shares: list[float], constants: MemoryConstants
 ) -> list[float]:
     """Return the bytes of each stage's activations.
 
@@ -188,6 +213,4 @@ def _activations(
     per_micro_batch = (with_many - with_one) / (num_held - 1.0) if num_held > 1 else with_one
     always = max(with_one - per_micro_batch, 0.0)
     in_flight = [most_in_flight(stage) / layout.vpp for stage in pipeline]
-    return [
-        always + per_micro_batch * number * count / counts[0] for number, count in zip(in_flight, counts, strict=True)
-    ]
+    return [always + per_micro_batch * number * share for number, share in zip(in_flight, shares, strict=True)]

@@ -140,6 +140,13 @@ class CostModelInputs:
     full: Column
     zero_bubble: Column
     gpipe: Column
+    # The heaviest pipeline stage, relative to as many mean layers: 1 if all layers are alike (`plan/stages.py`).
+    stage_time: Column = 1.0  # of all stages but the last
+    last_stage_time: Column = 1.0
+    stage_parameters: Column = 1.0  # without routed experts
+    stage_experts: Column = 1.0
+    stage_kept: Column = 1.0  # activations of the stage that needs the most memory
+    last_stage_kept: Column = 1.0
 
 
 FIELDS = tuple(field.name for field in fields(CostModelInputs))
@@ -290,6 +297,15 @@ def software_columns(software: Software) -> dict[str, float]:
     }
 
 
+ALIKE = dict.fromkeys(
+    (
+        *("stage_time", "last_stage_time", "stage_parameters", "stage_experts"),
+        *("stage_kept", "last_stage_kept"),
+    ),
+    1.0,
+)
+
+
 def layout_columns(layout: Layout) -> dict[str, float]:
     """Return the layout's part of the inputs."""
     return {
@@ -310,6 +326,7 @@ def layout_columns(layout: Layout) -> dict[str, float]:
         "full": layout.recompute == "full",
         "zero_bubble": layout.schedule == "zero-bubble",
         "gpipe": layout.schedule == "gpipe",
+        **ALIKE,
     }
 
 

@@ -68,10 +68,11 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
     each, repeated, always = (part * tokens * workspaces for part in _activation_bytes_per_token(inputs))
     on_first, on_last = micro_batches_held(inputs)
     in_towers = _tower_bytes(inputs) * workspaces * on_first
-    activations = each * on_first + repeated + always + in_towers
+    in_first, in_last = each * inputs.stage_kept * on_first, each * inputs.last_stage_kept * on_last
+    activations = in_first + repeated + always + in_towers
     # The logits' gradient is freed before the last layer is recomputed: both are never held at once.
     of_loss, of_others = logits_bytes(inputs)
-    held_at_loss = np.where(inputs.pp > 1, each * on_last, each * on_first + in_towers) + always + of_others
+    held_at_loss = np.where(inputs.pp > 1, in_last, in_first + in_towers) + always + of_others
     logits = np.maximum(held_at_loss + np.maximum(repeated, of_loss) - activations, 0.0)
     subtotal = weights + gradients + optimizer + activations + logits
     groups = sum(
@@ -148,12 +149,19 @@ def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column
     """
     layers = sizes.layers_of_largest_stage(inputs)
     whole = _layer_bytes_per_token(inputs)
-    each = np.where(inputs.selective > 0, whole - _selected_bytes_per_token(inputs, whole), whole)
     boundary = 2.0 * inputs.hidden / _split_of_norms(inputs)
-    per_micro_batch = layers * np.where(inputs.full > 0, boundary, each)
+    per_micro_batch = layers * kept_bytes_per_token(inputs)
     repeats_experts = inputs.selective * (inputs.selective_share > 0)
     repeated = inputs.full * whole + repeats_experts * _routed_bytes_per_token(inputs)
     return per_micro_batch, repeated, boundary * 2.0 + _buffer_bytes_per_token(inputs)
+
+
+def kept_bytes_per_token(inputs: CostModelInputs) -> Column:
+    """Return the bytes of activations that one layer keeps for its backward pass."""
+    whole = _layer_bytes_per_token(inputs)
+    each = np.where(inputs.selective > 0, whole - _selected_bytes_per_token(inputs, whole), whole)
+    boundary = 2.0 * inputs.hidden / _split_of_norms(inputs)
+    return np.where(inputs.full > 0, boundary, each)
 
 
 def _buffer_bytes_per_token(inputs: CostModelInputs) -> Column:

@@ -18,6 +18,7 @@ from flatout.plan.fits import SAFE, MemoryCalibration, out_of_memory_probability
 from flatout.plan.inputs import CostModelInputs, machine_columns, software_columns, workload_columns
 from flatout.plan.layouts import Columns, TrainingSpec, input_columns
 from flatout.plan.memory import memory
+from flatout.plan.stages import StageLoads, has_different_layers, stage_loads, with_stages
 from flatout.plan.step_time import step_time
 from flatout.records.plan import Software
 
@@ -53,7 +54,19 @@ class SearchContext:
             **machine_columns(spec.cluster, self.precision, self.matmul_share),
             **software_columns(self.software),
         }
-        return CostModelInputs(**{name: float(value) for name, value in shared.items()}, **input_columns(columns, rows))
+        inputs = CostModelInputs(
+            **{name: float(value) for name, value in shared.items()}, **input_columns(columns, rows)
+        )
+        if not has_different_layers(spec.workload):
+            return inputs
+        return with_stages(inputs, spec.workload, spec.seq, spec.document, from_logs(self.calibration.logs))
+
+    def stage_loads(self, inputs: CostModelInputs) -> StageLoads | None:
+        """Return what each stage of one layout holds in mean layers; None if all layers are alike."""
+        spec = self.spec
+        if not has_different_layers(spec.workload):
+            return None
+        return stage_loads(inputs, spec.workload, spec.seq, spec.document, from_logs(self.calibration.logs))
 
 
 def measured_rows(context: SearchContext, columns: Columns) -> Rows:

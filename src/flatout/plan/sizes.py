@@ -51,7 +51,7 @@ def layer_parameters(inputs: CostModelInputs) -> Column:
 
 def dense_parameters(inputs: CostModelInputs) -> Column:
     """Return the rank's parameters without routed experts: its layers, its table of the vocabulary, and towers."""
-    in_layers = layers_of_largest_stage(inputs) * layer_parameters(inputs)
+    in_layers = layers_of_largest_stage(inputs) * layer_parameters(inputs) * inputs.stage_parameters
     return in_layers + table_parameters(inputs) + inputs.outside_parameters
 
 
@@ -64,7 +64,7 @@ def table_parameters(inputs: CostModelInputs) -> Column:
 def expert_parameters(inputs: CostModelInputs) -> Column:
     """Return the rank's parameters of routed experts, which `ep` groups of `etp` ranks hold."""
     per_expert = inputs.ffn_matrices * inputs.hidden * inputs.expert_ffn
-    moe_layers = layers_of_largest_stage(inputs) * moe_share(inputs)
+    moe_layers = layers_of_largest_stage(inputs) * moe_share(inputs) * inputs.stage_experts
     return moe_layers * per_expert * inputs.experts / (inputs.ep * inputs.etp)
 
 

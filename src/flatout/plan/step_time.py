@@ -71,14 +71,14 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTimeColumns:
     layer = _layer(inputs, constants, tokens)
     compute = layer.forward + layer.backward
     exposed = layer.tensor + layer.context + layer.expert
-    layer_s = compute + exposed
+    each_layer = compute + exposed
     logits = _logits_s(inputs, constants, tokens)
     towers = towers_s(inputs, constants)
 
     has_pipeline = inputs.pp > 1
-    all_stages = inputs.layers * layer_s + logits + towers
-    largest_stage = sizes.layers_of_largest_stage(inputs) * layer_s + towers  # the first one
-    last_stage = sizes.layers_of_last_stage(inputs) * layer_s + logits
+    all_stages = inputs.layers * each_layer + logits + towers
+    largest_stage = sizes.layers_of_largest_stage(inputs) * inputs.stage_time * each_layer + towers  # the first one
+    last_stage = sizes.layers_of_last_stage(inputs) * inputs.last_stage_time * each_layer + logits
     slowest = np.where(has_pipeline, np.maximum(largest_stage, last_stage), all_stages)
     even = all_stages / inputs.pp
     num_micro = inputs.num_micro
@@ -91,7 +91,7 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTimeColumns:
     bubble = np.where(has_pipeline, fill, 0.0)
     sends = _sends_s(inputs, constants, tokens)
 
-    stage_compute = inputs.layers / inputs.pp * layer_s
+    stage_compute = inputs.layers / inputs.pp * each_layer
     data = _data_parallel_s(inputs, constants, stage_compute, num_micro)
     optimizer = _optimizer_s(inputs, constants)
     before_jitter = num_micro * even + imbalance + bubble + sends + data + optimizer
@@ -112,6 +112,12 @@ def step_time(inputs: CostModelInputs, constants: Constants) -> StepTimeColumns:
         "jitter": jitter,
     }
     return StepTimeColumns(before_jitter + jitter, parts)
+
+
+def layer_s(inputs: CostModelInputs, constants: Constants) -> Column:
+    """Return the seconds of one layer for one micro-batch: computation and communication, forward and backward."""
+    layer = _layer(inputs, constants, inputs.micro_batch * inputs.seq / inputs.cp)
+    return layer.forward + layer.backward + layer.tensor + layer.context + layer.expert
 
 
 def _layer(inputs: CostModelInputs, constants: Constants, tokens: Column) -> _Layer:

@@ -42,6 +42,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int = 0  # ViT: outputs of the head
     # A model of a config.json: its layers by kind, which take the place of the widths above in every count.
     layers: tuple[LayerKind, ...] = ()
+    kind_of_layer: tuple[int, ...] = ()  # the kind of each layer in the order of the model; empty: unknown
     outside_parameters: int = 0  # of what is in no layer, table of the vocabulary or tower: norms, positions, ...
     table_width: int = 0  # of the vocabulary's table; 0: the hidden width
     towers: tuple[Tower, ...] = ()

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from flatout.schedule.durations import NUM_BUCKETS, bucket_of, edge, middle
 from flatout.schedule.jobs import HOUR, ClusterJob
 
-SHORTEST = bucket_of(64.0)  # no index is asked for before; jobs that have run for less are not told apart
+SHORTEST = bucket_of(64.0)  # no index is asked for before; jobs that have run for less are all in one
 PARENT_JOBS = 3.0
 _PARETO_HAZARD = 1 - 2**-0.5  # half of the jobs that reach a time reach twice that time
 _UNKNOWN = np.full(NUM_BUCKETS, _PARETO_HAZARD)

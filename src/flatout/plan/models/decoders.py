@@ -173,11 +173,13 @@ def assembled(
 ) -> Workload:
     """Return the workload of layers that each mix tokens and then feed forward, grouped by kind."""
     kinds: dict[tuple[Mixing, FeedForward, int], int] = {}
+    numbers: list[int] = []
     for layer, parts in enumerate(zip(mixings, networks, strict=True)):
         norms = norms_per_layer if isinstance(norms_per_layer, int) else norms_per_layer(layer)
         key = (*parts, norms)
         kinds[key] = kinds.get(key, 0) + 1
-    return of_kinds(
+        numbers.append(list(kinds).index(key))
+    workload = of_kinds(
         config,
         heads,
         tuple(layer_kind(mixing, network, norms, num) for (mixing, network, norms), num in kinds.items()),
@@ -186,6 +188,7 @@ def assembled(
         is_causal=is_causal,
         table_width=table_width,
     )
+    return msgspec.structs.replace(workload, kind_of_layer=tuple(numbers))
 
 
 def assembled_alike(
