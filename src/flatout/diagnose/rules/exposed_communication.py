@@ -11,13 +11,15 @@ Evidence
     Exposed and total transfer time per step, by operation and by what is carried (gradients, shards of weights,
     activations, tokens of experts); the number and the median size of the messages; and the bus bandwidth that large
     collectives reached (as nccl-tests defines it). Compare it with what the link should reach: tens of GB/s for a good
-    network, hundreds for NVLink. A few GB/s indicate TCP sockets.
+    network, hundreds for NVLink. A few GB/s indicate TCP sockets. `embedding_gradient_share` is the largest embedding's
+    part of the gradients' bytes, and `embedding_rows_used_share` the part of its rows that had a gradient.
 
 Change to try
     Small messages cost latency: send fewer, larger ones (larger gradient buckets with DDP, larger units with FSDP,
     larger bucket sizes with ZeRO). Large messages at a low rate: check that NCCL uses the intended transport
     (`NCCL_DEBUG=INFO`). Large messages at a good rate: hide them behind compute, or send fewer bytes. Tensor groups
-    that span nodes: place each within a node (`flatout plan place`).
+    that span nodes: place each within a node (`flatout plan place`). A large embedding of which a step uses few rows:
+    exchange only these, as sparse gradients.
 
 When this is wrong
     If the traces of other ranks are missing, waiting and transfer cannot be told apart and the finding is inconclusive:
