@@ -36,14 +36,8 @@ def with_fabric(cluster: ClusterSpec, request: FabricRequest) -> ClusterSpec:
     if request == CLUSTERS_OWN:
         return cluster
     fabric = request.fabric or ("torus" if request.torus else cluster.fabric)
-    if fabric not in FABRICS:
-        raise UsageError(f"`--fabric` must be one of {', '.join(FABRICS)}, but is `{fabric}`")
+    _check(request, fabric)
     is_switched = fabric in _SWITCHED
-    if not is_switched and (request.oversubscription is not None or request.leaf_nodes is not None):
-        option = "--oversubscription" if request.oversubscription is not None else "--leaf-nodes"
-        raise UsageError(f"`{option}` is for switches, but a {fabric} has none", hint="--fabric fat-tree or rail")
-    if request.torus is not None and fabric != "torus":
-        raise UsageError(f"`--torus` is for a torus, but `--fabric` is {fabric}", hint=f"--torus {request.torus}")
     given = 1.0 if not is_switched else request.oversubscription
     oversubscription = cluster.oversubscription if given is None else given
     leaf_nodes = request.leaf_nodes or _known_leaf_nodes(cluster, request)
@@ -58,6 +52,19 @@ def with_fabric(cluster: ClusterSpec, request: FabricRequest) -> ClusterSpec:
         pod_gpus=leaf_nodes * cluster.gpus_per_node if is_switched else 0,
         torus=() if is_switched else _shape(fabric, request.torus, num_nodes),
     )
+
+
+def _check(request: FabricRequest, fabric: str) -> None:
+    """Raise UsageError for an unknown kind of network, or for options of another kind than this one."""
+    if fabric not in FABRICS:
+        raise UsageError(f"`--fabric` must be one of {', '.join(FABRICS)}, but is `{fabric}`")
+    has_oversubscription = request.oversubscription is not None
+    has_option_of_switches = has_oversubscription or request.leaf_nodes is not None
+    if has_option_of_switches and fabric not in _SWITCHED:
+        option = "--oversubscription" if has_oversubscription else "--leaf-nodes"
+        raise UsageError(f"`{option}` is for switches, but a {fabric} has none", hint="--fabric fat-tree or rail")
+    if request.torus is not None and fabric != "torus":
+        raise UsageError(f"`--torus` is for a torus, but `--fabric` is {fabric}", hint=f"--torus {request.torus}")
 
 
 def _known_leaf_nodes(cluster: ClusterSpec, request: FabricRequest) -> int | None:

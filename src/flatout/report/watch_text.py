@@ -89,6 +89,20 @@ def watch_lines(
 def _heading(status: WatchStatus, style: TextStyle) -> list[str]:
     attempt = "" if status.attempt is None else f"   attempt {status.attempt + 1}"
     first = f"{visible(status.name)}   {status.program}   PID {status.pid}{attempt}"
+    lines = [style.bold(_cut(style.clean(first), style)), _cut("   ".join(_facts(status)), style)]
+    if status.missing_ranks and status.ranks:
+        lines.append(_cut(f"not seen here: ranks {rank_ranges(status.missing_ranks)}", style))
+    promised = promised_sentence(status)
+    if promised is not None:
+        lines.append(_cut(promised, style))
+    lost = [rank.rank for rank in status.ranks if rank.state == "lost" and rank.rank is not None]
+    if lost:
+        lines.append(style.bold(_cut(f"LOST: {_ranks(lost)}", style)))
+    return [*lines, ""]
+
+
+def _facts(status: WatchStatus) -> list[str]:
+    """Return what is known of the job as a whole."""
     num_alive = sum(rank.state in ("running", "starting", "stopped") for rank in status.ranks)
     of_all = "" if status.world_size is None else f" of {status.world_size}"
     facts = [f"{num_alive}{of_all} ranks alive"]
@@ -104,16 +118,7 @@ def _heading(status: WatchStatus, style: TextStyle) -> list[str]:
         facts.append(f"MFU {percent(status.mfu)}")
     if status.devices is not None:
         facts.append(counted(status.devices, "device"))
-    lines = [style.bold(_cut(style.clean(first), style)), _cut("   ".join(facts), style)]
-    if status.missing_ranks and status.ranks:
-        lines.append(_cut(f"not seen here: ranks {rank_ranges(status.missing_ranks)}", style))
-    promised = promised_sentence(status)
-    if promised is not None:
-        lines.append(_cut(promised, style))
-    lost = [rank.rank for rank in status.ranks if rank.state == "lost" and rank.rank is not None]
-    if lost:
-        lines.append(style.bold(_cut(f"LOST: {_ranks(lost)}", style)))
-    return [*lines, ""]
+    return facts
 
 
 def _ranks(ranks: Sequence[int]) -> str:

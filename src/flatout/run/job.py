@@ -34,16 +34,7 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
         say(note)
     with TemporaryDirectory(prefix="flatout-") as folder:
         state = Path(folder)
-        environment = dict(prepared.environment)
-        if prepared.changes.patches:
-            environment[Variable.REPORTS] = str(state)
-        if request.checkpoint is not None:
-            environment[Variable.SAFE_SAVE] = "1"
-        environment[Variable.SAVES] = str(state)
-        if cache is not None:
-            environment[Variable.DATA_CACHE] = cache
-        if packed is not None:
-            environment[Variable.PACKED] = packed
+        environment = _environment(request, prepared, state, cache=cache, packed=packed)
         note_starter(state, "flatout run", command_line(prepared.command))
         is_checked = prepared.expectation is not None and request.on_regression != "off"
         if request.is_kept or is_checked:
@@ -63,6 +54,22 @@ def run(request: RunRequest, prepared: PreparedCommand) -> ExitStatus:
     if is_last_missing and ended.shell_code == 0:
         return msgspec.structs.replace(ended, code=_LAST_SAVE_MISSING)
     return ended
+
+
+def _environment(
+    request: RunRequest, prepared: PreparedCommand, state: Path, *, cache: str | None, packed: str | None
+) -> dict[str, str]:
+    """Return the environment of the job: the prepared one, and what its ranks are to do besides."""
+    reports = str(state) if prepared.changes.patches else None
+    safe_save = "1" if request.checkpoint is not None else None
+    optional = {
+        Variable.REPORTS: reports,
+        Variable.SAFE_SAVE: safe_save,
+        Variable.SAVES: str(state),
+        Variable.DATA_CACHE: cache,
+        Variable.PACKED: packed,
+    }
+    return {**prepared.environment, **{name: value for name, value in optional.items() if value is not None}}
 
 
 def _heartbeats(request: RunRequest, prepared: PreparedCommand, state: Path) -> dict[str, str]:
