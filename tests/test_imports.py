@@ -58,6 +58,7 @@ COMPOSERS = {
     "conditions",
     "cost_pipeline",
     "diagnosis_pipeline",
+    "recorded_job_pipeline",
     "doctor_pipeline",
     "index_pipeline",
     "loading_pipeline",

@@ -15,46 +15,36 @@ import msgspec
 
 from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
-from flatout.attribute.recorded_time import recorded_time
-from flatout.attribute.stall_activity import stalled_rank
 from flatout.attribute.start import waited_at_start
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
 from flatout.errors import InputError
 from flatout.inside.protocol import File
-from flatout.loading.causes import causes_of_slowness
 from flatout.rank_executor import map_ranks, num_cores
 from flatout.read import RankPart, SeveralRanksError, TraceSource, assign_ranks, open_sources, read_trace
+from flatout.recorded_job_pipeline import (
+    facts_of,
+    known_ceilings_of,
+    recorded_time_of,
+    recording_at,
+    recurring_steps,
+    stall_trace_of,
+    untraced_of,
+)
 from flatout.records.diagnosis import Diagnosis
 from flatout.records.events import Quality
 from flatout.records.job import JobAttribution
-from flatout.records.job_log import JobLog, StallCause
-from flatout.records.stall_trace import StalledRank, StallTrace
 from flatout.records.timeline import RankTimeline
 from flatout.step_log.job_log import job_log
-from flatout.storage_pipeline import loading_of
 from flatout.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from flatout.records.ceilings import Ceilings
-    from flatout.records.change import JobFacts
-    from flatout.records.recorded_time import RecordedTime
     from flatout.records.recording import Recording
     from flatout.report.perfetto import PerfettoRank
 
 Progress = Callable[[int, int], None]  # traces read so far, and their total
 _AttributeSource = Callable[..., "RankTimeline | _Unreadable | _SeveralRanks"]
-# A warm-up can compile code, collect garbage and retry allocations: these causes alone show no recurrence.
-_RECURRING_CAUSES = frozenset(
-    {
-        StallCause.LOADER_START,
-        StallCause.LOADER,
-        StallCause.EVALUATION,
-        StallCause.CHECKPOINT,
-        StallCause.LOGGING,
-    }
-)
 
 
 class Diagnosed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -117,10 +107,10 @@ def diagnose_paths(
     replays. Traces that cannot be read are skipped and reported in the data quality; InputError if none can be read.
     """
     paths = _with_xla_profiles(paths)
-    recording = _recording(paths, ceilings)
+    recording = recording_at(paths, ceilings)
     untraced = None if untraced_step_s is None else Untraced(step_s=untraced_step_s)
     if recording is not None:
-        untraced = untraced or _untraced(recording)
+        untraced = untraced or untraced_of(recording)
         if not recording.traced_ranks:
             return _without_traces(recording, then)
     traces = paths if recording is None else [Path(recording.traces_path)]
@@ -128,7 +118,7 @@ def diagnose_paths(
     attribute_source = partial(
         _attribute_source,
         with_track=with_tracks,
-        recurring_steps=frozenset() if log is None else _recurring_steps(log),
+        recurring_steps=frozenset() if log is None else recurring_steps(log),
     )
     with open_sources(traces) as sources:
         timelines, quality, source_of_rank = _read_all(sources, attribute_source, engine, given_ranks, progress)
@@ -139,10 +129,10 @@ def diagnose_paths(
             job,
             untraced=untraced,
             quality=quality,
-            ceilings=_known_ceilings(hosts, ceilings),
-            facts=_facts(recording),
+            ceilings=known_ceilings_of(hosts, ceilings),
+            facts=facts_of(recording),
             log=log,
-            stall_trace=None if recording is None else _stall_trace(recording, engine),
+            stall_trace=None if recording is None else stall_trace_of(recording, engine),
         )
         if recording is not None:
             diagnosis = with_recording(diagnosis, recording, recorded_time_of(recording))
@@ -186,120 +176,6 @@ def has_xla_profiles(recording: Path) -> bool:
     return (recording / File.RECORDING).is_file() and (recording / File.XLA).is_dir()
 
 
-def has_step_log(recording: Recording) -> bool:
-    """Whether the recording has steps that can be told apart, which have findings without a trace."""
-    return job_log(recording.ranks) is not None
-
-
-def _recording(paths: Sequence[Path], ceilings: Path | None) -> Recording | None:
-    """Read the recording of `flatout profile`, if the only path is the folder of one."""
-    if len(paths) != 1 or not (paths[0] / File.RECORDING).is_file():
-        return None
-    from flatout.profile.read_recording import read_recording
-
-    return with_known_ceilings(read_recording(paths[0]), ceilings)
-
-
-def recorded_time_of(recording: Recording) -> RecordedTime | None:
-    """Return the parts of the whole recording's time; None if it has no ordinary step."""
-    log = job_log(recording.ranks)
-    return None if log is None else recorded_time(recording, log)
-
-
-def with_known_ceilings(recording: Recording, ceilings: Path | None = None) -> Recording:
-    """Add the MFU of the recording, from the file `ceilings` or from what `flatout bench` saved for its hosts.
-
-    Without ceilings for its hosts, the recording is returned unchanged.
-    """
-    from flatout.profile.measure import with_ceilings
-
-    ceilings_by_host = _known_ceilings({rank.hostname for rank in recording.ranks}, ceilings)
-    if not ceilings_by_host:
-        return recording
-    return with_ceilings(recording, ceilings_by_host)
-
-
-def _known_ceilings(hosts: set[str], ceilings: Path | None) -> dict[str, Ceilings]:
-    from flatout.probe.ceilings.saved import known_ceilings, load_ceilings
-
-    if ceilings is None:
-        return known_ceilings(hosts)
-    return dict.fromkeys(hosts, load_ceilings(ceilings))
-
-
-def _untraced(recording: Recording) -> Untraced | None:
-    measured = recording.measured
-    if measured.step_s is None:
-        return None
-    return Untraced(
-        step_s=measured.step_s,
-        spread_s=measured.step_spread_s,
-        num_steps=measured.num_untraced_steps,
-        spike_share=measured.spike_share or 0.0,
-    )
-
-
-def _with_loader_cause(facts: JobFacts, recording: Recording) -> JobFacts:
-    """Return the facts with the cause for which the slowest rank's batches take their time, if stages were timed.
-
-    Where the rank waits for files, the counters of the file systems name the cause.
-    """
-    profile = loading_of(recording)
-    slowest = next((loading for loading in profile.ranks if loading.rank == profile.slowest_rank), None)
-    if slowest is None:
-        return facts
-    if profile.causes:
-        first = profile.causes[0]
-        return msgspec.structs.replace(
-            facts,
-            loader_cause=first.name.value,
-            loader_stage=first.stage,
-            loader_stage_share=first.share_of_sample,
-        )
-    cause, stage = causes_of_slowness(slowest)[0]
-    return msgspec.structs.replace(
-        facts,
-        loader_cause=cause.value,
-        loader_stage=stage.name if stage is not None else None,
-        loader_stage_share=stage.share if stage is not None else None,
-    )
-
-
-def _facts(recording: Recording | None) -> JobFacts | None:
-    """Return the recording's facts about the job; None without a recording, or if its facts cannot be read."""
-    if recording is None:
-        return None
-    from flatout.profile.read_facts import read_facts
-
-    try:
-        return _with_loader_cause(read_facts(Path(recording.path), recording), recording)
-    except InputError:
-        return None
-
-
-def _stall_trace(recording: Recording, engine: str) -> StallTrace | None:
-    """Return what the second trace of the recording shows; None if no such trace can be read."""
-    paths = [Path(path) for _, path in recording.stall_traces]
-    window = next((rank.stall_window for rank in recording.ranks if rank.stall_window is not None), None)
-    if not paths or window is None:
-        return None
-    with open_sources(paths) as sources:
-        found = map_ranks(_read_stall, sources, engine=engine, unpacked=[])
-    ranks = [
-        msgspec.structs.replace(stalled, rank=rank)
-        for (rank, _), stalled in zip(recording.stall_traces, found, strict=True)
-        if stalled is not None
-    ]
-    return StallTrace(step=window.due, period_steps=window.period, ranks=tuple(ranks)) if ranks else None
-
-
-def _read_stall(source: TraceSource) -> StalledRank | None:
-    try:
-        return stalled_rank(read_trace(source, num_workers=1), rank=0)
-    except InputError:
-        return None
-
-
 def _without_traces(recording: Recording, then: Callable[[Diagnosed], None] | None) -> Diagnosed:
     """Return the diagnosis of the step log alone. Raises InputError if it has no steps either."""
     reason = next((note.problem for note in recording.problems), "it was recorded with --light")
@@ -314,17 +190,12 @@ def _without_traces(recording: Recording, then: Callable[[Diagnosed], None] | No
         problem=f"the recording has no trace: {reason}",
         effect="findings come from its step log alone: nothing is known about what happens within a regular step",
     )
-    of_log = diagnose(job, quality=[note], facts=_facts(recording), log=log)
+    of_log = diagnose(job, quality=[note], facts=facts_of(recording), log=log)
     diagnosis = with_recording(of_log, recording, recorded_time_of(recording))
     done = Diagnosed(diagnosis=_with_hosts(diagnosis, (), recording), job=job, sources={})
     if then is not None:
         then(done)
     return done
-
-
-def _recurring_steps(log: JobLog) -> frozenset[int]:
-    """Return the numbers of the steps that stall for a measured cause that recurs in the course of a job."""
-    return frozenset(stall.step for stall in log.stalls if stall.cause in _RECURRING_CAUSES)
 
 
 def _read_all(

@@ -12,11 +12,11 @@ import pytest
 
 from flatout.diagnose.find import diagnose
 from flatout.diagnose.recorder import Untraced
-from flatout.diagnosis_pipeline import with_known_ceilings
 from flatout.inside.protocol import STEP_COLUMNS
 from flatout.inside.recording.step_file import SCHEMA
 from flatout.probe.ceilings.saved import saved_path
 from flatout.profile import read_recording
+from flatout.recorded_job_pipeline import with_known_ceilings
 from flatout.records.ceilings import Ceilings, Measurement
 from flatout.records.recording import Recording
 from flatout.report.json import enveloped_json

@@ -113,8 +113,9 @@ def _read_recording(path: Path, ended: ExitStatus, progress: Progress | None, *,
     A job that ended before it was traced still has a step log, whose findings need no trace.
     """
     from flatout.api.results import ProfileResult
-    from flatout.diagnosis_pipeline import has_step_log, has_xla_profiles, with_known_ceilings
+    from flatout.diagnosis_pipeline import has_xla_profiles
     from flatout.profile import read_recording
+    from flatout.recorded_job_pipeline import has_step_log, with_known_ceilings
 
     recording: Recording | None = None
     diagnosis: DiagnosisResult | None = None

@@ -377,7 +377,7 @@ def _plain(value: Any) -> Any:
 
 
 def _recording_json(recording: Recording, error: Exception | None, command: Sequence[str], *, pretty: bool) -> bytes:
-    from flatout.diagnosis_pipeline import recorded_time_of
+    from flatout.recorded_job_pipeline import recorded_time_of
     from flatout.records.events import Quality
     from flatout.report.recording_json import recording_json
 

@@ -137,7 +137,7 @@ def _print(result: ProfileResult, *, light: bool, json: bool) -> None:
 
 def _text(result: ProfileResult) -> str | None:
     """Return the diagnosis, or without a trace where the recorded time went; None if neither is known."""
-    from flatout.diagnosis_pipeline import recorded_time_of
+    from flatout.recorded_job_pipeline import recorded_time_of
     from flatout.report.recorded_text import recorded_lines
     from flatout.report.terminal import TextStyle
     from flatout.report.text import diagnosis_text
