@@ -26,7 +26,7 @@ class SparseEmbedding(msgspec.Struct, frozen=True, kw_only=True):
         return (
             "exchange only the rows of the largest embedding that a step uses:"
             f" {percent(self.share_of_gradients)} of the gradients' bytes are its own, and a step uses"
-            f" {percent(self.rows_used)} of its rows: nn.Embedding(sparse=True) with SGD, or SparseAdam in place of Adam"
+            f" {percent(self.rows_used)} of its rows: nn.Embedding(sparse=True) with SGD, or SparseAdam instead of Adam"
             " (semantic, not tried; torch reduces sparse gradients over gloo, not over NCCL)"
         )
 
