@@ -134,6 +134,30 @@ def test_a_json_trace_of_jax_has_the_events_of_its_xplane_and_its_losses_are_sai
     assert "the file does not say when its times begin" in notes
 
 
+@pytest.mark.parametrize("odd", ["none", "1.5", "", " 7", 1.5, True, None, [1], str(1 << 70)])
+def test_an_argument_that_is_no_integer_is_unknown_and_costs_no_event(tmp_path: Path, odd: object) -> None:
+    trace = jax_trace()
+    steps = [event for event in trace["traceEvents"] if event.get("name") == "train"]
+    steps[0]["args"]["step_num"] = odd
+    table = read_trace(source_of(tmp_path, trace, "host.trace.json"))
+    marks = {name for name in table.names if name.startswith("ProfilerStep#")}
+    assert marks == {"ProfilerStep#1", "ProfilerStep#2"}
+    assert not any("unreadable" in note.problem or "could not be" in note.problem for note in table.quality)
+    del steps[0]["args"]["step_num"]
+    known = read_trace(source_of(tmp_path, trace, "known.trace.json"))
+    assert known.num_events == table.num_events and (known.start_ns == table.start_ns).all()
+
+
+def test_numbers_of_64_bits_are_read_from_texts(tmp_path: Path) -> None:
+    trace = jax_trace()
+    for event in trace["traceEvents"]:
+        if "run_id" in event.get("args", {}):
+            event["args"]["run_id"] = str(-(1 << 62) - int(event["args"]["run_id"]))
+    table = read_trace(source_of(tmp_path, trace, "host.trace.json"))
+    of_collectives = table.sequence[table.collective >= 0]
+    assert len(set(of_collectives.tolist())) == 3 and (of_collectives >= 0).all()
+
+
 def test_a_json_trace_of_jax_with_a_million_events_lacks_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_events = sum(event.get("ph") == "X" for event in jax_trace()["traceEvents"])
     for most, is_full in ((num_events + 1, False), (num_events, True)):

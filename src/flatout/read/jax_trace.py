@@ -6,6 +6,7 @@ the device's name, and XLA stops writing it at a million events (jax issue 21295
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from flatout.errors import InputError
 from flatout.read.decoded import Codes
 from flatout.read.event_text import EventText
+from flatout.read.lookups import integers
 from flatout.read.processes import SeveralRanksError
 from flatout.read.quality import damage_quality
 from flatout.read.sources import TraceSource
 from flatout.read.stream import ByteStream
-from flatout.read.timed_events import EventDecoder, spans_ns
+from flatout.read.timed_events import EventDecoder, Fields, spans_ns
 from flatout.read.times import MAX_US
 from flatout.read.xla_devices import parts_of
 from flatout.read.xla_lines import NUMBERS, TEXTS, XlaLine, XlaProfile
@@ -31,25 +33,23 @@ from flatout.read.xla_table import xla_table
 from flatout.records.events import NULL, EventTable, Quality, TraceFormat
 
 MOST_EVENTS = 1_000_000  # that XLA writes
-_MOST_DIGITS = 19  # of a number that 64 bits hold
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _Place = tuple[int | str, int | str]
+_Text = int | float | str | None
 
 
-_Value = int | float | str | None
-
-
-class _Arguments(msgspec.Struct, gc=False):
+class _Arguments(msgspec.Struct, gc=False, frozen=True):
     """The arguments that are used, which the file has as texts: NUMBERS, TEXTS and the name."""
 
-    step_num: _Value = None
-    correlation_id: _Value = None
-    run_id: _Value = None
-    device_ordinal: _Value = None
-    num_bytes: _Value = None
-    hlo_op: _Value = None
-    memcpy_details: _Value = None
-    memset_details: _Value = None
-    name: _Value = None  # of a process or a thread
+    step_num: int = NULL
+    correlation_id: int = NULL
+    run_id: int = NULL
+    device_ordinal: int = NULL
+    num_bytes: int = NULL
+    hlo_op: _Text = None
+    memcpy_details: _Text = None
+    memset_details: _Text = None
+    name: _Text = None  # of a process or a thread
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -59,10 +59,21 @@ class _Event(msgspec.Struct, gc=False):
     ts: float = -1.0
     dur: float = 0.0
     name: str = ""
-    args: _Arguments | None = None
+    args: _Arguments = _Arguments()
 
 
-_DECODER = EventDecoder(_Event)
+def _with_known_numbers(fields: Fields) -> Fields:
+    """Drop the arguments that should be integers and are not."""
+    arguments = fields.get("args")
+    if arguments is None:
+        return {key: value for key, value in fields.items() if key != "args"}
+    if not isinstance(arguments, dict):
+        return fields
+    numbers = {key: int(str(arguments[key])) for key in NUMBERS if _INTEGER.fullmatch(str(arguments.get(key)))}
+    return fields | {"args": {key: value for key, value in arguments.items() if key not in NUMBERS} | numbers}
+
+
+_DECODER = EventDecoder(_Event, is_strict=False, mend=_with_known_numbers)
 
 
 def read_jax_trace(source: TraceSource) -> EventTable:
@@ -120,7 +131,6 @@ class _Builder:
         self._places: Codes[_Place] = Codes()
         self._planes: dict[int | str, str] = {}
         self._lines: dict[_Place, str] = {}
-        self._numbers = _Numbers()
         self._texts = _Texts(self._names)
         self._pieces: list[dict[str, NDArray[Any]]] = []
 
@@ -131,7 +141,7 @@ class _Builder:
         if len(calls) == len(events):
             return
         for event in events:
-            if event.ph == "M" and event.args is not None:
+            if event.ph == "M":
                 self._see(event, str(event.args.name or ""))
 
     def _see(self, event: _Event, text: str) -> None:
@@ -158,17 +168,17 @@ class _Builder:
             **self._arguments([call.args for call in calls]),
         }
 
-    def _arguments(self, arguments: list[_Arguments | None]) -> dict[str, NDArray[np.int64]]:
+    def _arguments(self, arguments: list[_Arguments]) -> dict[str, NDArray[np.int64]]:
         """Return the numbers and the texts that some of the events have."""
-        given = [each for each in arguments if each is not None]
-        rows = np.array([row for row, each in enumerate(arguments) if each is not None], np.int64)
         columns = {}
-        for key in (*NUMBERS, *TEXTS):
-            values = list(map(attrgetter(key), given))
-            if values.count(None) == len(values):
-                continue
-            column = columns[key] = np.full(len(arguments), NULL, np.int64)
-            column[rows] = _codes(self._numbers if key in NUMBERS else self._texts, values)
+        for key in NUMBERS:
+            numbers = integers(list(map(attrgetter(key), arguments)))
+            if (numbers != NULL).any():
+                columns[key] = numbers
+        for key in TEXTS:
+            texts = list(map(attrgetter(key), arguments))
+            if texts.count(None) < len(texts):
+                columns[key] = _codes(self._texts, texts)
         return columns
 
     def profile(self, quality: tuple[Quality, ...]) -> XlaProfile:
@@ -209,23 +219,13 @@ def _is_used(columns: dict[str, NDArray[Any]], key: str) -> bool:
     return key in columns and bool((columns[key] != NULL).any())
 
 
-class _Numbers(dict[_Value, int]):
-    """The number that a text stands for; `NULL` for any other text, and where there is none."""
-
-    def __missing__(self, value: _Value) -> int:
-        text = str(value)
-        is_number = text.isascii() and text.removeprefix("-").isdecimal() and len(text) < _MOST_DIGITS
-        number = self[value] = int(text) if is_number else NULL
-        return number
-
-
-class _Texts(dict[_Value, int]):
+class _Texts(dict[_Text, int]):
     """The code of a text among the names; `NULL` where there is none."""
 
     def __init__(self, names: Codes[str]) -> None:
         super().__init__({None: NULL})
         self._names = names
 
-    def __missing__(self, value: _Value) -> int:
+    def __missing__(self, value: _Text) -> int:
         code = self[value] = self._names[str(value)]
         return code

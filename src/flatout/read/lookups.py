@@ -1,16 +1,27 @@
-"""Look integers of columns up: the distinct ones, and the values that other columns or dictionaries have for them."""
+"""Columns of integers: from lists, the distinct ones, and the values that columns or dictionaries have for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flatout.records.events import NULL
 
 _MOST_PLACES_OF_ONE = 4  # of a table with a place for each number, instead of sorting
 _FEW_PLACES = 1 << 16
+
+
+def integers(values: ArrayLike) -> NDArray[np.int64]:
+    """Return an array of the values; `NULL` for those that do not fit 64 bits."""
+    if not isinstance(values, list):
+        return np.asarray(values, np.int64)
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        fitting = [value if -(1 << 63) <= int(value) < 1 << 63 else NULL for value in values]
+        return np.array(fitting, np.int64)
 
 
 def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

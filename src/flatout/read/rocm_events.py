@@ -16,7 +16,7 @@ from flatout.read import xla_names
 from flatout.read.assembled import Source, assemble
 from flatout.read.decoded import Codes, Columns
 from flatout.read.host_ranges import STEP_NAME, steps_among
-from flatout.read.lookups import distinct, is_among
+from flatout.read.lookups import distinct, integers, is_among
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart
 from flatout.read.schema import is_kind
@@ -61,17 +61,6 @@ def columns_of(kind: Kind, name: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLi
     given |= {column: integers(values) for column, values in others.items()}
     columns = {column: given.get(column, np.full(count, NULL, np.int64)) for column in _COLUMNS}
     return {"kind": np.full(count, kind, np.int64), "name": integers(name), **columns}
-
-
-def integers(values: ArrayLike) -> NDArray[np.int64]:
-    """Return an array of the values; `NULL` for those that do not fit 64 bits."""
-    if not isinstance(values, list):
-        return np.asarray(values, np.int64)
-    try:
-        return np.fromiter(values, np.int64, len(values))
-    except OverflowError:
-        fitting = [value if -(1 << 63) <= int(value) < 1 << 63 else NULL for value in values]
-        return np.array(fitting, np.int64)
 
 
 def joined(pieces: Sequence[Columns]) -> Columns:

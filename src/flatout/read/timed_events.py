@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from types import GenericAlias
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,14 +21,20 @@ from flatout.read.schema import UNREADABLE
 from flatout.read.times import MAX_US, to_ns
 
 Event = TypeVar("Event", bound=msgspec.Struct)
+Fields = dict[str, Any]
 
 
 class EventDecoder(Generic[Event]):
-    """Decodes the events of a reader."""
+    """Decodes the events of a reader. Not strict, it reads numbers that are written as texts, too.
 
-    def __init__(self, kind: type[Event]) -> None:
+    `mend` changes the fields of an event of a block that cannot be decoded at once, before they are read one by one.
+    """
+
+    def __init__(self, kind: type[Event], *, is_strict: bool = True, mend: Callable[[Fields], Fields] = dict) -> None:
         self._kind = kind
-        self._decode: Callable[[bytes], list[Event]] = msgspec.json.Decoder(GenericAlias(list, (kind,))).decode
+        self._mend = mend
+        decoder = msgspec.json.Decoder(GenericAlias(list, (kind,)), strict=is_strict)
+        self._decode: Callable[[bytes], list[Event]] = decoder.decode
 
     def events(self, block: bytes, damage: Counter[str]) -> list[Event]:
         """Return the events of a block; of a damaged one those that can be read."""
@@ -38,9 +44,9 @@ class EventDecoder(Generic[Event]):
             found = [self._converted(each, damage) for each in lenient.objects(block, damage)]
             return [event for event in found if event is not None]
 
-    def _converted(self, fields: object, damage: Counter[str]) -> Event | None:
+    def _converted(self, fields: Fields, damage: Counter[str]) -> Event | None:
         try:
-            return msgspec.convert(fields, self._kind, strict=False)
+            return msgspec.convert(self._mend(fields), self._kind, strict=False)
         except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
             damage["unreadable"] += 1
             return None
