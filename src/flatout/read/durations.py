@@ -61,27 +61,12 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
     duration_ns[negative] = 0
     span_ns = int(start_ns[-1] - start_ns[0])
     is_work = is_kind(columns["kind"], *GPU_WORK)
-    shortest_ns = np.where(is_work, _MIN_DEVICE_NS, _MIN_HOST_NS)
-    limit_ns = np.maximum(shortest_ns, min(_MIN_SPANS * span_ns, 1 << 62))
-    end_ns = np.full(len(start_ns), start_ns[-1])  # the end to which a duration beyond its limit is clipped
-    suspects = duration_ns > _MIN_SHARE_OF_SPAN * span_ns
-    if suspects.any():
-        work = np.flatnonzero(is_work)
-        next_start = _next_start_on_stream(columns, work)
-        followed = next_start >= 0
-        rows = work[followed]
-        gap_limit = np.maximum(_MIN_GAPS * (next_start[followed] - start_ns[rows]), int(_MIN_SHARE_OF_SPAN * span_ns))
-        limit_ns[rows] = np.minimum(limit_ns[rows], gap_limit)
-        end_ns[rows] = next_start[followed]
-    absurd = np.flatnonzero(duration_ns > limit_ns)
-    clipped = end_ns[absurd] - start_ns[absurd]
-    clipped_ns = int(np.minimum((duration_ns[absurd] - clipped).astype(np.float64).sum(), 2**62))
-    duration_ns[absurd] = clipped
+    num_clipped, clipped_ns = _clip_absurd(columns, is_work, span_ns)
     num_outlasting, outlasting_ns = _cut_outlasting(columns, np.flatnonzero(is_work))
     num_marks, marks_ns = _cut_marks(columns, np.flatnonzero(is_mark))
     return Repairs(
         num_negative=int(negative.sum()),
-        num_clipped=len(absurd),
+        num_clipped=num_clipped,
         clipped_ns=clipped_ns,
         num_marks=num_marks,
         marks_ns=marks_ns,
@@ -89,6 +74,28 @@ def repair_durations(columns: dict[str, NDArray[Any]], is_mark: NDArray[np.bool_
         outlasting_ns=outlasting_ns,
         span_ns=span_ns,
     )
+
+
+def _clip_absurd(columns: dict[str, NDArray[Any]], is_work: NDArray[np.bool_], span_ns: int) -> tuple[int, int]:
+    """Clip durations beyond their limits; return the number and the time removed."""
+    start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
+    if not (duration_ns > _MIN_SHARE_OF_SPAN * span_ns).any():
+        return 0, 0  # no limit is below this share
+    shortest_ns = np.where(is_work, _MIN_DEVICE_NS, _MIN_HOST_NS)
+    limit_ns = np.maximum(shortest_ns, min(_MIN_SPANS * span_ns, 1 << 62))
+    end_ns = np.full(len(start_ns), start_ns[-1])  # the end to which a duration beyond its limit is clipped
+    work = np.flatnonzero(is_work)
+    next_start = _next_start_on_stream(columns, work)
+    followed = next_start >= 0
+    rows = work[followed]
+    gap_limit = np.maximum(_MIN_GAPS * (next_start[followed] - start_ns[rows]), int(_MIN_SHARE_OF_SPAN * span_ns))
+    limit_ns[rows] = np.minimum(limit_ns[rows], gap_limit)
+    end_ns[rows] = next_start[followed]
+    absurd = np.flatnonzero(duration_ns > limit_ns)
+    clipped = end_ns[absurd] - start_ns[absurd]
+    clipped_ns = int(np.minimum((duration_ns[absurd] - clipped).astype(np.float64).sum(), 2**62))
+    duration_ns[absurd] = clipped
+    return len(absurd), clipped_ns
 
 
 def _cut_outlasting(columns: dict[str, NDArray[Any]], work: NDArray[np.int64]) -> tuple[int, int]:
@@ -115,6 +122,8 @@ def _excess_on_stream(columns: dict[str, NDArray[Any]], rows: NDArray[np.int64])
     """Return the impossible part of the duration of each piece of work on one stream, in the order of start."""
     start_ns, correlation = columns["start_ns"][rows], columns["correlation"][rows]
     end_ns = start_ns + columns["duration_ns"][rows]
+    if (end_ns[:-1] - _MIN_OUTLASTING_NS <= start_ns[1:]).all():
+        return np.zeros(len(rows), np.int64)  # each piece ends before the next one begins
     # The work that one call launched (a graph) may overlap: each piece is compared with what follows all of it.
     is_last = np.ones(len(rows), np.bool_)
     is_last[:-1] = (correlation[1:] != correlation[:-1]) | (correlation[1:] == NULL)

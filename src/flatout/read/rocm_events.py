@@ -60,7 +60,7 @@ def columns_of(kind: Kind, name: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLi
     given = {"start_ns": starts, "duration_ns": integers(end_ns) - starts}
     given |= {column: integers(values) for column, values in others.items()}
     columns = {column: given.get(column, np.full(count, NULL, np.int64)) for column in _COLUMNS}
-    return {"kind": np.full(count, kind, np.int64), "name": integers(name), **columns}
+    return {"kind": np.full(count, kind, np.uint8), "name": integers(name), **columns}
 
 
 def joined(pieces: Sequence[Columns]) -> Columns:

@@ -199,12 +199,9 @@ class _Reader:
         is_marker = np.isin(category, self._strings_of(_MARKERS))
         is_call = np.isin(category, self._strings_of(_CALLS))
         is_call |= ~is_marker & np.isin(rows["name_id"], self._strings_of(_CALLS))
-        messages = self._messages(rows["event_id"][is_marker])
         names = self._codes(rows["name_id"], self.strings, "range")
-        names[is_marker] = [
-            self.names[messages.get(event, "")] if event in messages else code
-            for event, code in zip(rows["event_id"][is_marker].tolist(), names[is_marker].tolist(), strict=True)
-        ]
+        messages = self._messages(rows["event_id"][is_marker])
+        names[is_marker] = np.where(messages != NULL, messages, names[is_marker])
         calls, ranges = (
             columns_of(
                 kind,
@@ -218,15 +215,16 @@ class _Reader:
         )
         return calls, ranges
 
-    def _messages(self, events: NDArray[np.int64]) -> dict[int, str]:
-        """Return the texts of ROCTX ranges, by their events: the name of such a region is that of the call."""
+    def _messages(self, events: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the texts of ROCTX ranges as names, by their events: such a region is named after the call."""
         if not len(events):
-            return {}
+            return events
         markers = self._strings_of(_MARKERS)
         of_markers = Where("category_id", lambda categories: np.isin(categories, markers))
-        extras = self.database.texts(self._table("event"), "id", "extdata", of_markers)
-        messages = {event: _message(text) for event, text in extras.items()}
-        return {event: text for event, text in messages.items() if text}
+        extras = self.database.coded_texts(self._table("event"), "id", "extdata", of_markers)
+        messages = [_message(text) for text in extras.texts]
+        names = np.array([*(self.names[text] if text else NULL for text in messages), NULL], np.int64)
+        return np.asarray(names[looked_up(extras.keys, extras.codes, events)])
 
     def _of_event(self, events: NDArray[np.int64], column: str) -> NDArray[np.int64]:
         return looked_up(self.events["id"], self.events[column], events)
