@@ -135,6 +135,12 @@ def test_texts_that_are_not_plain_are_those_of_sqlite(tmp_path: Path, text: str)
         assert database.texts("T", "id", "t") == expected
 
 
+def test_a_key_can_be_read_as_a_text(tmp_path: Path) -> None:
+    path = written(tmp_path / "f.db", ["CREATE TABLE T (id INTEGER PRIMARY KEY, a)"], [(7, 1), (9, 2)])
+    with Database(path, "f.db") as database:
+        assert database.texts("T", "a", "id") == {1: "7", 2: "9"}
+
+
 def test_of_a_damaged_file_the_rows_and_the_damage_are_those_of_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,7 +199,9 @@ class Database:
     ) -> Iterator[tuple[dict[str, NDArray[np.int64]], list[bytes]]]:
         """Yield integer columns of a table and a column of texts. Raises NotPlainError if SQLite must read them."""
         layout = self._layout(table)
-        if layout.root is None or self._pages is None or (text is not None and not self._pages.has_utf_8):
+        if layout.root is None or self._pages is None:
+            raise NotPlainError
+        if text is not None and not (self._pages.has_utf_8 and layout.stores(text)):
             raise NotPlainError
         condition = where.column if where is not None else None
         stored = [name for name in (*names, condition, text) if name is not None and layout.stores(name)]
