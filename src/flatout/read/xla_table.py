@@ -11,27 +11,26 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.read import xla_names
 from flatout.read.assembled import Source, assemble
-from flatout.read.decoded import Codes, Columns
+from flatout.read.decoded import Codes
 from flatout.read.lookups import distinct
 from flatout.read.metadata import FileMetadata
 from flatout.read.processes import RankPart
 from flatout.read.xla_devices import cpu_devices, cpu_rank, device_number, is_of_tpu
 from flatout.read.xla_lines import XlaLine, XlaProfile
-from flatout.read.xla_steps import Marks, find_marks, outermost
+from flatout.read.xla_rows import Rows, all_of, concatenated, is_within_another, kept, number_repetitions, times_of
+from flatout.read.xla_steps import Marks, find_marks
 from flatout.records.events import NULL, CollectiveArgs, EventTable, Kind, Quality, TraceFormat
 
 _SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})(?!\d)")
 _DIRECTION = re.compile(r"^(Memcpy)?\s*([HDP])(?:to|2)([HDP])$")
 _MAX_PARENTS = 64
 _OPERATORS, _ASYNCHRONOUS = "XLA Ops", "Async XLA Ops"  # lines of a TPU
-Rows = dict[str, NDArray[Any]]
 
 
 class _Names:
@@ -93,7 +92,7 @@ class _Builder:
         self.main = self.threads[self.pid, marks.thread or "host"]
         pieces = [rows for line in device_lines if (rows := self._device_rows(line)) is not None]
         is_on_cpu = not pieces
-        launched = _all_of(pieces, "correlation")
+        launched = all_of(pieces, "correlation")
         pieces += [
             rows for line in host_lines if (rows := self._host_rows(line, launched, marks, is_on_cpu)) is not None
         ]
@@ -110,9 +109,9 @@ class _Builder:
             dropped=dict(+self.dropped),  # without those of which there were none
             runs_beside_host=is_on_cpu,
         )
-        columns = _concatenated(pieces)
+        columns = concatenated(pieces)
         if "sequence" in columns:
-            _number_repetitions(columns["sequence"], columns["start_ns"])
+            number_repetitions(columns["sequence"], columns["start_ns"])
         return assemble(columns, source)
 
     def _device_lines(self) -> list[XlaLine]:
@@ -183,9 +182,9 @@ class _Builder:
             "correlation": line.number("correlation_id"),
             "num_bytes": self._tpu_bytes(operator) if is_tpu else self._num_bytes(line),
             "collective": self._collective_codes(operator),
-            **_times(line),
+            **times_of(line),
         }
-        return _kept(rows, is_kept)
+        return kept(rows, is_kept)
 
     def _is_work_of_tpu(self, line: XlaLine, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Return the operators of a TPU that do work: no containers, and each collective once.
@@ -270,9 +269,9 @@ class _Builder:
             "correlation": correlation,
             "collective": collective,
             "sequence": self._sequence(line, collective),
-            **_times(line),
+            **times_of(line),
         }
-        return _kept(rows, kind != 255)
+        return kept(rows, kind != 255)
 
     def _classify_host(self, line: XlaLine, kind: NDArray[np.uint8], name: NDArray[np.int32], is_main: bool) -> None:
         """Set kind and name of annotations, and of calls in Python that wait for something."""
@@ -280,7 +279,7 @@ class _Builder:
         waits = self._means(xla_names.SYNCHRONIZE)[line.event_name]
         has_meaning = (meaning != NULL) & ~self._is_entering(line)
         for each in (xla_names.DATA_LOADING, xla_names.CHECKPOINT):
-            has_meaning &= ~_is_within_another(line, has_meaning & self._means(each)[line.event_name])
+            has_meaning &= ~is_within_another(line, has_meaning & self._means(each)[line.event_name])
         kind[has_meaning] = Kind.USER_ANNOTATION
         kind[has_meaning & waits] = Kind.RUNTIME
         name[has_meaning] = meaning[has_meaning]
@@ -358,52 +357,6 @@ class _Builder:
             "start_ns": marks.start_ns,
             "duration_ns": marks.end_ns - marks.start_ns,
         }
-
-
-def _is_within_another(line: XlaLine, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which of the rows are within another of them."""
-    result = rows.copy()
-    result[outermost(line, np.flatnonzero(rows))] = False
-    return result
-
-
-def _times(line: XlaLine) -> Rows:
-    return {"start_ns": line.start_ns, "duration_ns": line.duration_ns}
-
-
-def _kept(rows: Rows, is_kept: NDArray[np.bool_]) -> Rows | None:
-    if not is_kept.any():
-        return None
-    return {column: values[is_kept] for column, values in rows.items()}
-
-
-def _all_of(pieces: Sequence[Rows], column: str) -> NDArray[np.int64]:
-    values = np.concatenate([piece[column] for piece in pieces]) if pieces else np.zeros(0, np.int64)
-    return np.asarray(values[values != NULL])
-
-
-def _concatenated(pieces: Sequence[Rows]) -> Columns:
-    """Join pieces; a column that a piece lacks is NULL there."""
-    columns: Columns = {"start_ns": np.zeros(0, np.int64), "duration_ns": np.zeros(0, np.int64)}
-    for column in dict.fromkeys(column for piece in pieces for column in piece):
-        columns[column] = np.concatenate([piece.get(column, np.full(len(piece["start_ns"]), NULL)) for piece in pieces])
-    return columns
-
-
-def _number_repetitions(sequence: NDArray[np.int64], start_ns: NDArray[np.int64]) -> None:
-    """Change the numbers of collectives that run several times within one run, in the order in which they begin."""
-    rows = np.flatnonzero(sequence != NULL)
-    rows = rows[np.lexsort((start_ns[rows], sequence[rows]))]
-    numbers = sequence[rows]
-    is_repeated = np.zeros(len(rows), np.bool_)
-    is_repeated[1:] = numbers[1:] == numbers[:-1]
-    place = np.arange(len(rows))
-    repetitions = place - np.maximum.accumulate(np.where(is_repeated, 0, place))
-    chosen = np.flatnonzero(is_repeated)
-    for row, number, repetition in zip(
-        rows[chosen].tolist(), numbers[chosen].tolist(), repetitions[chosen].tolist(), strict=True
-    ):
-        sequence[row] = number & ~0xFFFFFFFF | zlib.crc32(b"%d %d" % (number, repetition))
 
 
 def _number_in(text: str) -> int:

@@ -26,6 +26,7 @@ from flatout.doctor.checks import (
     storage,
     topology,
     topology_nccl,
+    topology_numa,
 )
 
 _MODULES: tuple[ModuleType, ...] = (
@@ -34,6 +35,7 @@ _MODULES: tuple[ModuleType, ...] = (
     gpu_modes,
     gpu_links,
     topology,
+    topology_numa,
     topology_nccl,
     software_nccl,
     software_torch,
