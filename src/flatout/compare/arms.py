@@ -23,7 +23,7 @@ from flatout.records.comparison import ArmName
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _SHELL_WORDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1", "&>"})
-# Programs of a Python environment: taken from another one, they would run the arm in that.
+# Programs of a Python environment. If they were found in another environment, they would run the arm there.
 _PYTHON_PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|lightning|fabric|composer")
 _SEARCH_TIMEOUT_S = 60.0
 # Prints the folders in which modules are found, including those that an editable installation maps packages to.

@@ -60,6 +60,6 @@ def _disturb(optimizer: Any) -> None:
 
 
 def _relative(values: torch.Tensor) -> float:
-    """Return by how much the device's usual arithmetic rounds, at least a digit of the numbers themselves."""
+    """Return the rounding of the device's usual arithmetic; at least that of the numbers' own type."""
     of_device = _ON_CPU if values.device.type == "cpu" else _ON_GPU
     return max(of_device, float(torch.finfo(values.dtype).eps))
