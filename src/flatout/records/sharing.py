@@ -19,7 +19,7 @@ class GpuSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """The speed of a process beside others, as a share of its speed alone: a median of repetitions, and its range."""
+    """The speed of a process together with others, as a share of its speed alone: a median of repetitions, and its range."""
 
     work: Work
     beside: Work
@@ -31,7 +31,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairSharing(msgspec.Struct, frozen=True, kw_only=True):
-    """Two commands alone and together: the speed of each beside the other, as a share of its speed alone."""
+    """Two commands alone and together: the speed of each together with the other, as a share of its speed alone."""
 
     commands: tuple[str, str]  # secrets masked
     unit: Literal["step", "command"]  # what alone_s is the time of
