@@ -19,7 +19,7 @@ class GpuSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """The speed of a process together with others, as a share of its speed alone: a median of repetitions, and its range."""
+    """The speed of a process among others, as a share of its speed alone: a median of repetitions, and its range."""
 
     work: Work
     beside: Work
