@@ -203,11 +203,12 @@ def at_first_sight(rows: list[Text], letters: str, table: Path) -> dict[str, Any
 
 
 def use_rules(table: Path) -> None:
-    """Let the package read another `failures.toml`. An old one does not yet say what each class means."""
+    """Let the package read another `failures.toml`, alone. An old one does not yet say what each class means."""
     rules = tomllib.loads(table.read_text(encoding="utf-8"))
     rules.setdefault("likely", tomllib.loads(failures._FILE.read_text(encoding="utf-8"))["likely"])
     converted = msgspec.convert(rules, failures._Table)
     failures._table = lambda: converted  # type: ignore[assignment]
+    failures._of_programs = tuple  # type: ignore[assignment]
     for cached in (failures._matchers, failures._known_types, failures._word_groups):
         cached.cache_clear()
 

@@ -1,4 +1,4 @@
-"""Map the wording of job failures to their meaning, by `failures.toml`.
+"""Map the wording of job failures to their meaning, by `failures_of_programs.toml` and `failures.toml`.
 
 In: the type of an exception and its message, or a line of a log. Out: the first entry of the table that fits; None if
 none does. Names of data, which are quoted strings, URLs and paths, must have been taken out of the message before.
@@ -37,6 +37,7 @@ Phase = Literal["start", "training"]
 CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
 
 _FILE = Path(__file__).with_name("failures.toml")
+_OF_PROGRAMS = Path(__file__).with_name("failures_of_programs.toml")  # tried first
 _ANY = "*"  # at the beginning of a type: any type that ends so
 _DEFAULT_TYPES = ("@native",)
 # Lines that their program does not mean as a failure.
@@ -112,6 +113,10 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     words: dict[str, tuple[str, ...]]
     cuda_errors: dict[str, tuple[str, ...]]
     likely: dict[FailureClass, LikelyFailure]
+    failure: tuple[KnownFailure, ...]
+
+
+class _OfPrograms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     failure: tuple[KnownFailure, ...]
 
 
@@ -348,9 +353,14 @@ def _word_groups() -> dict[str, tuple[_Phrase, ...]]:
 
 
 @cache
+def _of_programs() -> tuple[KnownFailure, ...]:
+    return msgspec.convert(tomllib.loads(_OF_PROGRAMS.read_text(encoding="utf-8")), _OfPrograms).failure
+
+
+@cache
 def _matchers() -> tuple[_Matcher, ...]:
     table = _table()
-    return tuple(_matcher(failure, table) for failure in table.failure)
+    return tuple(_matcher(failure, table) for failure in (*_of_programs(), *table.failure))
 
 
 def _matcher(failure: KnownFailure, table: _Table) -> _Matcher:
