@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flatout.catalog import failure_words
+from flatout.catalog import failure_words, failures
 from flatout.catalog.failure_words import WordEstimate
 from flatout.catalog.failures import CLASSES, Phase, fit, known_failures, phrase_pattern
 from flatout.catalog.log_prefixes import without_prefixes
@@ -36,6 +36,8 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 # are verbatim, each with its source, and none is from memory.
 # Then 64 and 74 % of 66 (x), with the estimates of before and of now, which left three and two healthy hosts; 78 and
 # 89 % of 18 (y) with those of before, 72 and 89 % with those of now.
+# Then 85 and 90 % of 84 (z), of the kinds of `failure_messages.csv` again: what 25 searches found first, but texts
+# whose thread, or whose words, an earlier set or an earlier row has; one healthy host would have been left.
 # One answer each of t, u and w and two of v were changed afterwards, because an earlier set has another one for the
 # same words. Where an answer of v contradicts an earlier one of the same kind (CUDA error 217, a topology file of
 # NCCL), the table follows v, whose source shows the cause.
@@ -64,7 +66,7 @@ def class_by_table(text: str, phase: Phase | None = None) -> str:
 
 @pytest.mark.parametrize(
     ("corpus", "least"),
-    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 514)],
+    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 598)],
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -92,7 +94,8 @@ def test_no_trap_and_no_mistake_of_the_user_excludes_a_host_or_is_restarted(corp
         if row["class"] in ("mistake", "job", "disk-full", "shm-full", "device-oom"):
             assert answer.restart != "elsewhere", row
         if row["class"] == "mistake":
-            is_contradicted = row["id"] == "p058"  # the words of a compiler's failure come in the next exception
+            # The words of a compiler's failure come in the next exception; a step that waits may still start.
+            is_contradicted = row["id"] in ("p058", "z029")
             assert answer.restart == "no" or is_contradicted, row
         if row.get("source") in ("trap", "made") or row.get("framework") == "trap":
             assert (answer.failure_class, answer.restart) == (row["class"], row["should_restart"]), row
@@ -244,6 +247,60 @@ def test_an_xid_is_what_the_catalogue_says(number: int, failure_class: str, rest
 def test_the_xid_that_counts_is_the_cause_and_dcgms_is_one_too(line: str, expected: tuple[str, str]) -> None:
     answer = explain_failure(line, "training")
     assert (answer.failure_class, answer.restart) == expected
+
+
+# Texts as the sources of these programs have them, with numbers and names for their placeholders.
+OF_PROGRAMS = [
+    ("srun: error: Unable to contact slurm controller (connect failure)", "network", "yes"),
+    ("srun: error: Unable to allocate resources: Rate limit exceeded, please retry later", "network", "yes"),
+    ("sbatch: error: Batch job submission failed: More processors requested than permitted", "mistake", "no"),
+    ("srun: error: task 0 launch failed: Invalid MPI plugin name", "mistake", "no"),
+    ("srun: error: task 3 launch failed: Slurmd could not execve job", "host", "elsewhere"),
+    ("srun: error: timeout waiting for task launch, started 3 of 8 tasks", "host", "elsewhere"),
+    ("srun: error: Task launch for StepId=4.0 failed on n2: Unable to layout tasks on given cpus", "mistake", "no"),
+    ("slurmstepd: error: Job 71 exceeded its time limit", "preempted", "yes"),
+    ("slurmstepd: error: container_g_join failed: 119383", "host", "elsewhere"),
+    ("sbatch: error: submission failed: I/O error writing script/environment to file", "disk-full", "no"),
+    ("n0:7:9 [0] init.cc:99 NCCL WARN Invalid rank requested : 8/8", "mistake", "no"),
+    ("n0:7:9 [0] ib/common.cc:9 NCCL WARN NET/IB : mlx5_0:1 async fatal event: x", "host", "elsewhere"),
+    ("n0:7:9 [0] p2p.cc:9 NCCL WARN NET/IB: Got CQE with error (devIndex=0, req=1, comm=1 (send))", "network", "yes"),
+    ("n0:7:9 [0] socket.cc:9 NCCL WARN Message truncated : received 1024 bytes instead of 256", "job", "no"),
+    ("n0:7:9 [0] proxy.cc:9 NCCL WARN Socket recv failed while polling for opId=0x7f00", "secondary", "yes"),
+    ("n0:7:9 [0] u.cc:9 NCCL WARN Unrecoverable error detected: malloc(size=64) returned", "host-oom", "yes"),
+    ("n0: Test NCCL failure common.cu:9 'unhandled system error (run with NCCL_DEBUG=INFO)'", "network", "yes"),
+    ("RuntimeError: CUDA error: operation not permitted on an event last recorded in a capturing stream", "job", "yes"),
+    ("RuntimeError: CUDA error: PTX JIT compiler library not found", "host", "elsewhere"),
+    ("RuntimeError: CUDA error: named symbol not found", "job", "yes"),
+    ("THCudaCheck FAIL file=THC.cpp line=50 error=77 : an illegal memory access was encountered", "job", "yes"),
+    ("nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1", "host", "elsewhere"),
+    ("ConnectionError: Tried to launch on port `29500`, but another process is utilizing it.", "host", "yes"),
+    ("Job was active longer than specified deadline", "preempted", "no"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "failure_class", "restart"), OF_PROGRAMS)
+def test_what_programs_say_by_their_sources_has_its_class(text: str, failure_class: str, restart: str) -> None:
+    answer = explain_failure(text, "training")
+    assert (answer.failure_class, answer.restart) == (failure_class, restart), answer
+
+
+def test_every_error_of_cuda_but_three_has_an_entry_of_its_own() -> None:
+    """`invalid argument`, `operation not supported` and `device not ready` have several causes."""
+    named = {
+        number: explain_failure(f"RuntimeError: CUDA error: {words[-1]}", "training").name
+        for number, words in failures._table().cuda_errors.items()
+    }
+    general = {number for number, name in named.items() if name in ("gpu-error", "exception", None)}
+    assert general == {"1", "600", "801"}
+
+
+def test_a_warning_of_torch_explains_less_than_what_a_rank_says_of_its_peers() -> None:
+    late = (
+        "[rank2]: RuntimeError: [/gloo/tcp/unbound_buffer.cc:8] Timed out waiting 1800ms for recv operation to complete"
+    )
+    warning = "[W503 01:52:07.597517393 socket.cpp:204] The hostname of the client socket cannot be retrieved."
+    assert explain_failure(f"{late}\n{warning}").failure_class == "timeout"
+    assert explain_failure(warning).failure_class == "network"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ _CUDA_NUMBER = re.compile(
 _CUDA_NAME = re.compile(r"\b(?:cudaError|hipError|CUDA_ERROR_|cuda_error_)([A-Za-z]\w*)")
 _CUDA_WORDS = re.compile(
     r"\b(?:(?:CUDA|HIP)(?: driver| runtime)? (?:error|failure)(?: \d+| \(\d+\))?\s*:?"
-    r"|(?:cuda|hip)Success \(\d+ vs\. 0\)|code: \d+, reason:)\s*(\w[^\n]*)",
+    r"|(?:cuda|hip)Success \(\d+ vs\. 0\)|code: \d+, reason:|THCudaCheck FAIL [^\n]{0,200}? error=\d+ :)\s*(\w[^\n]*)",
     re.IGNORECASE,
 )
 

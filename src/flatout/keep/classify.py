@@ -24,10 +24,13 @@ _INFORMATION = re.compile(r"\bNCCL INFO\b|^\S*UserWarning: Plan failed")  # line
 _XID_OF_JOB, _XID_OF_GPU, _XID_RECORDED = "Xid of the job", "Xid of the GPU", "Xid without effect"
 _PHYSICAL = {"gpu", "host", "host-oom", "shm-full", "disk-full"}  # classes that a line of a log can prove
 _SAYS_LITTLE = {"exception", "launcher", "files", "communication", "own-exit-text"}
+_OF_NCCL = {"nccl-internal", "nccl-system", "nccl-error"}  # results without the line that says why
+_WARNING = re.compile(r"^\[?W\d{3,4} \d\d:\d\d:")  # of torch and glog: the program went on
 _SAID_ALIKE = {"tensor-mistake"}  # entries for exceptions whose words mean the same in a line that introduces them
 # Places in the order of explanations: a line that belongs to a family explains more than an exception that says little
 # only if it shows a fault of the machine.
 _FAMILY, _LOOSE_FAMILY = 5, 7
+_AFTER_PEERS = 6
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +108,12 @@ def _rank(error: RaisedError, found: Fit) -> int:
     is_known = failure.failure_class != "unknown"
     if failure.is_family:
         return _LOOSE_FAMILY if not error.exception and failure.failure_class not in _PHYSICAL else _FAMILY
-    if failure.name in _SAYS_LITTLE:
-        return 6
+    if failure.name in _SAYS_LITTLE or (not error.exception and _WARNING.match(error.message) is not None):
+        return _AFTER_PEERS
     if failure.of_peers:
         return 5
+    if failure.name in _OF_NCCL:
+        return 4
     if error.exception and not found.is_by_type and is_known:
         return 0
     if failure.failure_class in _PHYSICAL:

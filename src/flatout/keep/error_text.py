@@ -55,7 +55,8 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+")
 # Informative even in quotes: the path of a device, and the constants of GPU libraries.
 _KEPT = r"(?!/dev/|(?:hip|cuda)Error|CUDA_ERROR_|HSA_STATUS_)"
 _QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n]*`")
-_CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA) (?:failure|error)(?: \d+)?)(?: \S+:\d+)? '([^'\n]*)'")
+_CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA|NCCL) (?:failure|error)(?: \d+)?)(?: \S+:\d+)? '([^'\n]*)'")
+_THROWN = re.compile(r'(\bexception with description )"([^"\n]*)"')  # what a program in C++ says of an exception
 # What a program of Kubernetes or another one in Go says: `E0522 10:32:28 1 a.go:3] "Pod failed" err="timed out"`.
 _LOGGED = re.compile(r'(^[EWIF]\d{4} [^\]\n]*\] |\b(?:err|error|msg|reason)=)"([^"\n]*)"', re.MULTILINE)
 _JAX_TASK = re.compile(r"/job:\w+/replica:\d+/task:(\d+)")
@@ -111,7 +112,7 @@ def phase_in(text: str) -> Phase | None:
 
 def without_names(message: str) -> str:
     """Return the message without quoted strings, URLs and paths, which can contain any word."""
-    text = _CUDA_QUOTE.sub(r"\1 \2", message)
+    text = _THROWN.sub(r"\1\2", _CUDA_QUOTE.sub(r"\1 \2", message))
     text = _LOGGED.sub(r"\1\2", text)
     text = _COMMAND.sub(r"Command \1 <name>", text)
     text = _JAX_TASK.sub(r"task \1", text)
