@@ -21,7 +21,7 @@ _HTTP_STATUS = re.compile(
     r"|\bError ([45]\d\d) \(|\breturned error(?: code)?:? ([45]\d\d)\b|<Response \[([45]\d\d)\]>",
     re.IGNORECASE,
 )
-_OF_GPU = re.compile(r"cuda|hip", re.IGNORECASE)  # without it, none of the patterns below fits
+_OF_GPU = re.compile(r"cuda|hip|gpuassert", re.IGNORECASE)  # without it, none of the patterns below fits
 _CUDA_NUMBER = re.compile(
     r"\bCuda (?:failure|error) (\d+)\b|\bCUDA error \((\d+)\)|\bcudaError_t\W+(\d+)\b"
     r"|\b(?:cuda|hip)Success \((\d+) vs\. 0\)",  # old programs number otherwise, but not the errors of the catalog
@@ -30,7 +30,8 @@ _CUDA_NUMBER = re.compile(
 _CUDA_NAME = re.compile(r"\b(?:cudaError|hipError|CUDA_ERROR_|cuda_error_)([A-Za-z]\w*)")
 _CUDA_WORDS = re.compile(
     r"\b(?:(?:CUDA|HIP)(?: driver| runtime)? (?:error|failure)(?: \d+| \(\d+\))?\s*:?"
-    r"|(?:cuda|hip)Success \(\d+ vs\. 0\)|code: \d+, reason:|THCudaCheck FAIL [^\n]{0,200}? error=\d+ :)\s*(\w[^\n]*)",
+    r"|(?:cuda|hip)Success \(\d+ vs\. 0\)|code: \d+, reason:"
+    r"|GPUassert:|THCudaCheck FAIL [^\n]{0,200}? error=\d+ :)\s*(\w[^\n]*)",
     re.IGNORECASE,
 )
 

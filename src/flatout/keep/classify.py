@@ -25,12 +25,13 @@ _XID_OF_JOB, _XID_OF_GPU, _XID_RECORDED = "Xid of the job", "Xid of the GPU", "X
 _PHYSICAL = {"gpu", "host", "host-oom", "shm-full", "disk-full"}  # classes that a line of a log can prove
 _SAYS_LITTLE = {"exception", "launcher", "files", "communication", "own-exit-text"}
 _OF_NCCL = {"nccl-internal", "nccl-system", "nccl-error"}  # results without the line that says why
-_WARNING = re.compile(r"^\[?W\d{3,4} \d\d:\d\d:")  # of torch and glog: the program went on
+_FOLLOWS = {"nccl-aborted"}  # what a rank says after its own or another one's complaint
+_WARNING = re.compile(r"^\[?W\d{3,4} \d\d:\d\d:")  # of torch and glog: the program continued
 _SAID_ALIKE = {"tensor-mistake"}  # entries for exceptions whose words mean the same in a line that introduces them
 # Places in the order of explanations: a line that belongs to a family explains more than an exception that says little
 # only if it shows a fault of the machine.
 _FAMILY, _LOOSE_FAMILY = 5, 7
-_AFTER_PEERS = 6
+_AFTER_COMPLAINT, _AFTER_PEERS = 5.5, 6
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ def _type_of_xid(number: int) -> str:
     return _XID_RECORDED if has_no_effect(number) else _XID_OF_GPU
 
 
-def _rank(error: RaisedError, found: Fit) -> int:
+def _rank(error: RaisedError, found: Fit) -> float:
     """Return the place of an error in the order of explanations: 0 explains best."""
     failure = found.failure
     is_known = failure.failure_class != "unknown"
@@ -111,7 +112,7 @@ def _rank(error: RaisedError, found: Fit) -> int:
     if failure.name in _SAYS_LITTLE or (not error.exception and _WARNING.match(error.message) is not None):
         return _AFTER_PEERS
     if failure.of_peers:
-        return 5
+        return _AFTER_COMPLAINT if failure.name in _FOLLOWS else 5
     if failure.name in _OF_NCCL:
         return 4
     if error.exception and not found.is_by_type and is_known:
