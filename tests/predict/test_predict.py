@@ -108,6 +108,15 @@ def test_work_for_the_cores_gains_only_from_cores_that_nobody_uses(pace_s: tuple
     assert found.low <= 0.62 and found.high < 1.65
 
 
+@pytest.mark.parametrize(("limit", "expected"), [("cores", 1.09 / 1.1), ("workers", 54 / 30)])
+def test_where_all_wait_for_cores_workers_gain_what_the_model_says_of_the_step(limit: str, expected: float) -> None:
+    """By its stages a step takes 20 ms of CPU time; in fact it takes 54, since other programs have the cores too."""
+    known = {"loader_pace_s": (0.024, 0.02), "loader_best_gain": 1.09, "loader_limit": limit}
+    facts = msgspec.structs.replace(BUSY, **known)
+    found = predicted(situation(loading_job(load_us=24_000, compute_us=30_000), facts=facts), "dataloader-workers=1")
+    assert found.speedup == pytest.approx(expected, rel=0.03)
+
+
 @pytest.mark.parametrize(("busy", "expected"), [(2.0, 1 / 1.1), (1.5, 4 / 3 / 1.1), (1.0, 54 / 30), (None, 54 / 30)])
 def test_what_cores_stand_idle_bounds_what_workers_gain(busy: float | None, expected: float) -> None:
     facts = msgspec.structs.replace(BUSY, cores_busy_by_job=busy)

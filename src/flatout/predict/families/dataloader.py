@@ -85,6 +85,9 @@ def _by_stages(situation: Situation, pace_s: float, asked: int) -> Scenarios:
     """Let a step take at least as long as the model of the loader says that these workers need for its samples."""
     facts = situation.facts
     is_crowded = facts.loader_limit == "cores" and facts.is_crowded_by(asked)
+    if is_crowded and facts.loader_best_gain is not None:
+        # They wait for a core as the training does now, which the model does not count: its gain holds, not its time.
+        pace_s = max(pace_s, situation.step_s / max(facts.loader_best_gain, 1.0))
 
     def apply(edits: Edits, factor: float) -> float:
         _hand_over_only(situation, edits)
