@@ -124,6 +124,14 @@ def test_what_cores_stand_idle_bounds_what_workers_gain(busy: float | None, expe
     assert found.speedup == pytest.approx(expected, rel=0.03)
 
 
+def test_at_best_a_fifth_of_the_time_of_busy_cores_is_a_thread_that_only_waits() -> None:
+    made = situation(loading_job(load_us=24_000, compute_us=30_000), facts=BUSY)
+    one = change("dataloader-workers=1", BUSY)
+    found = [predict(made, msgspec.structs.replace(one, value=number)) for number in ("1", "4")]
+    assert all(isinstance(each, Prediction) for each in found)
+    assert found[1].model[2] / found[0].model[2] == pytest.approx(1 / 0.8, rel=0.05)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("others", "expected"), [(0.15, 2.0), (0.5, 2 / 1.25), (None, 2.0)])
 def test_other_programs_take_cores_from_the_job(others: float | None, expected: float) -> None:
     facts = msgspec.structs.replace(BUSY, cores_busy_by_job=1.0, cores_busy_by_others=others)

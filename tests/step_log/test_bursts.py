@@ -43,6 +43,12 @@ def test_where_nearly_all_steps_wait_nothing_is_spread(share: float, is_burst: b
     assert (spread_bursts(waits_s, 2) is not None) is is_burst
 
 
+@pytest.mark.parametrize(("short_s", "is_burst"), [(0.29, True), (0.31, False)])
+def test_a_wait_is_long_from_half_of_the_usual_long_wait_on(short_s: float, is_burst: bool) -> None:
+    waits_s = np.where(np.arange(60) % 2 == 0, 0.6, short_s)
+    assert (spread_bursts(waits_s, 2) is not None) is is_burst
+
+
 def test_the_time_stays_the_same_and_each_step_gets_its_part() -> None:
     waits_s = every(2)
     change_s = spread_bursts(waits_s, 2)

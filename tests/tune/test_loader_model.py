@@ -69,7 +69,16 @@ def test_where_the_ranks_keep_all_cores_busy_workers_are_not_the_fix() -> None:
     assert note is not None and "limited by its cores" in note
 
 
-@pytest.mark.parametrize(("training_cores", "is_said"), [(8 / 42, True), (1 / 42, False)])
+@pytest.mark.parametrize(("training_cores", "limit"), [(0.6, "main process"), (0.64, "cores")])
+def test_cores_limit_where_they_are_busy_for_nine_tenths_of_a_step_with_a_worker(
+    training_cores: float, limit: str
+) -> None:
+    """With one worker a step takes 32 ms; on two cores its work takes (32 + 42 * `training_cores`) / 2 ms."""
+    profile = a_profile(cores_allowed=2, training_cores=training_cores)
+    assert with_loader_model(facts(loader_workers=0), profile).loader_limit == limit
+
+
+@pytest.mark.parametrize(("training_cores", "is_said"), [(8 / 42, True), (2 / 42, True), (1 / 42, False)])
 def test_little_that_busy_cores_leave_is_said(training_cores: float, is_said: bool) -> None:
     """Two cores for two ranks: making the samples takes 32 ms of CPU time in a step of 42 ms."""
     busy: dict[str, Any] = {"cores_allowed": 2, "ranks_on_host": 2, "training_cores": training_cores}

@@ -11,7 +11,6 @@ In: heartbeats, and how attempts ended. Out: lines for the user and the ledger, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,8 +23,10 @@ from flatout.keep.ledger import LedgerFile
 from flatout.keep.peer_board import PeerBoard
 from flatout.keep.rules import Judgement
 from flatout.keep.supervise import Decision
+from flatout.probe.limits import allowed_cores
 from flatout.probe.power_limits import PowerLimits
 from flatout.records.adaptation import LateNodeAdaptation, MemoryAdaptation, PowerAdaptation, SemanticAdaptation
+from flatout.records.cores import cores_of_rank
 from flatout.records.watch import Adaptation
 from flatout.report.adaptation_text import (
     adaptation_sentence,
@@ -111,7 +112,7 @@ class Adapting:
         if not ranks:
             return
         if self._loader is None:
-            cores = len(os.sched_getaffinity(0)) // len(ranks)
+            cores = int(cores_of_rank(allowed_cores(), len(ranks)))
             self._loader = LoaderAdapter(self._mode, cores, say=self._tell_loader, ledger=self._ledger)
         self._loader.look(ranks, LatestHeartbeats(self._state).latest_attempt())
         for look in self._looks:
