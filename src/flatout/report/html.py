@@ -215,9 +215,7 @@ def _steps(rows: Rows) -> dict[str, object] | None:
         return None
     chosen = set(_chosen_steps(rows, numbers))
     lanes = [[step for step in row.shown.steps if step.step in chosen] for row in rows.rows]
-    drawn = [step for lane in lanes for step in lane]
-    first_s = 0.0 if numbers[0] in chosen else min(step.start_s for step in drawn)
-    span_s = max(step.start_s + step.window_s for step in drawn) - first_s or 1.0
+    first_s, span_s = _extent(lanes, begins_at_0=numbers[0] in chosen)
     starts = [lane[0].start_s for lane in lanes if lane]
 
     # If ranks start their steps at different times, as in a pipeline, the step numbers are right for one rank only.
@@ -233,6 +231,13 @@ def _steps(rows: Rows) -> dict[str, object] | None:
         "ticks": [{"left": _percent(left), "text": text} for left, text in ticks(first_s, span_s)],
         "lanes": [_lane(row, lane, first_s, span_s) for row, lane in zip(rows.rows, lanes, strict=True)],
     }
+
+
+def _extent(lanes: Sequence[Sequence[StepDiagnosis]], *, begins_at_0: bool) -> tuple[float, float]:
+    """Return where the time axis of the drawn steps begins, and its length, in seconds."""
+    drawn = [step for lane in lanes for step in lane]
+    first_s = 0.0 if begins_at_0 else min(step.start_s for step in drawn)
+    return first_s, max(step.start_s + step.window_s for step in drawn) - first_s or 1.0
 
 
 def _step_labels(lane: Sequence[StepDiagnosis], first_s: float, span_s: float) -> list[dict[str, str]]:

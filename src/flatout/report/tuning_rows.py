@@ -60,14 +60,15 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
         if together is not None and verdict is None:
             verdict = together.verdict
             names = [other for other in together.changes if other in without_row]
+        tuned_here = [other for other in names if other in tuned]
         rows.append(
             Adopted(
                 changes=tuple(without_row.pop(other) for other in names),
                 verdict=verdict,
                 prediction=_adopted_prediction(names, alone, together),
                 bound=_adopted_bound(final[name], together) if len(names) == 1 else None,
-                not_shown=tuple(other for other in names if other in tuned and not tuned[other].is_shown_alone),
-                only_together=tuple(other for other in names if other in tuned and not tuned[other].had_own_trial),
+                not_shown=tuple(other for other in tuned_here if not tuned[other].is_shown_alone),
+                only_together=tuple(other for other in tuned_here if not tuned[other].had_own_trial),
             )
         )
     return tuple(rows)

@@ -275,25 +275,31 @@ def _check_memory(needs: PodNeeds) -> None:
 def _notes(
     needs: PodNeeds, groups: Sequence[NodeGroup] | None, *, num_nodes: int, is_queued: bool, topology: str | None
 ) -> list[str]:
+    is_single = num_nodes == 1
     notes = []
     if needs.memory_bytes is None:
         notes.append(
             f"no memory is requested, and /dev/shm may take {memory_text(needs.shm_size_bytes)} of the node's: pass"
             " --kube-nodes or --memory"
         )
-    if num_nodes == 1 and needs.topology is None:
+    if is_single and needs.topology is None:
         notes.append("without a required host, Kueue may admit the job while its GPUs are free on several hosts only")
-    if num_nodes == 1 and is_queued and topology is None:
+    if is_single and is_queued and topology is None:
         notes.append(
             f"Kueue places the pod by {HOST_LABEL}: if no flavor of your queue has a Topology, pass --topology none"
         )
-    if num_nodes > 1 and not is_queued:
+    if not is_single and not is_queued:
         notes.append("without --queue, the pods start one by one: some can hold GPUs while others wait")
     if is_queued and needs.network:
         names = ", ".join(needs.network)
         notes.append(f"the ClusterQueue must cover {names}, or Kueue never admits the job")
-    if num_nodes > 1 and not needs.network and groups is not None:
-        offered = sorted({name for group in groups for name in group.resources if name.startswith(_NETWORKS)})
-        if offered:
-            notes.append(f"the nodes have {offered[0]}, which the pods do not use: pass --network {offered[0]}")
+    unused = None if is_single or needs.network else _first_network(groups or ())
+    if unused is not None:
+        notes.append(f"the nodes have {unused}, which the pods do not use: pass --network {unused}")
     return notes
+
+
+def _first_network(groups: Sequence[NodeGroup]) -> str | None:
+    """Return the first network device, by its name, that some of the nodes have."""
+    resources = {name for group in groups for name in group.resources}
+    return min((name for name in resources if name.startswith(_NETWORKS)), default=None)

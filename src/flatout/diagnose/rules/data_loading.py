@@ -56,11 +56,30 @@ def find(context: DiagnosisContext) -> list[Finding]:
         return []
     ranks = context.ranks_with_most(Part.DATA_LOADING) or tuple(t.rank for t in context.ranks)
     slowest = context.busiest_rank(Part.DATA_LOADING)
-    facts, loader = context.facts(slowest), context.job_facts
+    facts = context.facts(slowest)
     has_no_workers = "SingleProcess" in (facts.loader_name or "")
     others = [t.rank for t in context.ranks if t.rank != slowest]
     # A rank that asks its own loader for batches reads its own part, even if no batch came late in the trace.
     is_one_for_all = bool(others) and not any(context.facts(rank).loader.count for rank in others)
+    changes = _changes(context.job_facts, single=has_no_workers, has_gpu=context.has_gpu, is_one_for_all=is_one_for_all)
+    return finding(
+        context,
+        code=CODE,
+        name=NAME,
+        title=_title(context, ranks, cost, has_no_workers=has_no_workers),
+        ranks=ranks,
+        cost_s=cost,
+        evidence=_evidence(context, slowest, logged_s, has_no_workers=has_no_workers),
+        changes=changes,
+        safety="exact",
+    )
+
+
+def _evidence(
+    context: DiagnosisContext, slowest: int, logged_s: float | None, *, has_no_workers: bool
+) -> dict[str, Any]:
+    """Return what is known of the loader of the rank that waits longest, and of the wait in all recorded steps."""
+    facts, loader = context.facts(slowest), context.job_facts
     idle_s = seconds_by_rank(context, Part.DATA_LOADING)
     mean_idle_s = float(context.own[:, Part.DATA_LOADING].mean())
     evidence: dict[str, Any] = {
@@ -82,17 +101,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     if late is not None:
         evidence["last_rank"] = late
         evidence["last_rank_late_by_s"] = context.lateness_causes(late)
-    return finding(
-        context,
-        code=CODE,
-        name=NAME,
-        title=_title(context, ranks, cost, has_no_workers=has_no_workers),
-        ranks=ranks,
-        cost_s=cost,
-        evidence=evidence,
-        changes=_changes(loader, single=has_no_workers, has_gpu=context.has_gpu, is_one_for_all=is_one_for_all),
-        safety="exact",
-    )
+    return evidence
 
 
 def _title(context: DiagnosisContext, ranks: tuple[int, ...], cost_s: float, *, has_no_workers: bool) -> str:
