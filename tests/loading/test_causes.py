@@ -38,6 +38,25 @@ def test_the_stage_with_most_work_is_the_cause(stages: list[tuple[str, int, int]
     assert first_cause(a_loader(*made)) == name
 
 
+@pytest.mark.parametrize(("files", "name"), [(3.0, LoaderFinding.OPENING), (2.9, LoaderFinding.DECODE)])
+def test_where_a_sample_has_several_files_opening_and_reading_them_count_together(
+    files: float, name: LoaderFinding
+) -> None:
+    opened = msgspec.structs.replace(a_stage("open", cpu_s=0.003), num_calls=files, share=0.3)
+    read = msgspec.structs.replace(a_stage("read", cpu_s=0.002), share=0.2)
+    (cause,) = find_causes(a_loader(a_stage("decode", cpu_s=0.004), opened, read))
+    assert cause.name == name
+    if name == LoaderFinding.OPENING:
+        assert (cause.stage, cause.share_of_sample) == ("open", 0.5)
+
+
+def test_batches_that_waited_for_cores_are_no_slow_samples() -> None:
+    """At a load of 8 on two cores, the batches of four jobs of equal samples differed by more than half."""
+    stage = a_stage("decode", cpu_s=0.004, queued_s=0.004)
+    found = find_causes(a_loader(stage, num_workers=2, busy_share=0.5, batch_spread=0.9))
+    assert [cause.name for cause in found] == [LoaderFinding.BUSY_CORES, LoaderFinding.DECODE]
+
+
 def test_of_several_transforms_the_largest_is_named() -> None:
     stages = [a_stage("transform Crop", cpu_s=0.003), a_stage("transform Flip", cpu_s=0.002)]
     (cause,) = find_causes(a_loader(*stages))

@@ -6,6 +6,10 @@ step nothing is reported, since the batches arrive in time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
 from flatout.inside.protocol import LoaderStage
 from flatout.loading.speed import best_workers, sample_alone_s
 from flatout.records.loading import FoundCause, LoaderFinding, RankLoading, SampleStage
@@ -19,10 +23,12 @@ MIN_IN_THREADS = 0.5  # of a stage's wait, in which other threads of the worker 
 MIN_STAGE = 0.25  # of the time to make a sample: below it no stage explains the wait
 MIN_SHARD_SPREAD = 1.25  # samples of the longest first pass / of the shortest
 MAX_SHM = 0.9  # of /dev/shm
+SEVERAL_FILES = 3.0  # opened for a sample: an image and its label, or a shard now and then, are fewer
 MIN_GAIN = 1.05  # of another number of workers, as predicted
 # Pinning runs in another thread: it is the cause if it takes this share of the step.
 MIN_THREAD = 0.5
 
+_OF_FILES = (LoaderStage.OPEN, LoaderStage.READ)
 _BY_STAGE = {
     LoaderStage.DECODE: LoaderFinding.DECODE,
     LoaderStage.DECOMPRESS: LoaderFinding.DECOMPRESS,
@@ -75,12 +81,15 @@ _Cause = tuple[LoaderFinding, SampleStage | None]
 
 def causes_of_slowness(loading: RankLoading) -> list[_Cause]:
     """Return why batches take their time, whether or not the training waits for them; each with its stage, if any."""
+    of_cores = _cores(loading)
+    # A batch whose worker waited for a core takes far longer than others, too: its samples need not be slow.
+    of_single_batches = [] if of_cores else _single_batches(loading)
     causes = [
-        *_cores(loading),
+        *of_cores,
         *_memory(loading),
         *_shards(loading),
         *_transport(loading),
-        *_single_batches(loading),
+        *of_single_batches,
         *_stage(loading),
     ]
     return causes or [(LoaderFinding.UNKNOWN, None)]
@@ -133,21 +142,34 @@ def _transport(loading: RankLoading) -> list[_Cause]:
 def _stage(loading: RankLoading) -> list[_Cause]:
     """Return the cause that the stage with most work stands for: all transforms together, or one other stage.
 
+    Where a sample has several files, opening and reading them are together what these files cost.
+
     The time in the queue for a core does not count as work: it is long where the cores are busy, in whichever stage.
     """
     total_s = sum(_work_s(stage) for stage in loading.stages)
     if total_s <= 0:
         return []
     transforms = [stage for stage in loading.stages if stage.name.startswith(LoaderStage.TRANSFORM)]
-    others = [stage for stage in loading.stages if stage not in transforms]
-    transforms_s = sum(_work_s(stage) for stage in transforms)
-    if transforms_s >= max([MIN_STAGE * total_s, *map(_work_s, others)]):
-        largest = max(transforms, key=_work_s)
-        return [(_cause_of(largest, loading), largest)]
-    largest = max(others, key=_work_s)
-    if _work_s(largest) < MIN_STAGE * total_s:
+    of_files = [stage for stage in loading.stages if stage.name in _OF_FILES]
+    groups = [transforms, of_files if _has_several_files(of_files) else []]
+    grouped = [stage for group in groups for stage in group]
+    groups += [[stage] for stage in loading.stages if stage not in grouped]
+    most = max(groups, key=_work_of)
+    if _work_of(most) < MIN_STAGE * total_s:
         return []
-    return [(_cause_of(largest, loading), largest)]
+    largest = max(most, key=_work_s)
+    cause = _cause_of(largest, loading)
+    if most is not transforms:
+        largest = msgspec.structs.replace(largest, share=sum(stage.share for stage in most))
+    return [(cause, largest)]
+
+
+def _has_several_files(of_files: Sequence[SampleStage]) -> bool:
+    return any(stage.name == LoaderStage.OPEN and stage.num_calls >= SEVERAL_FILES for stage in of_files)
+
+
+def _work_of(stages: Sequence[SampleStage]) -> float:
+    return sum(_work_s(stage) for stage in stages)
 
 
 def _work_s(stage: SampleStage) -> float:

@@ -15,7 +15,7 @@ _MEANING = {
     LoaderFinding.CODE_WAITS: "the data set's own code waits rather than computes: for a network, a lock or a sleep",
     LoaderFinding.DECOMPRESS: "decompression takes most of the time to make a sample",
     LoaderFinding.STORAGE: "making a sample is waiting for its file rather than computing",
-    LoaderFinding.OPENING: "opening files takes most of the time to make a sample",
+    LoaderFinding.OPENING: "opening and reading files takes most of the time to make a sample",
     LoaderFinding.COLLATE: "putting samples together takes most of the time to make a batch",
     LoaderFinding.SENDING: "sending batches from the workers to the training process takes longer than making them",
     LoaderFinding.PINNING: "copying batches to pinned memory takes longer than the training needs for them",
