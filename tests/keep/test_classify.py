@@ -291,6 +291,24 @@ def test_what_programs_say_by_their_sources_has_its_class(text: str, failure_cla
     assert (answer.failure_class, answer.restart) == (failure_class, restart), answer
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export NCCL_TOPO_FILE=/etc/topo.xml",
+        "google: RefreshError: invalid authentication credential",
+        "nvidia-container-cli: device error: 5: unknown device",
+        "slurmstepd: error: Failed to send MESSAGE_TASK_EXIT: Connection refused",
+        "srun: error: task 0 launch failed: Unspecified error",
+        "n0:7:9 [0] p2p.cc:9 NCCL WARN failed to peer with device 1(=1): 711 peer mapping resources exhausted",
+        "slurmstepd: error: Could not open stdout file /scratch/u/out.txt: No such file or directory",
+        "container_group_size: 4, switch_gate_loss: 0.3, mpi_global_rank: 2",
+        "RuntimeError: prolog failed status=1:0 is not a label",
+    ],
+)
+def test_lines_like_those_of_a_failed_node_leave_no_host(line: str) -> None:
+    assert explain_failure(line, "training").restart != "elsewhere"
+
+
 def test_every_error_of_cuda_but_three_has_an_entry_of_its_own() -> None:
     """`invalid argument`, `operation not supported` and `device not ready` have several causes."""
     named = {
@@ -308,6 +326,13 @@ def test_a_warning_of_torch_explains_less_than_what_a_rank_says_of_its_peers() -
     warning = "[W503 01:52:07.597517393 socket.cpp:204] The hostname of the client socket cannot be retrieved."
     assert explain_failure(f"{late}\n{warning}").failure_class == "timeout"
     assert explain_failure(warning).failure_class == "network"
+
+
+def test_the_line_of_nccl_that_says_why_explains_more_than_its_result() -> None:
+    result = "worker.py:45] NCCL error in: ProcessGroupNCCL.cpp:1333, internal error, NCCL version 2.18.6"
+    why = "worker.py:45] Attribute busid of node nic not found"
+    assert explain_failure(result).failure_class == "network"
+    assert explain_failure(f"{result}\n{why}").failure_class == "mistake"
 
 
 def test_why_a_communicator_was_aborted_explains_more_than_that_it_was() -> None:

@@ -26,7 +26,7 @@ _PHYSICAL = {"gpu", "host", "host-oom", "shm-full", "disk-full"}  # classes that
 _SAYS_LITTLE = {"exception", "launcher", "files", "communication", "own-exit-text"}
 _OF_NCCL = {"nccl-internal", "nccl-system", "nccl-error"}  # results without the line that says why
 _FOLLOWS = {"nccl-aborted"}  # what a rank says after its own or another one's complaint
-_WARNING = re.compile(r"^\[?W\d{3,4} \d\d:\d\d:")  # of torch and glog: the program continued
+_WARNING = re.compile(r"^\[?W(?:\d{3,4} \d\d:\d\d:| \S{1,100}\.cpp:\d+\])")  # of torch and glog: the program continued
 _SAID_ALIKE = {"tensor-mistake"}  # entries for exceptions whose words mean the same in a line that introduces them
 # Places in the order of explanations: a line that belongs to a family explains more than an exception that says little
 # only if it shows a fault of the machine.
