@@ -49,6 +49,7 @@ NAMES = (
     "imagenet_jpeg_290s",
     "imagenet_jpeg_whole",
     "fabric_300s",
+    "epochs_under_load",
     "nanogpt_tcp_9m",
     "nanogpt_tcp_whole",
     "nanogpt_tcp_whole_tuned",
@@ -247,6 +248,21 @@ def test_late_batches_of_imagenet_that_come_in_bursts_are_counted_once(tmp_path:
     costs = trial_costs([first, *of_candidate], "step_s")
     steps_s = [costs[trial.index].step_s or math.nan for trial in of_candidate]
     assert 15 * fmean(steps_s) == pytest.approx(4.05, rel=0.08)
+
+
+def test_loads_of_other_programs_do_not_hide_what_kept_workers_save(tmp_path: Path) -> None:
+    """Lightning-AI/pytorch-lightning#1884, rebuilt: two ranks on two cores, whose six workers start at each epoch.
+
+    In four trials other programs kept 0.65 to 0.8 of a core busy. It was undecided (0.91-4.12), as if they could also
+    have made these trials faster.
+    """
+    made = recorded(unpacked("epochs_under_load", tmp_path))
+    kept = "dataloader-persistent-workers + ddp-bucket=50"
+    verdict = judge_arms(made, kept, num_screened=3, chosen_by=frozenset({2}), is_last=True)
+    assert verdict.verdict == "better"
+    assert verdict.interval == pytest.approx((1.05, 3.55), rel=0.01)
+    earlier = judge_arms(made[:9], kept, num_screened=3, chosen_by=frozenset({2}), is_last=True)
+    assert earlier.verdict == "undecided"
 
 
 def test_nine_minutes_find_no_less_for_nanogpt_than_was_found_by_hand(tmp_path: Path) -> None:
