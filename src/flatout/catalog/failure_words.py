@@ -4,8 +4,8 @@ In: the type of an exception and its message without names of data, or lines of 
 gives, if one does. Out: the most likely class, whether another start helps, and how likely that is. What counts of a
 text are its words, the groups of words of `failures.toml` (it refuses, it was late, about a peer), codes of errors,
 the group of the exception's type, and the severity of a line. `failure_words.json` has a weight for each of them and
-each class. The weights were fitted to the texts in `tests/data/failures` (but the sets z and n of `fresh_texts.csv`,
-which made them no better) and the phrases of `failures.toml` by `benchmarks/failure_words.py`, which also
+each class. The weights were fitted to the texts in `tests/data/failures` (but the sets n, o and z of `fresh_texts.csv`;
+with two of them they were no better) and the phrases of `failures.toml` by `benchmarks/failure_words.py`, which also
 says how often the estimate is right for texts that it was not fitted to.
 """
 
