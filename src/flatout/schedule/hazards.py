@@ -75,27 +75,25 @@ def hazards_of(larger: _Group, smaller: _Group | None, expected: Floats) -> Floa
         ended = ended - smaller.ended
         reached = reached - smaller.reached
     reached = np.maximum(reached, ended)  # the groups are not counted at the same time
-    hazards: Floats = (ended + PARENT_JOBS * expected) / (reached + PARENT_JOBS)
+    reached += PARENT_JOBS
+    hazards: Floats = expected * PARENT_JOBS
+    hazards += ended
+    hazards /= reached
     return hazards
 
 
 class _Kind:
     """Jobs with the same user, team and size: their groups, the smallest first, and their levels if computed."""
 
-    __slots__ = ("computed_s", "groups", "hazards", "levels", "num_when_computed", "width")
+    __slots__ = ("groups", "hazards", "levels", "outdated_num", "outdated_s", "own", "width")
 
     def __init__(self, groups: Sequence[_Group], width: float) -> None:
-        self.groups = groups
+        self.groups, self.own = groups, groups[0]
         self.width = width
         self.hazards: list[float] = []
         self.levels: dict[int, int] = {}
-        self.computed_s = -math.inf
-        self.num_when_computed = 0
-
-    def is_outdated(self, now: float) -> bool:
-        if now >= self.computed_s + _LONGEST_S:
-            return True
-        return self.groups[0].num_ended > self.num_when_computed * _GROWTH
+        self.outdated_s = -math.inf
+        self.outdated_num = 0.0  # of ended jobs
 
     def compute(self, now: float) -> None:
         for group in self.groups:
@@ -106,7 +104,7 @@ class _Kind:
             smaller = self.groups[number - 1] if number else None
             hazards = hazards_of(self.groups[number], smaller, hazards)
         self.hazards, self.levels = hazards.tolist(), {}
-        self.computed_s, self.num_when_computed = now, self.groups[0].num_ended
+        self.outdated_s, self.outdated_num = now + _LONGEST_S, self.own.num_ended * _GROWTH
 
     def level(self, bucket: int) -> int:
         level = self.levels.get(bucket)
@@ -199,9 +197,18 @@ class Hazards:
         """
         return reciprocal_index(self._kind(job, now).hazards, bucket)
 
-    def level(self, job: int, bucket: int, now: float) -> int:
-        """Return the level of a similar job that has reached this half octave."""
-        return self._kind(job, now).level(bucket)
+    def level(self, job: int, now: float) -> int:
+        """Return the level of a job."""
+        if now >= self._next_s[job]:
+            self._move(job, now)
+        bucket = self._bucket[job]
+        if bucket < SHORTEST:
+            bucket = SHORTEST
+        kind = self._kind_of[job]
+        if now >= kind.outdated_s or kind.own.num_ended > kind.outdated_num:
+            kind = self._kind(job, now)
+        level = kind.levels.get(bucket)
+        return kind.level(bucket) if level is None else level
 
     def next_level(self, job: int, level: int, buckets: range, now: float) -> int:
         """Return the first of these half octaves in which a similar job has another level, or else their end."""
@@ -214,7 +221,7 @@ class Hazards:
     def _kind(self, job: int, now: float) -> _Kind:
         """Return the jobs like this one, with the hazards that are known by now."""
         kind = self._kind_of[job]
-        if kind.is_outdated(now):
+        if now >= kind.outdated_s or kind.own.num_ended > kind.outdated_num:
             self._move_all(now)
             kind.compute(now)
         return kind
@@ -227,17 +234,17 @@ def reciprocal_index(hazards: Sequence[float], first: int) -> float:
     least value found, no later stopping time has a smaller one.
     """
     least, used_s, share_left = math.inf, 0.0, 1.0
-    for bucket in range(first, NUM_BUCKETS):
-        to_middle_s = _TO_MIDDLES_S[bucket]
-        if to_middle_s > least * (1 + _ROUNDING):
+    enough_s = math.inf
+    for hazard, to_middle_s, width_s in zip(hazards[first:], _TO_MIDDLES_S[first:], _WIDTHS_S[first:], strict=True):
+        if to_middle_s > enough_s:
             break
-        share_ended = share_left * hazards[bucket]
+        share_ended = share_left * hazard
         share_left -= share_ended
-        used_s += share_ended * to_middle_s + share_left * _WIDTHS_S[bucket]
+        used_s += share_ended * to_middle_s + share_left * width_s
         if share_left < 1:
             index = used_s / (1 - share_left)
             if index < least:
-                least = index
+                least, enough_s = index, index * (1 + _ROUNDING)
         if share_left < _FEW:
             break
     return max(1.0, least)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar
 
@@ -73,6 +73,9 @@ class MultilevelPolicy(Policy):
         self._no_preemption_until: dict[tuple[int, int], float] = {}  # by shape and level
         self._waiting_since = list(sim.submit_s)  # when a waiting job was last queued or became urgent
         self._wakes: set[float] = set()
+        self._worst = -math.inf  # level of a running job, while jobs are served
+        self._has_stopped = False  # a job, since levels were last listed
+        self._next_stoppable_s = math.inf
         self._had_turn = [False] * count  # since a job last waited
 
     def submitted(self, job: int) -> None:
@@ -130,14 +133,18 @@ class MultilevelPolicy(Policy):
                 self._waiting_since[job] = now
                 self._queue(job, URGENT)
 
-    def update_level(self, job: int) -> None:
-        """Give a job without a turn the level that it has by now, whether it waits or runs."""
-        old = self.levels[job]
-        if old == URGENT or self._had_turn[job]:
-            return
-        level = self.level(job)
-        if level == old:
-            return
+    def update_levels(self, jobs: Iterable[int]) -> None:
+        """Give the jobs without a turn the levels that they have by now, whether they wait or run."""
+        levels, had_turn, level_of = self.levels, self._had_turn, self.level
+        for job in jobs:
+            old = levels[job]
+            if old == URGENT or had_turn[job]:
+                continue
+            level = level_of(job)
+            if level != old:
+                self._change_level(job, level)
+
+    def _change_level(self, job: int, level: int) -> None:
         if self.sim.status[job] == WAITING:
             self._queue(job, level)
         elif self.sim.status[job] == RUNNING:
@@ -147,66 +154,72 @@ class MultilevelPolicy(Policy):
 
     def _serve(self) -> None:
         """Start waiting jobs, level by level, until nothing more can start."""
-        pool, blocked = self.sim.pool, set[int]()
-        worst = self._worst_running()
-        level = URGENT - 1
-        while True:
-            later_levels = [other for other in self.waiting if other > level]  # a stopped job can add one
-            if not later_levels:
+        blocked = set[int]()
+        self._worst = self._worst_running()
+        self._has_stopped = False
+        levels = sorted(self.waiting, reverse=True)
+        while levels:
+            level = levels.pop()
+            if not self._serve_level(level, blocked):
                 return
-            level = min(later_levels)
-            while level in self.waiting:
-                may_preempt = worst >= level + self.margin
-                if not may_preempt and not pool.num_free and not pool.partial:
-                    return
-                head = self._head(level, blocked, math.inf if may_preempt else pool.num_free)
-                if head is None:
+            if self._has_stopped:  # a stopped job can add a level
+                self._has_stopped = False
+                levels = sorted((other for other in self.waiting if other > level), reverse=True)
+
+    def _serve_level(self, level: int, blocked: set[int]) -> bool:
+        """Start waiting jobs of a level until all of its shapes are blocked; return False if later levels must wait."""
+        pool = self.sim.pool
+        while level in self.waiting:
+            may_preempt = self._worst >= level + self.margin
+            if not may_preempt and not pool.num_free and not pool.partial:
+                return False
+            for _, job, shape in self._heads(level, blocked, math.inf if may_preempt else pool.num_free):
+                can_fit = self._needed_free[shape] <= pool.num_free
+                if can_fit and self._start(job):
                     break
-                _, job, shape = head
-                if self._start(job):
-                    continue
                 if may_preempt and self._preempt_for(job, level):
                     blocked.clear()
                     has_started = self._start(job)
                     assert has_started
-                    worst = self._worst_running()
-                    continue
+                    self._worst = self._worst_running()
+                    self._has_stopped = True
+                    break
                 blocked.add(shape)
                 if self.keeps_order(level):
-                    return
+                    return False
+            else:
+                return True
+        return True
 
     def keeps_order(self, level: int) -> bool:
         """Whether a blocked job at this level also blocks the jobs behind it."""
         return False
 
-    def _head(self, level: int, blocked: set[int], max_gpus: float) -> tuple[float, int, int] | None:
-        """Return the order, job and shape of the first job at a level.
+    def _heads(self, level: int, blocked: set[int], max_gpus: float) -> list[tuple[float, int, int]]:
+        """Return the order, job and shape of the first job of each shape at a level, in order.
 
         Shapes that are blocked, or need more than `max_gpus` free GPUs, are skipped. Outdated entries are removed.
         """
-        heaps, stamps = self.waiting[level], self._stamp
-        keeps_order = self.keeps_order(level)
-        first: tuple[float, int, int] | None = None
+        heaps, stamps, needed_free = self.waiting[level], self._stamp, self._needed_free
+        if self.keeps_order(level):
+            max_gpus = math.inf
+        heads = []
         empty_shapes = []
         for shape, heap in heaps.items():
             while heap and stamps[heap[0][1]] != heap[0][2]:
                 heappop(heap)
             if not heap:
                 empty_shapes.append(shape)
-                continue
-            if shape in blocked:
-                continue
-            if self._needed_free[shape] > max_gpus and not keeps_order:
-                continue
-            order, job, _ = heap[0]
-            head = (order, job, shape)
-            if first is None or head < first:
-                first = head
+            elif shape not in blocked and needed_free[shape] <= max_gpus:
+                order, job, _ = heap[0]
+                heads.append((order, job, shape))
         for shape in empty_shapes:
             del heaps[shape]
         if not heaps:
             del self.waiting[level]
-        return first
+        if len(heads) > 1:
+            heads.sort()
+        return heads
 
     def allocate(self, job: int) -> Placement | None:
         """Take GPUs for a waiting job, or return None if it does not fit; a subclass can place jobs in its own way."""
@@ -281,7 +294,7 @@ class MultilevelPolicy(Policy):
         victims = victims_for(demand, self._candidates(worse_levels, demand), sim)
         if not victims:
             self._no_preemption_until[shape, level] = sim.now + self.retry_s
-            self._wake_when_one_more_may_be_stopped(worse_levels, demand)
+            self._wake_when_one_more_may_be_stopped()
             return False
         for victim in victims:
             self._remove_running(victim)
@@ -307,30 +320,23 @@ class MultilevelPolicy(Policy):
         The work that would be lost and the waiting time grow alike, so if too much would be lost now, it is too much
         until the next checkpoint.
         """
+        if not self.is_worth_stopping(job, 0.0, demand):
+            return math.inf
         sim = self.sim
         ready = sim.ready_s[job]
-        time = max(sim.now, ready + self.protection_s(job))
+        time = ready + self.protection_s(job)
+        if time < sim.now:
+            time = sim.now
         interval = sim.checkpoint_s[job]
         loss = (time - ready) % interval
         is_too_much = loss > self.largest_loss_s + (time - demand.since) + _ROUNDING_S
         if not is_too_much and self.is_worth_stopping(job, loss, demand):
             return time
-        if self.is_worth_stopping(job, 0.0, demand):
-            return time + interval - loss
-        return math.inf
+        return time + interval - loss
 
-    def may_stop(self, job: int, demand: Demand) -> bool:
-        return self.stoppable_at(job, demand) <= self.sim.now + _ROUNDING_S
-
-    def _wake_when_one_more_may_be_stopped(self, levels: list[int], demand: Demand) -> None:
-        """Decide again, but not before the next attempt, when one more running job of these levels may be stopped."""
-        now = self.sim.now
-        earliest = math.inf
-        for level in levels:
-            for job in self._running_at[level]:
-                time = self.stoppable_at(job, demand)
-                if now + _ROUNDING_S < time < earliest:
-                    earliest = time
+    def _wake_when_one_more_may_be_stopped(self) -> None:
+        """Decide again, but not before the next attempt, when one more of the candidates may be stopped."""
+        now, earliest = self.sim.now, self._next_stoppable_s
         if earliest == math.inf:
             return
         if self.retry_s:  # few different times, so that few events are added
@@ -340,10 +346,21 @@ class MultilevelPolicy(Policy):
             self.sim.wake(earliest)
 
     def _candidates(self, levels: list[int], demand: Demand) -> Iterator[int]:
-        """Yield the jobs that may be stopped for a waiting one, the worst level and then the cheapest first."""
+        """Yield the jobs that may be stopped for a waiting one, the worst level and then the cheapest first.
+
+        In the end, `_next_stoppable_s` is when the first of the others may be stopped.
+        """
         spared = []
+        now = self.sim.now + _ROUNDING_S
+        self._next_stoppable_s = math.inf
         for level in levels:
-            jobs = [(self.cost_of_stopping(job), job) for job in self._running_at[level] if self.may_stop(job, demand)]
+            jobs = []
+            for job in self._running_at[level]:
+                time = self.stoppable_at(job, demand)
+                if time <= now:
+                    jobs.append((self.cost_of_stopping(job), job))
+                elif time < self._next_stoppable_s:
+                    self._next_stoppable_s = time
             for _, job in sorted(jobs):
                 if self.spares_wider and self.sim.held_gpus[job] > demand.gpus:
                     spared.append(job)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flatout.schedule.victims import Demand
 
 _MAX_BUCKETS_AHEAD = 4
+_MIDDLES = [2 ** (level + 0.5) for level in range(128)]  # of octaves
 _MAX_UPDATES = 20_000  # of levels until now; in histories of years they become rarer
 
 
@@ -87,11 +88,10 @@ class Default(MultilevelPolicy):
         if demand.level == URGENT or self._had_turn[job]:
             return True
         cost = (loss_s + self.sim.restart_s[job]) * self._width[job]
-        return _middle_of(self.levels[job]) - cost >= 2 * _middle_of(demand.level)
+        return _MIDDLES[self.levels[job]] - cost >= 2 * _MIDDLES[demand.level]
 
     def level(self, job: int) -> int:
-        now = self.sim.now
-        return self.hazards.level(job, max(SHORTEST, self.hazards.bucket(job, now)), now)
+        return self.hazards.level(job, self.sim.now)
 
     def next_change(self, job: int) -> float:
         """Return the time at which the job reaches a half octave with another level, looking at most four ahead."""
@@ -118,8 +118,7 @@ class Default(MultilevelPolicy):
 
     def _update_levels(self) -> None:
         """Give all jobs the levels that the history of by now implies."""
-        for job in self._in_system:
-            self.update_level(job)
+        self.update_levels(self._in_system)
         if self._in_system:
             self._plan_update()
 
@@ -144,8 +143,3 @@ class Default(MultilevelPolicy):
 
     def notes(self) -> tuple[str, ...]:
         return (self.durations.error_text(),)
-
-
-def _middle_of(level: int) -> float:
-    """Return the geometric middle of the octave of a level, in seconds times GPUs ** 0.75."""
-    return float(2 ** (level + 0.5))
