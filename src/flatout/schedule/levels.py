@@ -310,9 +310,9 @@ class MultilevelPolicy(Policy):
         """Return how long a job that works again may not be stopped."""
         return self.protected_s
 
-    def is_worth_stopping(self, job: int, loss_s: float, demand: Demand) -> bool:
-        """Whether stopping a running job that then loses this much work gains more than it costs."""
-        return True
+    def worthwhile_loss_s(self, job: int, demand: Demand) -> float:
+        """Return how much work a running job may lose so that stopping it gains more than it costs; negative: none."""
+        return math.inf
 
     def stoppable_at(self, job: int, demand: Demand) -> float:
         """Return when a running job may be stopped for a waiting one: now, later, or never.
@@ -320,7 +320,8 @@ class MultilevelPolicy(Policy):
         The work that would be lost and the waiting time grow alike, so if too much would be lost now, it is too much
         until the next checkpoint.
         """
-        if not self.is_worth_stopping(job, 0.0, demand):
+        worthwhile_loss_s = self.worthwhile_loss_s(job, demand)
+        if worthwhile_loss_s < 0:
             return math.inf
         sim = self.sim
         ready = sim.ready_s[job]
@@ -330,7 +331,7 @@ class MultilevelPolicy(Policy):
         interval = sim.checkpoint_s[job]
         loss = (time - ready) % interval
         is_too_much = loss > self.largest_loss_s + (time - demand.since) + _ROUNDING_S
-        if not is_too_much and self.is_worth_stopping(job, loss, demand):
+        if not is_too_much and loss <= worthwhile_loss_s:
             return time
         return time + interval - loss
 

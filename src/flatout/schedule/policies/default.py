@@ -83,12 +83,15 @@ class Default(MultilevelPolicy):
         """Return the time that a restart takes, so that a start does at least as much work as a restart costs."""
         return self.sim.restart_s[job]
 
-    def is_worth_stopping(self, job: int, loss_s: float, demand: Demand) -> bool:
-        """Whether the waiting job's index is an octave better even if the running job's pays for stopping it."""
+    def worthwhile_loss_s(self, job: int, demand: Demand) -> float:
+        """Return the loss with which the waiting job's index is just an octave better than the running job's.
+
+        The running job's is reduced by what it pays for the stop: the loss and its restart.
+        """
         if demand.level == URGENT or self._had_turn[job]:
-            return True
-        cost = (loss_s + self.sim.restart_s[job]) * self._width[job]
-        return _MIDDLES[self.levels[job]] - cost >= 2 * _MIDDLES[demand.level]
+            return math.inf
+        advantage = _MIDDLES[self.levels[job]] - 2 * _MIDDLES[demand.level]
+        return advantage / self._width[job] - self.sim.restart_s[job]
 
     def level(self, job: int) -> int:
         return self.hazards.level(job, self.sim.now)
