@@ -43,6 +43,34 @@ def test_sockets_after_a_plugin_failed_are_a_fault() -> None:
     assert result("nccl-log-network", nccl_log(warned, "Using network Socket", _SIXTEEN)).status == "fail"
 
 
+NO_DEVICE, SOCKETS = "NET/IB : No device found.", "NET/Socket : Using [0]eth0:192.0.2.1<0>"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "reason"),
+    [
+        ((NO_DEVICE, SOCKETS, "Using network Socket", _SIXTEEN), "warn", "NET/IB found no device"),
+        (
+            ("NCCL_IB_HCA set to mlx5_0:1", NO_DEVICE, SOCKETS, "Using network Socket", _SIXTEEN),
+            "fail",
+            "NET/IB found no device, although NCCL_IB_HCA names mlx5_0:1",
+        ),
+        (("node-a:1:2 [0] ofi_init:700 NCCL WARN NET/OFI Only EFA", SOCKETS), "fail", "after the plugin failed"),
+    ],
+)
+def test_why_sockets_are_used_is_said_where_the_log_says_it(lines: tuple[str, ...], status: str, reason: str) -> None:
+    found = result("nccl-log-network", nccl_log(*lines))
+    assert (found.status, reason in found.reason) == (status, True)
+
+
+def test_pairs_without_peer_to_peer_are_named_once_also_before_the_channels_are() -> None:
+    """Each rank writes each pair, in both directions."""
+    lines = [f"P2P is disabled between connected GPUs {pair}. You can repress" for pair in ("0 and 1", "1 and 0")]
+    found = result("nccl-log-transport", nccl_log(*lines, *lines))
+    assert found.status == "warn"
+    assert found.reason == "peer-to-peer is turned off between connected GPUs: 0-1; channels: none in the log"
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -68,7 +68,7 @@ def _network_by_devices(log: NcclLog) -> CheckOutcome:
     if log.rdma_devices and not log.socket_interfaces:
         return info("the log lists devices of NET/IB, but not which network is used")
     if log.socket_interfaces and not log.rdma_devices:
-        return warn(f"NCCL uses sockets over {named(distinct(log.socket_interfaces))}")
+        return _sockets(log, f"NCCL uses sockets over {named(distinct(log.socket_interfaces))}")
     raise NotReadError("no line shows which network is used")
 
 
@@ -77,10 +77,20 @@ def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
         return info("the network is not used: all ranks are on one host")
     if log.rdma_devices:
         return fail(f"NCCL uses sockets, although the log lists RDMA devices: {named(distinct(log.rdma_devices))}")
+    return _sockets(log, f"NCCL uses sockets on {named(hosts)}")
+
+
+def _sockets(log: NcclLog, what: str) -> CheckOutcome:
+    """Say that sockets are used, and why, where the log shows that."""
     for warning in log.warnings:
         if _PLUGIN.search(warning.text):
-            return fail(f"NCCL uses sockets on {named(hosts)}, after the plugin failed: {warning.text[:140]}")
-    return warn(f"NCCL uses sockets on {named(hosts)}")
+            return fail(f"{what}, after the plugin failed: {warning.text[:140]}")
+    if not log.without_rdma:
+        return warn(what)
+    wanted = log.settings.get("NCCL_IB_HCA")
+    if wanted:
+        return fail(f"{what}: NET/IB found no device, although NCCL_IB_HCA names {named(wanted)}")
+    return warn(f"{what}: NET/IB found no device")
 
 
 @check(
@@ -97,11 +107,12 @@ def _only_sockets(log: NcclLog, hosts: list[str]) -> CheckOutcome:
 )
 def transport(machine: Machine) -> CheckOutcome:
     log = machine.nccl_log
-    need(log.channels, "no line shows which transport a channel uses")
+    need(log.channels or log.p2p_off, "no line shows which transport a channel uses")
     transports = Counter(channel.transport for channel in log.channels)
-    shown = named(f"{transport}: {count}" for transport, count in transports.most_common())
+    shown = named(f"{transport}: {count}" for transport, count in transports.most_common()) or "none in the log"
     if log.p2p_off:
-        return warn(f"{len(log.p2p_off)} connected pairs have peer-to-peer turned off; channels: {shown}")
+        pairs = named(f"{first}-{second}" for first, second in log.p2p_off)
+        return warn(f"peer-to-peer is turned off between connected GPUs: {pairs}; channels: {shown}")
     if transports["SHM"]:
         return warn(f"NCCL communicates through host memory within a host; channels: {shown}")
     if transports["P2P"]:

@@ -58,6 +58,7 @@ _RANK = re.compile(r"rank (\d+) nranks (\d+)", re.IGNORECASE)
 _NUM_NODES = re.compile(r"\bnNodes (\d+)(?!\d|\Z)")
 _RING = 4  # NCCL's number for the ring pattern, whose rings begin at a NIC if ranks are on several hosts
 _RING_LINE = re.compile(r"^\s*\d+ : (NET|GPU)/\S+ ")
+_NO_RDMA = re.compile(r"NET/IB : No device found")
 _P2P_OFF = re.compile(r"P2P is disabled between connected GPUs (\d+) and (\d+)")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -140,6 +141,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int | None
     networks: dict[str, tuple[str, ...]]  # host -> `Using network ...`
     rdma_devices: dict[str, tuple[str, ...]]  # host -> devices of NET/IB, with their link layer
+    without_rdma: tuple[str, ...]  # hosts on which NET/IB found no device
     socket_interfaces: dict[str, tuple[str, ...]]  # host -> interfaces that NET/Socket or FastSocket uses for data
     bootstrap: dict[str, str]  # host -> interface of the bootstrap, or the out-of-band one
     channels: tuple[Channel, ...]
@@ -151,7 +153,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     ring_gpu_direct: tuple[bool, ...]  # `use ring PXN 0 GDR 1`
     fabrics: tuple[NvlinkFabric, ...]
     affinities: dict[tuple[str, int], str]  # (host, GPU) -> CPU mask
-    p2p_off: tuple[tuple[int, int], ...]  # pairs of connected GPUs
+    p2p_off: tuple[tuple[int, int], ...]  # pairs of connected GPUs, each once
     completion_errors: tuple[CompletionError, ...]  # in the order of the log
     no_connection: dict[str, tuple[str, ...]]  # host -> why it could not reach another: `Connection timed out`
     retries: dict[str, tuple[str, ...]]  # the same, for connections that were retried
@@ -188,6 +190,7 @@ class _LogReader:
         self.versions: _Ordered = {}
         self.networks: defaultdict[str, _Ordered] = defaultdict(dict)  # by host, as those below
         self.rdma_devices: defaultdict[str, _Ordered] = defaultdict(dict)
+        self.without_rdma: _Ordered = {}
         self.socket_interfaces: defaultdict[str, _Ordered] = defaultdict(dict)
         self.gpu_direct_off: defaultdict[str, _Ordered] = defaultdict(dict)
         self.gpu_direct_on: defaultdict[str, _Ordered] = defaultdict(dict)
@@ -201,7 +204,7 @@ class _LogReader:
         self.ring_gpu_direct: list[bool] = []
         self.fabrics: list[NvlinkFabric] = []
         self.affinities: dict[tuple[str, int], str] = {}
-        self.p2p_off: list[tuple[int, int]] = []
+        self.p2p_off: dict[tuple[int, int], None] = {}
         self.completion_errors: list[CompletionError] = []
         self.warnings: list[LoggedWarning] = []
 
@@ -334,7 +337,11 @@ class _LogReader:
         self.affinities[host, int(match[1])] = match[2]
 
     def _read_p2p_off(self, host: str, match: re.Match[str]) -> None:
-        self.p2p_off.append((int(match[1]), int(match[2])))
+        first, second = sorted((int(match[1]), int(match[2])))
+        self.p2p_off[first, second] = None
+
+    def _read_no_rdma(self, host: str, match: re.Match[str]) -> None:
+        self.without_rdma[host] = None
 
     def log(self) -> NcclLog:
         return NcclLog(
@@ -343,6 +350,7 @@ class _LogReader:
             num_ranks=self.num_ranks,
             networks=_tuples(self.networks),
             rdma_devices=_tuples(self.rdma_devices),
+            without_rdma=tuple(self.without_rdma),
             socket_interfaces=_tuples(self.socket_interfaces),
             bootstrap=self.bootstrap,
             channels=tuple(self.channels),
@@ -383,6 +391,7 @@ _INFO_LINES: tuple[
     (_FABRIC.match, _LogReader._read_fabric),
     (_AFFINITY.match, _LogReader._read_affinity),
     (_P2P_OFF.search, _LogReader._read_p2p_off),
+    (_NO_RDMA.match, _LogReader._read_no_rdma),
 )
 
 
