@@ -311,14 +311,14 @@ def test_lines_like_those_of_a_failed_node_leave_no_host(line: str) -> None:
     assert explain_failure(line, "training").restart != "elsewhere"
 
 
-def test_every_error_of_cuda_but_three_has_an_entry_of_its_own() -> None:
-    """`invalid argument`, `operation not supported` and `device not ready` have several causes."""
+def test_every_error_of_cuda_but_four_has_an_entry_of_its_own() -> None:
+    """These have several causes: invalid argument, illegal state, device not ready, operation not supported."""
     named = {
         number: explain_failure(f"RuntimeError: CUDA error: {words[-1]}", "training").name
         for number, words in failures._table().cuda_errors.items()
     }
     general = {number for number, name in named.items() if name in ("gpu-error", "exception", None)}
-    assert general == {"1", "600", "801"}
+    assert general == {"1", "401", "600", "801"}
 
 
 def test_a_warning_of_torch_explains_less_than_what_a_rank_says_of_its_peers() -> None:
