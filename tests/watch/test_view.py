@@ -6,13 +6,15 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 from tests.keep.beating import Clock, Rank
 
-from flatout.errors import InputError
+from flatout.cli.watch import watch
+from flatout.errors import InputError, UsageError
 from flatout.keep.heartbeats import HeartbeatReader
 from flatout.keep.peer_board import LOST_AFTER_S, PeerRank, PeerStatus
 from flatout.records.watch import GpuStatus, RankStatus, WatchStatus
@@ -199,3 +201,26 @@ def test_top_has_one_line_per_job_that_fits() -> None:
     )  # fmt: skip
     _, line = top_lines([status], TextStyle())
     assert line.split()[:6] == ["7", "2/2", "1", "300", "ms", "1.0"] and len(line) == 80
+    assert len(top_lines([status] * 9, TextStyle(), height=10)) == 10
+    *shown, rest = top_lines([status] * 12, TextStyle(), height=10)
+    assert len(shown) == 9 and rest == "4 more: flatout top --once"
+
+
+def test_top_without_a_job_says_how_to_start_one() -> None:
+    lines = top_lines([], TextStyle(width=40))
+    assert lines[-1] == "start one: flatout run -- COMMAND" and max(map(len, lines)) <= 40
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"attach": 4711, "record": 3}, "`--record` needs a job of `flatout run`"),
+        ({"attach": 4711, "follow": True}, "`--follow` needs a job of `flatout run`"),
+        ({"attach": 4711, "job": "train.py"}, "shows one job, but train.py and --attach 4711 are two"),
+        ({"once": True, "record": 3}, "`--once` prints the status, but `--record`"),
+        ({"out": Path("traces")}, "`--out` is the folder for traces"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        watch(**options)

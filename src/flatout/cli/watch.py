@@ -79,9 +79,8 @@ def watch(
     from flatout.report.watch_text import watch_lines
     from flatout.watch.view.live import JobScreen, open_run, open_source
 
+    _check_options(job, attach, is_recording=record is not None, has_folder=out is not None, follow=follow, once=once)
     if follow:
-        if attach is not None:
-            raise UsageError("`--follow` needs a job of `flatout run`, but --attach shows another process")
         _follow(open_run(job, gpu_price), every.seconds, record, _folder(out), as_json=json)
         return
     if record is not None:
@@ -94,6 +93,22 @@ def watch(
         print("\n".join(watch_lines(source.read(), text_style())))
     else:
         JobScreen(source).show(every.seconds)
+
+
+def _check_options(
+    job: str | None, attach: int | None, *, is_recording: bool, has_folder: bool, follow: bool, once: bool
+) -> None:
+    """Raise UsageError if an option would be ignored."""
+    other = "--follow" if follow else "--record"
+    is_other = follow or is_recording
+    if attach is not None and is_other:
+        raise UsageError(f"`{other}` needs a job of `flatout run`, but --attach shows another process")
+    if attach is not None and job is not None:
+        raise UsageError(f"`flatout watch` shows one job, but {job} and --attach {attach} are two")
+    if once and is_other:
+        raise UsageError(f"`--once` prints the status, but `{other}` does something else", hint="pass one of them")
+    if has_folder and not is_recording:
+        raise UsageError("`--out` is the folder for traces, but without `--record` there are none", hint="--record 5")
 
 
 def _folder(out: Path | None) -> Path:

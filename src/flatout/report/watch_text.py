@@ -215,8 +215,20 @@ def record_problems(ranks: Sequence[int], problems: Mapping[int, str]) -> list[s
     return lines
 
 
-def top_lines(statuses: Sequence[WatchStatus], style: TextStyle) -> list[str]:
-    """Return one line per job of this host."""
+def top_lines(statuses: Sequence[WatchStatus], style: TextStyle, height: int | None = None) -> list[str]:
+    """Return one line per job of this host, and at the end how many do not fit into `height` lines."""
+    if not statuses:
+        no_job = "no job of `flatout run` or `flatout profile` runs here"
+        return [*style.wrapped(no_job), *style.wrapped("start one: flatout run -- COMMAND")]
+    lines = _top_rows(statuses, style)
+    if height is None or len(lines) <= height:
+        return lines
+    shown = lines[: height - 1]
+    num_hidden = len(lines) - len(shown)
+    return [*shown, style.dim(f"{num_hidden} more: flatout top --once")]
+
+
+def _top_rows(statuses: Sequence[WatchStatus], style: TextStyle) -> list[str]:
     lines = [style.dim(f"{'PID':>8} {'ranks':>9} {'lost':>4} {'step':>8} {'data':>6} {'goodput':>7}  job")]
     for status in statuses:
         num_lost = sum(rank.state == "lost" for rank in status.ranks)

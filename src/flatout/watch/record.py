@@ -68,7 +68,8 @@ def _make(folder: Path) -> None:
     except FileExistsError:
         raise OutputError(f"{folder} already exists", hint="pass another folder with --out") from None
     except OSError as error:
-        raise OutputError(f"{folder} cannot be created: {(error.strerror or str(error)).lower()}") from error
+        problem = (error.strerror or str(error)).lower()
+        raise OutputError(f"{folder} cannot be created: {problem}", hint="pass another folder with --out") from error
 
 
 def _ask(attempt: Path, folder: Path, first_step: int, num_steps: int) -> None:

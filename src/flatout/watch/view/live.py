@@ -94,4 +94,4 @@ def _last_known(before: WatchStatus, now: WatchStatus) -> WatchStatus:
 
 def show_all(interval_s: float) -> None:
     """Show all jobs of this host until the user quits."""
-    show_live(lambda style, height: top_lines(all_statuses(), style)[:height], lambda key: None, interval_s)
+    show_live(lambda style, height: top_lines(all_statuses(), style, height), lambda key: None, interval_s)
