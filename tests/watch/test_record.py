@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -77,6 +78,20 @@ def test_the_ranks_of_a_run_are_asked_and_awaited(state: Path) -> None:
     assert recorded.ranks == (0,) and recorded.problems == {1: "the script runs torch.profiler itself"}
     with pytest.raises(OutputError, match="already exists"):
         record_steps(job_in(state), 5, folder)
+
+
+def test_a_job_that_ends_is_not_waited_for(state: Path) -> None:
+    folder, num_looks = state / "out", 0
+
+    def job_ends(_: float) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        (folder / "rank0.json").write_text("{}")
+        shutil.rmtree(state / "attempt-0", ignore_errors=True)
+
+    recorded = record_steps(job_in(state), 5, folder, sleep=job_ends)
+    assert num_looks == 1 and recorded.ranks == (0,)
+    assert recorded.problems == {1: "it ended before the traced steps did"}
 
 
 def test_a_job_that_cannot_be_asked_is_refused(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def record_steps(
     _ask(attempt, folder, first_step, num_steps)
     steps_ahead = first_step - min(sample.num_steps for sample in ranks)
     wait_s = (steps_ahead + num_steps * _DILATION) * step_s + _PATIENCE_S
-    return _awaited(folder, [sample.rank or 0 for sample in ranks], wait_s, sleep)
+    return _awaited(folder, heartbeats, [sample.rank or 0 for sample in ranks], wait_s, sleep)
 
 
 def first_traced_step(num_steps: int, step_s: float) -> int:
@@ -79,11 +79,16 @@ def _ask(attempt: Path, folder: Path, first_step: int, num_steps: int) -> None:
     partial.replace(attempt / File.TRACE_REQUEST)
 
 
-def _awaited(folder: Path, ranks: list[int], wait_s: float, sleep: Callable[[float], object]) -> Recorded:
+def _awaited(
+    folder: Path, heartbeats: LatestHeartbeats, ranks: list[int], wait_s: float, sleep: Callable[[float], object]
+) -> Recorded:
     deadline = time.monotonic() + wait_s
     while True:
+        running = {sample.rank or 0 for sample in _able(heartbeats.read())}
         traced = tuple(rank for rank in ranks if (folder / File.TRACE.of(rank)).exists())
         problems = {rank: problem for rank in ranks if (problem := _problem(folder, rank)) is not None}
+        ended = [rank for rank in ranks if rank not in running and rank not in traced]
+        problems = dict.fromkeys(ended, "it ended before the traced steps did") | problems
         missing = [rank for rank in ranks if rank not in traced and rank not in problems]
         if not missing:
             return Recorded(folder=folder, ranks=traced, problems=problems)
