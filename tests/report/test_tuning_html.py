@@ -152,3 +152,13 @@ def test_a_tuning_that_a_budget_cut_goes_on_in_its_own_folder() -> None:
     given = TuneRequest(budget_s=600.0, max_trials=None, options=())
     cut = msgspec.structs.replace(made, end=builder.OUT_OF_TIME, request=given)
     assert "flatout tune --out out --budget 20m -- torchrun" in page_of(cut).all("dl", "answers")[0].text
+
+
+def test_the_caption_of_the_intervals_names_the_trials_behind_the_last_row() -> None:
+    result = builder.better()
+    verdict = result.tuning.verdict
+    assert verdict is not None
+    assert "with the baseline, on 6 fresh pairs." in page_of(result).text
+    trials = msgspec.structs.replace(verdict, num_candidates=2, num_baselines=6, num_pairs=2)
+    of_trials = msgspec.structs.replace(result, tuning=msgspec.structs.replace(result.tuning, verdict=trials))
+    assert "with the baseline, by 2 trials against 6 of the baseline." in page_of(of_trials).text

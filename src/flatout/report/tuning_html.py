@@ -77,6 +77,7 @@ def page_content(result: TuneResult, command: Sequence[str], folder: Path | str)
         "before_after": _before_after(result),
         "step_parts": step_parts(result, arrow="\N{RIGHTWARDS ARROW}"),
         "forest": _forest(result),
+        "evidence": evidence_words(result.tuning.verdict) if result.tuning.verdict is not None else "",
         "adopted": [
             {
                 "name": row.name,
