@@ -143,7 +143,7 @@ def _text(result: ProfileResult) -> str | None:
     from flatout.report.text import diagnosis_text
 
     if result.diagnosis is not None:
-        return diagnosis_text(result.diagnosis)
+        return diagnosis_text(result.diagnosis, next_command="")
     if result.recording is None or result.recording.traced_ranks:
         return None
     recorded = recorded_time_of(result.recording)
