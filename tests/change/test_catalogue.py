@@ -21,7 +21,7 @@ OWN_PLUGIN = str(plugin_folder() / "libnccl-tuner-flatout-0123.so")
 FINDINGS = {rule.NAME for rule in RULES}
 KNOB_NAMES = {knob.name for knob in KNOBS}
 EVERYTHING = {change.name: change for kind in (*EVERY_KIND, JobFacts()) for change in all_changes(kind)}
-# Their causes are in the script, the data or the machine: nothing that can be set from outside mends them.
+# Their causes are in the script, the data or the machine: nothing that can be set from outside removes them.
 WITHOUT_A_CHANGE = {
     "pipeline-bubble", "late-in-turn", "idle-devices",
     "periodic-stall", "epoch-sawtooth", "drift",

@@ -158,7 +158,7 @@ def test_keys_differ_where_what_is_run_differs() -> None:
 
 
 def test_what_failed_is_run_again_when_the_tuning_goes_on(path: Path) -> None:
-    """Its cause may be mended since; a lack of memory is not."""
+    """Its cause may be fixed since; a lack of memory is not."""
     journal = Journal(path, HEADING)
     journal.add("a", msgspec.structs.replace(trial(0), outcome="failed", step_s=()))
     journal.add("b", msgspec.structs.replace(trial(1), outcome="out_of_memory", step_s=()))

@@ -169,7 +169,7 @@ def test_an_interval_is_never_wider_than_the_largest_spread_makes_it() -> None:
 
 @pytest.mark.parametrize(("shift", "side"), [(0.2, 1), (-0.2, 0)])
 def test_what_something_else_may_have_moved_widens_the_interval_by_its_weight(shift: float, side: int) -> None:
-    """Of a candidate: what slowed its trial hides a part of the gain, what left it faster shows too much."""
+    """What slows a trial of the candidate hides a part of the gain; what speeds one up shows too much of it."""
     arrangement = planned("AAAABB")
     logs = np.array([[0.0, 0.02, -0.01, 0.01, -0.3, -0.31]])
     alone = fit_effect(logs, arrangement)

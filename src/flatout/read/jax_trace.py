@@ -73,7 +73,7 @@ def _with_known_numbers(fields: Fields) -> Fields:
     return fields | {"args": {key: value for key, value in arguments.items() if key not in NUMBERS} | numbers}
 
 
-_DECODER = EventDecoder(_Event, is_strict=False, mend=_with_known_numbers)
+_DECODER = EventDecoder(_Event, is_strict=False, repair=_with_known_numbers)
 
 
 def read_jax_trace(source: TraceSource) -> EventTable:

@@ -59,7 +59,7 @@ def objects(text: bytes, damage: Counter[str]) -> list[dict[str, Any]]:
     try:
         values = _decode(b"".join((b"[", text, b"]")))
     except UNREADABLE:
-        text = _mend_characters(text, damage)
+        text = _repair_characters(text, damage)
         try:
             values = _decode(b"".join((b"[", text, b"]")))
         except UNREADABLE:
@@ -69,19 +69,19 @@ def objects(text: bytes, damage: Counter[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _mend_characters(text: bytes, damage: Counter[str]) -> bytes:
+def _repair_characters(text: bytes, damage: Counter[str]) -> bytes:
     num_control = len(text) - len(text.translate(None, delete=_CONTROL))
-    mended = text.translate(_CONTROL_TO_SPACE)
-    replaced = mended.decode("utf-8", errors="replace")
-    num_bad_bytes = replaced.count("\ufffd") - mended.count("\ufffd".encode())
+    repaired = text.translate(_CONTROL_TO_SPACE)
+    replaced = repaired.decode("utf-8", errors="replace")
+    num_bad_bytes = replaced.count("\ufffd") - repaired.count("\ufffd".encode())
     if num_bad_bytes:
-        mended = replaced.encode()
-    mended, num_no_numbers = _NO_NUMBER.subn(rb"\1null", mended)
-    mended = re.sub(rb",(\s*)\Z", rb"\1", mended)
+        repaired = replaced.encode()
+    repaired, num_no_numbers = _NO_NUMBER.subn(rb"\1null", repaired)
+    repaired = re.sub(rb",(\s*)\Z", rb"\1", repaired)
     damage["control character"] += num_control
     damage["bad utf-8"] += num_bad_bytes
     damage["no number"] += num_no_numbers
-    return mended
+    return repaired
 
 
 def _decode_one_by_one(text: bytes, damage: Counter[str]) -> list[Any]:
@@ -97,7 +97,7 @@ def _decode_one_by_one(text: bytes, damage: Counter[str]) -> list[Any]:
         if value is None and _is_open(piece):
             value, num_joined = _joined(text, heads[index], ends[index : index + _MAX_JOINED])
         if value is None:
-            value = _mended(piece) or (None if _is_unfinished(piece, text) else _visible_fields(piece))
+            value = _repaired(piece) or (None if _is_unfinished(piece, text) else _visible_fields(piece))
             damage["unreadable" if value is None else "repaired"] += 1
         if value is not None:
             values.append(value)
@@ -122,7 +122,7 @@ def _joined(text: bytes, start: int, ends: list[int]) -> tuple[Any, int]:
     return None, 1
 
 
-def _mended(piece: bytes) -> Any:
+def _repaired(piece: bytes) -> Any:
     """Decode the piece after repairing invalid escapes and commas before a closing bracket."""
     return _whole(_TRAILING_COMMA.sub(rb"\1", _BAD_ESCAPE.sub(rb"\1\\\\", piece)))
 

@@ -27,12 +27,12 @@ Fields = dict[str, Any]
 class EventDecoder(Generic[Event]):
     """Decodes the events of a reader. Not strict, it reads numbers that are written as texts, too.
 
-    `mend` changes the fields of an event of a block that cannot be decoded at once, before they are read one by one.
+    `repair` changes the fields of an event of a block that cannot be decoded at once, before they are read one by one.
     """
 
-    def __init__(self, kind: type[Event], *, is_strict: bool = True, mend: Callable[[Fields], Fields] = dict) -> None:
+    def __init__(self, kind: type[Event], *, is_strict: bool = True, repair: Callable[[Fields], Fields] = dict) -> None:
         self._kind = kind
-        self._mend = mend
+        self._repair = repair
         decoder = msgspec.json.Decoder(GenericAlias(list, (kind,)), strict=is_strict)
         self._decode: Callable[[bytes], list[Event]] = decoder.decode
 
@@ -46,7 +46,7 @@ class EventDecoder(Generic[Event]):
 
     def _converted(self, fields: Fields, damage: Counter[str]) -> Event | None:
         try:
-            return msgspec.convert(self._mend(fields), self._kind, strict=False)
+            return msgspec.convert(self._repair(fields), self._kind, strict=False)
         except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
             damage["unreadable"] += 1
             return None

@@ -41,7 +41,7 @@ def test_time_in_which_the_gpu_waits_for_a_batch_is_its_cost() -> None:
 
 
 def test_waiting_for_the_slowest_loader_belongs_to_it_too() -> None:
-    """Rank 1 loads for 3000 us and rank 0 for 1000, and so waits 2000: mending the loading saves 3000 on both."""
+    """Rank 1 loads for 3000 us and rank 0 for 1000, and so waits 2000: fixing the loading saves 3000 on both."""
     diagnosis = free_of_recorder_cost(*loading(1000, 3000))
     finding = found(diagnosis, "data-loading")
     assert finding.cost_s_per_step == pytest.approx(3000e-6, rel=0.001)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.inside.compression.models import IMAGES, VECTORS, decoder, network
@@ -15,6 +16,7 @@ from torch import nn
 
 from flatout.inside.compression.changed import NotAppliedError
 from flatout.inside.compression.first_model import FirstCall
+from flatout.inside.compression.int8_scales import per_row_int8
 from flatout.inside.compression.int8_static import record_ranges
 from flatout.inside.compression.layers import num_bytes
 from flatout.inside.compression.prune_heads import FewerHeads
@@ -50,6 +52,19 @@ def test_stored_weights_take_their_bits_and_compute_nearly_the_same(variant: str
     weights, outputs = 64 * 288 + 10 * 64, 64 + 10
     extra = 4 * outputs if bits == 8 else 2 * 2 * weights // 32
     assert num_bytes(network()) - num_bytes(model) == 4 * weights - weights * bits // 8 - extra
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_each_weight_goes_to_the_nearest_of_the_levels_of_its_row(dtype: torch.dtype) -> None:
+    """By NumPy, in 64 bits. A row of zeros stays one, also where its scale has no number in 16 bits."""
+    matrix = torch.randn(8, 4096, generator=torch.Generator().manual_seed(0)).to(dtype)
+    matrix[0] = 0.0
+    levels, scale = per_row_int8(matrix)
+    assert scale.dtype == dtype
+    exact = matrix.double().numpy() / np.maximum(scale.double().numpy(), 1e-12)[:, None]
+    distance = np.abs(levels.double().numpy() - exact.clip(-127, 127))
+    assert distance.max() <= 0.5 + 1e-4
+    assert not levels[0].any()
 
 
 def test_int8_weights_have_a_kernel_for_bfloat16() -> None:

@@ -205,44 +205,46 @@ def test_an_error_of_the_events_is_not_the_jobs(
     assert LARGE.to("meta").device.type == "meta"
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_a_copy_of_pinned_memory_takes_as_long_as_its_bandwidth_says() -> None:
+@pytest.fixture
+def on_a_gpu() -> Iterator[DeviceCopies]:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     torch.cuda.init()
     copies = DeviceCopies()
     undo = hook_copies(copies)
     copies.begin()
-    batch = torch.zeros(64 << 20, dtype=torch.uint8).pin_memory()
+    yield copies
+    undo()
+    torch.cuda.synchronize()
+
+
+def pinned_batch() -> torch.Tensor:
+    return torch.zeros(64 << 20, dtype=torch.uint8).pin_memory()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_copy_of_pinned_memory_takes_as_long_as_its_bandwidth_says(on_a_gpu: DeviceCopies) -> None:
+    batch = pinned_batch()
     for _ in range(4):
         batch.to("cuda", non_blocking=True)
         batch.cuda(non_blocking=True)
-    undo()
     torch.cuda.synchronize()
-    copies.look()
-    assert (copies.num_copies, copies.num_bytes) == (8, 8 * batch.nbytes)
-    rate = batch.nbytes * copies.num_timed / copies.timed_s
-    assert copies.num_timed >= 4 and 2e9 < rate < 1e12
+    on_a_gpu.look()
+    assert (on_a_gpu.num_copies, on_a_gpu.num_bytes) == (8, 8 * batch.nbytes)
+    rate = batch.nbytes * on_a_gpu.num_timed / on_a_gpu.timed_s
+    assert on_a_gpu.num_timed >= 4 and 2e9 < rate < 1e12
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_worker_that_is_forked_while_copies_are_pending_lives() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    torch.cuda.init()
-    copies = DeviceCopies()
-    undo = hook_copies(copies)
-    copies.begin()
-    batch = torch.zeros(64 << 20, dtype=torch.uint8).pin_memory()
+def test_on_a_gpu_a_worker_that_is_forked_while_copies_are_pending_lives(on_a_gpu: DeviceCopies) -> None:
+    batch = pinned_batch()
     for _ in range(8):
         batch.to("cuda", non_blocking=True)
-    undo()
     child = os.fork()
     if child == 0:
-        copies.reset()
+        on_a_gpu.reset()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    torch.cuda.synchronize()
 
 
 class Copying(Files):
