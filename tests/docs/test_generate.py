@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -27,16 +29,16 @@ DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    """The docs' generator, as MkDocs loads it."""
-    import importlib.util
-
+def generate() -> Iterator[ModuleType]:
+    """The docs' generator, as MkDocs loads it: with its folder first among those that Python imports from."""
     spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)
+        spec.loader.exec_module(module)
+        yield module
 
 
 @cache
@@ -150,8 +152,9 @@ def test_every_key_of_a_tuning_is_in_the_reference(generate: ModuleType) -> None
 
 def test_comments_behind_and_above_a_field_are_its_meaning(generate: ModuleType) -> None:
     from flatout.records.machine import GpuFacts
+    from generators.contracts.records_as_tables import field_comments
 
-    comments = generate._field_comments(GpuFacts)
+    comments = field_comments(GpuFacts)
     assert comments["memory_bytes"].startswith("as sold")
     assert comments["peak_flops_per_s"].startswith("For dense matrix multiplication")
     assert "name" not in comments
