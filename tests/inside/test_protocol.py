@@ -211,7 +211,7 @@ def test_the_heartbeat_has_the_fields_of_today_in_order() -> None:
     fields += " last_step_end num_checkpoints checkpoint_step main_thread gives_stacks has_ended has_gpu gpu exchange"
     fields += " spent spent_at_first spent_at_last longest num_groups sequence buckets"
     fields += " fine_buckets recent recent_data recent_away"  # at the end: an older Flatout reads those before them
-    fields += " loader loaded"
+    fields += " loader loaded loaded_values"
     assert [name for name, _ in protocol.HEARTBEAT_FIELDS] == fields.split()
     assert sum(count for _, count in protocol.HEARTBEAT_FIELDS) * 8 <= 8192
     assert protocol.HEARTBEAT_PHASES == ("compute", "data", "checkpoint", "evaluation")

@@ -19,6 +19,7 @@ from flatout.probe.port_counters import PortCounters
 from flatout.records.watch import LiveFinding
 from flatout.report.watch_text import finding_sentence
 from flatout.storage.counts import Counts
+from flatout.watch.diagnosis import live
 from flatout.watch.diagnosis.causes import JobParts, RankParts, name_cause
 from flatout.watch.diagnosis.change_points import (
     ALLOWANCE,
@@ -172,6 +173,32 @@ def test_ranks_that_wait_for_a_core_have_a_neighbour_although_no_more_cores_are_
     assert (named.cause, named.ranks) == (cause, ranks)
 
 
+def of_ranks(step_s: float, **waits: Sequence[float | None]) -> JobParts:
+    ranks = {
+        rank: RankParts(**dict(zip(waits, times, strict=True)))
+        for rank, times in enumerate(zip(*waits.values(), strict=True))
+    }
+    return JobParts(step_s=step_s, ranks=ranks)
+
+
+@pytest.mark.parametrize("longer", [None, "data_s", "exposed_s", "core_wait_s"])
+@pytest.mark.parametrize(("growth_s", "cause"), [(0.014, "computation"), (0.016, "unknown"), (None, "unknown")])
+def test_ranks_that_wait_no_longer_compute_longer(longer: str | None, growth_s: float | None, cause: str) -> None:
+    """The step grew by 60 ms; a quarter of that is 15 ms."""
+    quiet = {"data_s": (0.001, 0.001), "exposed_s": (0.02, 0.02), "core_wait_s": (0.0005, 0.0005)}
+    since: dict[str, tuple[float | None, float | None]] = dict(quiet)
+    if longer is not None:
+        now_s = None if growth_s is None else quiet[longer][0] + growth_s
+        since[longer] = (now_s, now_s)
+    named = name_cause(of_ranks(0.30, **quiet), of_ranks(0.36, **since))
+    assert (named.cause, named.ranks) == (cause if longer else "computation", ())
+
+
+def test_a_job_of_one_rank_needs_no_exchanges_to_compute_longer() -> None:
+    quiet, since = (of_ranks(step_s, data_s=[0.0], core_wait_s=[0.0]) for step_s in (0.30, 0.36))
+    assert name_cause(quiet, since).cause == "computation"
+
+
 def test_waits_for_a_core_are_read_of_a_process() -> None:
     waited_s = core_wait_s(os.getpid())
     assert waited_s is not None and 0 <= waited_s < 3600
@@ -251,6 +278,7 @@ class ReplayedJob:
         self.news: list[LiveFinding] = []
         self.step = 0
         self.tokens: int | None = None  # of each batch
+        self.values: int | None = None  # of each batch without tokens
         self.change: Callable[[list[HeartbeatSample]], list[HeartbeatSample]] = list
 
     def run(
@@ -267,7 +295,9 @@ class ReplayedJob:
                 if is_late and data_ms:
                     rank.spends("data", data_ms * MS)
                 if self.tokens is not None:
-                    rank.beat.loaded(None, self.tokens)
+                    rank.beat.loaded(None, self.tokens, self.tokens)
+                if self.values is not None:
+                    rank.beat.loaded(4, None, self.values)
                 rank.spends("compute", (100 + slower_ms + late_ms + (0 if is_late else data_ms)) * MS)
                 rank.steps()
                 if self.step % 50 == 0:
@@ -283,6 +313,7 @@ class ReplayedJob:
 
 @pytest.fixture
 def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReplayedJob:
+    monkeypatch.setattr(live, "core_wait_s", lambda pid: 0.0)  # of this process, on a busy machine
     return ReplayedJob(tmp_path / "beats", monkeypatch)
 
 
@@ -327,7 +358,7 @@ def test_a_short_slowdown_without_a_cause_is_no_finding_where_other_programs_lea
     """A healthy job on two cores beside a load of 12 had two such findings, of 60 steps each."""
     busy_host(replayed, **load)
     replayed.run(60, slower_ms=4)
-    assert [each.cause for each in replayed.diagnosis.findings] == ["unknown"] * num_findings
+    assert [each.cause for each in replayed.diagnosis.findings] == ["computation"] * num_findings
     replayed.run(200)
     assert len(replayed.diagnosis.findings) == num_findings
     assert bool(replayed.news) is bool(num_findings)
@@ -355,6 +386,27 @@ def test_a_rank_that_waits_for_its_loader_is_named_with_it(replayed: ReplayedJob
     replayed.run(100, late=1, data_ms=15)
     (finding,) = replayed.diagnosis.findings
     assert (finding.cause, finding.ranks) == ("data_loading", (1,))
+
+
+def test_a_burst_of_slow_batches_is_named_although_its_waits_differ_much(replayed: ReplayedJob) -> None:
+    replayed.run(WARMUP)
+    waits = np.random.default_rng(0).uniform(10, 190, 6)
+    for wait_ms in waits:
+        for _ in range(20):
+            for rank in replayed.ranks:
+                rank.spends("data", int(wait_ms) * MS)
+            replayed.run(1)
+    replayed.look()
+    (finding,) = replayed.diagnosis.findings
+    assert (finding.cause, finding.ranks) == ("data_loading", ())
+
+
+def test_larger_images_are_no_slowdown(replayed: ReplayedJob) -> None:
+    replayed.values = 4 * 3 * 64 * 64
+    replayed.run(WARMUP)
+    replayed.values *= 4
+    replayed.run(400, slower_ms=300)
+    assert replayed.diagnosis.findings == ()
 
 
 def test_a_stopped_rank_is_a_finding_until_it_continues(replayed: ReplayedJob) -> None:

@@ -28,7 +28,7 @@ def ranks(folder: Path, patch: pytest.MonkeyPatch, tokens: int | None) -> None:
         rank = Rank(folder / "attempt-0", number, 2, clock, patch)
         for _ in range(30):
             rank.spends("compute", 100 * MS)
-            rank.beat.loaded(4, tokens)
+            rank.beat.loaded(4, tokens, tokens or 4)
             rank.steps()
 
 

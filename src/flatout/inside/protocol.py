@@ -400,6 +400,7 @@ HEARTBEAT_FIELDS = (
     ("recent_away", HEARTBEAT_RECENT),  # the part of it that was spent in checkpoints and evaluations
     ("loader", 3),  # of the last epoch that began in training: workers, batches ahead, last request; 0: unknown or none
     ("loaded", 2),  # samples and tokens of the training batches so far; 0: their shapes do not show it
+    ("loaded_values", 1),  # elements of the tensors by which these batches are counted
 )
 
 # The signal that asks a process for its stacks is SIGRTMIN plus this offset. Real-time signals have no fixed meaning;

@@ -105,6 +105,7 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
     loader_request: int = 0  # the last request for other settings that it followed; 0: none
     num_samples: int | None = None  # of the training batches so far; None: their shapes do not show it
     num_tokens: int | None = None
+    num_values: int | None = None  # elements of the tensors by which these batches are counted
     ended_s: float | None = None  # when it ended on its own
     is_stopped: bool = False  # by a signal such as SIGSTOP (state T)
 
@@ -229,6 +230,7 @@ def _read(name: str, map: mmap.mmap) -> HeartbeatSample | None:
         loader_request=values.get("loader", (0, 0, 0))[2],
         num_samples=values.get("loaded", (0, 0))[0] or None,
         num_tokens=values.get("loaded", (0, 0))[1] or None,
+        num_values=values.get("loaded_values", (0,))[0] or None,
     )
 
 

@@ -83,6 +83,7 @@ Cause = Literal[
     "link_errors",
     "stopped",
     "noisy_neighbour",
+    "computation",
     "unknown",
 ]
 

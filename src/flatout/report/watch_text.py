@@ -30,6 +30,7 @@ _CAUSES = {
     "link_errors": "exchange of gradients, with errors on network links",
     "stopped": "processes are stopped",
     "noisy_neighbour": "other processes use the host",
+    "computation": "all ranks compute longer, and wait no longer",
     "unknown": "cause unknown",
 }
 

@@ -56,7 +56,7 @@ _FINE, _RECENT, _RECENT_DATA, _RECENT_AWAY = (
     SLOTS[name] for name in ("fine_buckets", "recent", "recent_data", "recent_away")
 )
 _LOADER = SLOTS["loader"]
-_LOADED_BATCHES = SLOTS["loaded"]
+_LOADED_BATCHES, _LOADED_VALUES = SLOTS["loaded"], SLOTS["loaded_values"]
 _FINE_SCALE = 1 / math.log(HEARTBEAT_FINE_FACTOR)
 
 _now = time.monotonic_ns
@@ -199,10 +199,11 @@ class Beat:
         self.slots[_LOADER] = num_workers
         self.slots[_LOADER + 1] = prefetch_factor
 
-    def loaded(self, num_samples: int | None, num_tokens: int | None) -> None:
+    def loaded(self, num_samples: int | None, num_tokens: int | None, num_values: int) -> None:
         """Note what a training batch holds; None: unknown."""
         self.slots[_LOADED_BATCHES] += num_samples or 0
         self.slots[_LOADED_BATCHES + 1] += num_tokens or 0
+        self.slots[_LOADED_VALUES] += num_values
 
     def exchanged(self, iteration: int, exposed_ns: int, *, per_step: int, num_ranks: int) -> None:
         """Note how long a gradient exchange of `num_ranks` ranks continued after backward; a step has `per_step`."""

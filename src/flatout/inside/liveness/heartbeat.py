@@ -40,7 +40,7 @@ from flatout.inside.liveness.unsaved_order import UnsavedOrder
 from flatout.inside.log import LOG, guarded
 from flatout.inside.nested_steps import is_nested_step
 from flatout.inside.protocol import File, Variable, partial_name
-from flatout.inside.recording.batches import count_batch
+from flatout.inside.recording.batches import count_tensor, first_tensor
 
 _COUNT_EVERY_S = 0.5
 _LOOK_EVERY_NS = 1_000_000_000
@@ -311,7 +311,10 @@ def _epoch_begins(loader: Any) -> None:
 
 @guarded
 def _count_batch(beat: Beat, batch: object) -> None:
-    beat.loaded(*count_batch(batch))
+    tensor = first_tensor(batch)
+    if tensor is not None:
+        num_samples, num_tokens = count_tensor(tensor)
+        beat.loaded(num_samples, num_tokens, tensor.numel())
 
 
 @guarded

@@ -23,19 +23,25 @@ Count = tuple[int | None, int | None]  # samples and tokens
 
 
 def count_batch(batch: object) -> Count:
+    first = first_tensor(batch)
+    return (None, None) if first is None else count_tensor(first)
+
+
+def first_tensor(batch: object) -> torch.Tensor | None:
+    """Return the tensor of a batch by which it is counted; None if there is none."""
     if type(batch) is _Tensor:
-        first: torch.Tensor | None = batch
-    elif type(batch) in _SEQUENCES and batch and type(batch[0]) is _Tensor:  # type: ignore[index]
-        first = batch[0]  # type: ignore[index]
-    else:
-        if isinstance(batch, Mapping):
-            for key in _TOKEN_KEYS:
-                tensor = batch.get(key)
-                if isinstance(tensor, torch.Tensor) and _holds_tokens(tensor):
-                    return tensor.shape[0], tensor.numel()
-        first = _first_tensor(batch, _MAX_DEPTH)
-    if first is None:
-        return None, None
+        return batch
+    if type(batch) in _SEQUENCES and batch and type(batch[0]) is _Tensor:  # type: ignore[index]
+        return batch[0]  # type: ignore[index]
+    if isinstance(batch, Mapping):
+        for key in _TOKEN_KEYS:
+            tensor = batch.get(key)
+            if isinstance(tensor, torch.Tensor) and _holds_tokens(tensor):
+                return tensor
+    return _first_tensor(batch, _MAX_DEPTH)
+
+
+def count_tensor(first: torch.Tensor) -> Count:
     if first.is_nested:  # a nested tensor has no shape
         return first.size(0), None
     return count_shape(first.shape, first.dtype)

@@ -57,6 +57,7 @@ def name_cause(before: JobParts, since: JobParts) -> NamedCause:
         return _stopped(before, since) or NamedCause(cause="unknown")
     rules: tuple[Callable[[JobParts, JobParts], NamedCause | None], ...] = (
         _stopped, _storage, _data_loading, _throttling, _late_rank, _link_errors, _communication, _noisy_neighbour,
+        _computation,
     )  # fmt: skip
     for rule in rules:
         named = rule(before, since)
@@ -170,6 +171,25 @@ def _noisy_neighbour(before: JobParts, since: JobParts) -> NamedCause | None:
     if more_cores < BUSY_CORES:
         return None
     return NamedCause(cause="noisy_neighbour", evidence={"other_cores": since.other_cores})
+
+
+def _computation(before: JobParts, since: JobParts) -> NamedCause | None:
+    """Name the ranks' own work where no rank waits longer for batches, for the others or for a core.
+
+    On an overloaded host other programs can slow down a core that a rank need not wait for.
+    """
+    if overloaded_host(since) is not None:
+        return None
+    enough_s = WAITS_LITTLE * _growth_s(before, since)
+    waits = (
+        _growth_of_ranks("data_s", before, since),
+        _growth_of_ranks("core_wait_s", before, since),
+        {} if len(since.ranks) == 1 else _growth_of_ranks("exposed_s", before, since),
+    )
+    grown_s = [grown_s for growth in waits if growth is not None for grown_s in growth.values()]
+    if None in waits or max(grown_s) >= enough_s:
+        return None
+    return NamedCause(cause="computation", evidence={"longest_wait_growth_s": max(grown_s)})
 
 
 def overloaded_host(parts: JobParts) -> NamedCause | None:

@@ -25,7 +25,7 @@ from flatout.watch.diagnosis.exchanges import Exchanges
 from flatout.watch.diagnosis.host_counters import HostCountersOfBlock
 from flatout.watch.diagnosis.job_steps import JobStep, JobSteps
 from flatout.watch.diagnosis.memory_growth import MemoryGrowth
-from flatout.watch.diagnosis.rank_times import UNKNOWN, OfRanks, RankTimes
+from flatout.watch.diagnosis.rank_times import UNKNOWN, OfRanks, RankTimes, TimesBeforeAndSince
 from flatout.watch.diagnosis.work_per_step import WorkPerStep
 
 _HOUR_S = 3600.0
@@ -56,6 +56,7 @@ class LiveDiagnosis:
         self._changes = ChangePoints()
         self._exchanges = Exchanges()
         self._data = RankTimes()
+        self._without_data = RankTimes()
         self._core_waits = RankTimes()
         self._core_wait_s: dict[int, float] = {}  # of each rank, in total
         self._memory = MemoryGrowth()
@@ -115,6 +116,7 @@ class LiveDiagnosis:
             self._end(msgspec.structs.replace(finding, last_step=last_step))
         self._changes = ChangePoints()
         self._data.clear()
+        self._without_data.clear()
         self._core_waits.clear()
         self._before, self._num_in_block = None, 0
         self._window.clear()
@@ -184,7 +186,7 @@ class LiveDiagnosis:
         if self._before is None:
             return NamedCause(cause="unknown")
         slower_s = shift.after_s - shift.before_s
-        waits = self._data.compared(shift.first_step, slower_s)
+        waits = self._data_waits(shift)
         cores = self._core_waits.compared(shift.first_step, slower_s)
         # Without the waits for batches, a rank that comes late because it waits for one would be called slow.
         exposed = UNKNOWN if waits is UNKNOWN else self._exchanges.compared(shift.first_step, slower_s)
@@ -192,18 +194,38 @@ class LiveDiagnosis:
         since = _with_times(parts, shift.after_s, exposed.since_s, waits.since_s, cores.since_s)
         return name_cause(before, since)
 
+    def _data_waits(self, shift: Shift) -> TimesBeforeAndSince:
+        """Return each rank's wait for batches before a slowdown and since.
+
+        Bursts of slow batches have waits that differ so much that they are known late. What remains of the step then
+        differs little, so that the wait is known from it.
+        """
+        slower_s = shift.after_s - shift.before_s
+        waits = self._data.compared(shift.first_step, slower_s)
+        if waits is not UNKNOWN:
+            return waits
+        others = self._without_data.compared(shift.first_step, slower_s)
+        if others is UNKNOWN:
+            return UNKNOWN
+        return TimesBeforeAndSince(
+            before_s={rank: shift.before_s - other_s for rank, other_s in others.before_s.items()},
+            since_s={rank: shift.after_s - other_s for rank, other_s in others.since_s.items()},
+        )
+
     def _parts(self, samples: Sequence[HeartbeatSample]) -> JobParts:
         """Return the parts of the last block, and note its waits for batches."""
         block = list(self._window)[-BLOCK_STEPS:]
         ranks = [sample.rank or 0 for sample in samples]
-        self._data.add(block[0].step, {rank: median(step.data_s.get(rank, 0.0) for step in block) for rank in ranks})
+        step_s = median(step.duration_s for step in block)
+        waits = {rank: median(step.data_s.get(rank, 0.0) for step in block) for rank in ranks}
+        self._data.add(block[0].step, waits)
+        self._without_data.add(block[0].step, {rank: step_s - wait_s for rank, wait_s in waits.items()})
         self._note_core_waits(block[0].step, samples)
         throttle = self._throttle()
         parts = {
             sample.rank or 0: RankParts(throttle=throttle.get(sample.gpu or "", ()), is_stopped=sample.is_stopped)
             for sample in samples
         }
-        step_s = median(step.duration_s for step in block)
         return JobParts(
             step_s=step_s,
             ranks=parts,

@@ -1,8 +1,8 @@
 """Find that a job does other work per step: another batch, another sequence length. In: the counts of its ranks.
 
-A step with more tokens takes longer, and that is not a slowdown. Tokens per step are compared, or samples where batches
-do not show tokens, as means over blocks of steps: with the median of the blocks before, and by how much these differ
-among each other, as batches of texts of different lengths do.
+A step with more tokens takes longer, and that is not a slowdown; nor is one with larger images. Tokens per step are
+compared, or the values in a batch where these do not show tokens, as means over blocks of steps: with the median of
+the blocks before, and by how much these differ among each other, as batches of texts of different lengths do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAD_TO_SD = 1.4826
 
 
 class WorkPerStep:
-    """The work of one job, by blocks. Where batches show neither tokens nor samples, it never changes."""
+    """The work of one job, by blocks. Where batches hold no tensor, it never changes."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int] | None = None  # steps and work of all ranks so far
@@ -31,7 +31,7 @@ class WorkPerStep:
 
     def changes(self, samples: Sequence[HeartbeatSample]) -> bool:
         """Add the counts of now. Return whether the work has changed, by this block and the one before."""
-        counts = [sample.num_tokens if sample.num_tokens is not None else sample.num_samples for sample in samples]
+        counts = [_count(sample) for sample in samples]
         known = [count for count in counts if count is not None]
         if not known or len(known) < len(samples):
             return False
@@ -64,3 +64,9 @@ class WorkPerStep:
         usual = median(self._blocks)
         sd = _MAD_TO_SD * median(abs(block - usual) for block in self._blocks)
         return abs(work - usual) > max(LEAST_CHANGE * usual, NUM_SDS * sd)
+
+
+def _count(sample: HeartbeatSample) -> int | None:
+    """Return the work of a rank's batches so far. A heartbeat of an older Flatout counts no values."""
+    counts = (sample.num_tokens, sample.num_values, sample.num_samples)
+    return next((count for count in counts if count is not None), None)
