@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -53,3 +55,9 @@ def channels_over_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offer more channels over sockets, as earlier versions did: two knobs for one cause that exclude each other."""
     needs = tuple(need for need in nccl.CHANNELS.needs if need.fact != "transport")
     monkeypatch.setattr(nccl, "CHANNELS", msgspec.structs.replace(nccl.CHANNELS, needs=needs))
+
+
+@pytest.fixture
+def nothing_outstanding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each candidate of a round its trial before the best one is confirmed, however much that one gains."""
+    monkeypatch.setattr("flatout.tune.screening.OUTSTANDING", math.inf)

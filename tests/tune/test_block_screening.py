@@ -90,6 +90,7 @@ def test_what_is_better_in_blocks_is_still_confirmed_by_trials(monkeypatch: pyte
     assert SEVEN not in {change.name for change in result.tuning.changes.changes}  # its trials are slower
 
 
+@pytest.mark.usefixtures("nothing_outstanding")
 @pytest.mark.parametrize(("speedup", "has_trial"), [(0.79, False), (0.81, True)])
 def test_a_change_that_was_dropped_as_clearly_slower_has_no_trial(
     monkeypatch: pytest.MonkeyPatch, speedup: float, has_trial: bool

@@ -110,6 +110,7 @@ def test_a_bundle_that_gains_what_was_estimated_is_kept_and_each_change_was_show
     assert len(runner.names()) <= 8
 
 
+@pytest.mark.usefixtures("nothing_outstanding")
 def test_a_bundle_that_disappoints_is_taken_apart_before_it_is_confirmed() -> None:
     runner = SimulatedRunner({WORKERS: 0.6, SOCKETS: 1.7})
     result = tuned(runner, max_rounds=1)

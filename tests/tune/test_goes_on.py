@@ -92,6 +92,7 @@ class InterruptedRunner(JournalledRunner):
         return super().trial(changes, num_steps, place)
 
 
+@pytest.mark.usefixtures("nothing_outstanding")
 def test_of_a_journal_with_more_candidates_in_a_round_new_ones_are_held_against_baselines_of_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,6 +343,7 @@ def test_another_value_of_an_adopted_knob_may_take_its_place() -> None:
     assert f"{SOCKETS} + {better}" not in after
 
 
+@pytest.mark.usefixtures("nothing_outstanding")
 @pytest.mark.parametrize(("second", "last_round"), [(1.2, 1), (1.81, 2)])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_value_that_was_clearly_worse_has_no_second_turn(second: float, last_round: int, seed: int) -> None:
@@ -364,7 +365,6 @@ def test_what_promises_less_than_was_shown_for_the_same_cause_waits_for_the_next
     result = tuned(runner, max_screened=10)
     confirmed = [place for place, name in enumerate(runner.names()) if name == SOCKETS][1]
     first = runner.names()[:confirmed]
-    assert {SOCKETS, "nccl-sockets=1x1+16"} <= set(first)
     assert not any(name.startswith(("ddp-bucket", "nccl-buffer", "nccl-channels")) for name in first)
     assert adopted(result) == {SOCKETS, BUCKET}
     (excluded,) = (one for one in result.tried if one.name == "nccl-channels=8")
@@ -381,6 +381,34 @@ def test_what_cannot_be_on_beside_another_one_is_tried_where_it_may_bring_more()
     assert channels in adopted(result) and SOCKETS not in adopted(result)
 
 
+@pytest.mark.parametrize(
+    ("gain", "communication", "is_outstanding"), [(1.3, 0.1, True), (1.2, 0.1, False), (1.3, 0.2, False)]
+)
+def test_what_gains_more_than_any_other_change_promises_is_confirmed_before_they_have_a_trial(
+    gain: float, communication: float, is_outstanding: bool
+) -> None:
+    """The others promise less than 1.25x where communication is 40 % of a step, and more where it is 80 %."""
+    left_over = {"exposed-communication": 0.05}
+    costs = {"exposed-communication": communication}
+    runner = SimulatedRunner({SOCKETS: gain, BUCKET: 1.2}, left_over=left_over, costs=costs)
+    result = tuned(runner, max_screened=4)
+    second_trial = [place for place, name in enumerate(runner.names()) if name == SOCKETS][1]
+    tried_before = set(runner.names()[:second_trial])
+    assert (tried_before == {"baseline", SOCKETS}) == is_outstanding
+    assert adopted(result) == {SOCKETS, BUCKET}, "what was deferred has its trial in the next round"
+    assert outcomes(result)[BUCKET] == "adopted"
+
+
+def test_a_change_of_the_user_has_its_trial_however_much_another_one_gains() -> None:
+    """Nothing says what it may gain."""
+    own = "p/exact={2,3}:--pause={}"
+    runner = SimulatedRunner({"p=2": 1.6, "p=3": 2.4}, costs=COMMUNICATION)
+    result = tuned(runner, knobs=(own,))
+    assert adopted(result) >= {"p=3"} and outcomes(result)["p=3"] == "adopted"
+    second_trial = [place for place, name in enumerate(runner.names()) if name == "p=3"][1]
+    assert "p=2" in runner.names()[:second_trial]
+
+
 class ComputingRunner(SimulatedRunner):
     """Nearly all of its step is compute, which no finding is about."""
 
@@ -390,6 +418,7 @@ class ComputingRunner(SimulatedRunner):
         return msgspec.structs.replace(found, done=msgspec.structs.replace(found.done, diagnosis=computing))
 
 
+@pytest.mark.usefixtures("nothing_outstanding")
 def test_changes_that_speed_up_compute_wait_for_no_other() -> None:
     speedups = {"autocast=bfloat16": 2.2, "compile=default": 1.3}
     runner = ComputingRunner(speedups, job=facts(is_autocast=False))

@@ -25,6 +25,7 @@ MIN_SCREENED = 1.02  # a smaller speedup in one trial is not worth confirming
 NOISE_LEVEL = 0.025  # the chance that a change without effect looks better than noise in its own trial
 BUNDLE_SETS = 2  # a bundle counts as two sets that were tried: it may be taken apart after it was adopted
 CLEAR_IF_UNKNOWN = 1.2  # a speedup in one trial that is taken to be better than noise of unknown size
+OUTSTANDING = 1.2  # a speedup, less its noise, that is confirmed before other changes have a trial
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,8 @@ def _screen_alone(setup: Setup, progress: Progress, this_round: Round) -> tuple[
     progress = _with_fresh_baseline(setup, progress, this_round)
     sets: list[ChangeSet] = []
     num_tried = 0
-    for change in this_round.candidates:
+    is_outstanding = False
+    for place, change in enumerate(this_round.candidates):
         change_set = progress.applied.with_added([change], this_round.facts)
         if change_set is None:
             progress = _pending(setup, progress, this_round, change, "it cannot be combined with the applied changes")
@@ -110,11 +112,17 @@ def _screen_alone(setup: Setup, progress: Progress, this_round: Round) -> tuple[
         progress, is_comparable = _screen_one(setup, progress, this_round, change, change_set)
         sets += [change_set] if is_comparable else []
         num_tried += 1
+        is_outstanding = _is_outstanding(progress, this_round, sets, untried=this_round.candidates[place + 1 :])
+        if is_outstanding:
+            progress = _deferring(setup, progress, this_round, this_round.candidates[place + 1 :])
+            break
         if num_tried % CANDIDATES_BETWEEN_BASELINES == 0:
             progress = _with_fresh_baseline(setup, progress, this_round)
     if sets:
         progress = _with_baseline_of_this_session(setup, progress, this_round, progress.evidence.trials[-1].result)
     progress, better = _better_ones(setup, progress, this_round, sets)
+    if is_outstanding:
+        return progress, Screening(candidates=tuple(better), num_tried=num_tried)
     progress, together = _screen_together(setup, progress, this_round, better)
     if together is not None:
         num_tried += 1
@@ -283,12 +291,8 @@ def _estimated_speedups(progress: Progress, sets: Sequence[ChangeSet]) -> dict[s
 def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Sequence[ChangeSet]) -> float | None:
     """Return the speedup of another knob for the same cause, less its noise, if it is above the estimate for `change`.
 
-    None if no other knob has shown so much. If the two cannot be applied together, `change` has no trial in a later
-    round: there its highest possible speedup counts.
+    None if no other knob has shown so much.
     """
-    promise = this_round.promises.get(change.name)
-    if promise is None:
-        return None
     # Changes for a part of the step, such as compute, each take a share of it: their gains multiply.
     causes = change.knob.answers.keys() & set(change.predicted_from)
     rivals = [
@@ -300,19 +304,59 @@ def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Seq
     if not rivals:
         return None
     estimates = _estimated_speedups(progress, rivals)
-    noise_factor = CLEAR_IF_UNKNOWN
-    if progress.trial_sd is not None:
-        noise_factor = math.exp(2 * math.sqrt(2) * progress.trial_sd)
+    noise_factor = _noise_factor(progress)
     for change_set in rivals:
         rival, estimate = change_set.changes[-1], estimates.get(change_set.name)
         if estimate is None:
             continue
-        is_either_or = rival.knob.name in change.knob.excludes or change.knob.name in rival.knob.excludes
-        possible = promise.max_speedup if is_either_or else promise.expected_speedup
         shown = estimate / noise_factor
-        if shown > max(possible, 1.0):
+        if shown > max(_possible(change, this_round, rival), 1.0):
             return shown
     return None
+
+
+def _is_outstanding(
+    progress: Progress, this_round: Round, sets: Sequence[ChangeSet], untried: Sequence[Change]
+) -> bool:
+    """Whether a change gains so much, less its noise, that it is confirmed before the untried ones have their trials.
+
+    None of them is expected to gain as much. A change of the user has no estimate, so it has its trial first. Only the
+    first changes that are adopted are claimed at once; for later ones, the order makes no difference.
+    """
+    if progress.applied or not untried or not sets:
+        return False
+    estimates = _estimated_speedups(progress, sets)
+    best = max(sets, key=lambda change_set: estimates.get(change_set.name, 0.0))
+    shown = estimates.get(best.name, 0.0) / _noise_factor(progress)
+    rival = best.changes[-1]
+    return shown >= OUTSTANDING and all(shown >= _possible(change, this_round, rival) for change in untried)
+
+
+def _possible(change: Change, this_round: Round, rival: Change) -> float:
+    """Return the speedup that a change may still bring if its rival is adopted first; infinite without an estimate.
+
+    If the two cannot be applied together, it has no trial in a later round: there its highest possible speedup counts.
+    """
+    promise = this_round.promises.get(change.name)
+    if promise is None:
+        return math.inf
+    is_either_or = rival.knob.name in change.knob.excludes or change.knob.name in rival.knob.excludes
+    return promise.max_speedup if is_either_or else promise.expected_speedup
+
+
+def _deferring(setup: Setup, progress: Progress, this_round: Round, untried: Sequence[Change]) -> Progress:
+    for change in untried:
+        reason = "it was deferred to the next round: another change had gained far more than this one is expected to"
+        progress = _pending(setup, progress, this_round, change, reason)
+        progress = progress.with_outcomes(progress.outcomes.deferring(change.name))
+    return progress
+
+
+def _noise_factor(progress: Progress) -> float:
+    """Return the factor by which an estimate from one trial may exceed the truth, in all but few cases."""
+    if progress.trial_sd is None:
+        return CLEAR_IF_UNKNOWN
+    return math.exp(2 * math.sqrt(2) * progress.trial_sd)
 
 
 def _kept_for_history(
