@@ -222,6 +222,13 @@ class Background:
         self.failures.append([token, reason])
         self._warn(reason)
 
+    def take_failures(self) -> list[list[str]]:
+        """Return the failures that the ranks have not exchanged yet, each once."""
+        taken = []
+        while self.failures:
+            taken.append(self.failures.popleft())
+        return taken
+
 
 def _line(error: BaseException) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -379,9 +379,7 @@ class Checkpointer:
 
     def _tell(self, step: int, items: Sequence[Item], error: CheckpointError | None, *, wait: bool) -> list[Any]:
         """Exchange and return the ranks' status before a checkpoint; raise errors that concern all ranks on each."""
-        failures = []
-        while self._background.failures:
-            failures.append(self._background.failures.popleft())
+        failures = self._background.take_failures()
         statuses = self._peers.gather(
             {
                 "step": step,
@@ -401,12 +399,9 @@ class Checkpointer:
         self.last_saved = of_first_rank["last_saved"]
         failures_of_ranks = [failure for status in statuses for failure in status["failures"]]
         self._background.given_up |= {token for token, _ in failures_of_ranks}
-        steps = sorted({status["step"] for status in statuses})
-        if len(steps) > 1:
-            raise CheckpointError(f"all ranks must save the same step, but got {steps}")
-        errors = [f"rank {rank}: {status['error']}" for rank, status in enumerate(statuses) if status["error"]]
-        if errors and error is None:
-            raise CheckpointError(errors[0])
+        _require_one_step(statuses)
+        if error is None:  # this rank raises its own error itself
+            _raise_first_error(statuses)
         if failures_of_ranks and self._on_error == "raise":
             _, reason = failures_of_ranks[0]
             raise CheckpointError(reason)
@@ -453,3 +448,15 @@ class Checkpointer:
     def _warn(self, text: str) -> None:
         where = f"rank {self._peers.rank}: " if self._peers.world_size > 1 else ""
         LOG.warning("flatout.checkpoint: %s%s", where, text)
+
+
+def _require_one_step(statuses: Sequence[dict[str, Any]]) -> None:
+    steps = sorted({status["step"] for status in statuses})
+    if len(steps) > 1:
+        raise CheckpointError(f"all ranks must save the same step, but got {steps}")
+
+
+def _raise_first_error(statuses: Sequence[dict[str, Any]]) -> None:
+    for rank, status in enumerate(statuses):
+        if status["error"]:
+            raise CheckpointError(f"rank {rank}: {status['error']}")

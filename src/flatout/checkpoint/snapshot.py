@@ -56,28 +56,39 @@ class Buffer:
 
     def fill(self, contents: Sequence[dict[str, Item]], metadata: dict[str, str]) -> None:
         """Copy these items. For each file, `contents` maps the keys in it to items."""
-        described = [[(key, item.local.dtype, _described(item)) for key, item in one.items()] for one in contents]
-        if described != self._described:
-            self.parts, self._described = [], None  # free the old memory before asking for the new
-            self.parts = [FileImage(one, metadata) for one in contents]
-            self._described = described
-        cuda = [item.local for one in contents for item in one.values() if item.device == "cuda"]
-        streams = [_copy_stream(device) for device in {tensor.device: None for tensor in cuda}]
+        self._allocate(contents, metadata)
+        items = [item for keys in contents for item in keys.values()]
+        cuda = [item.local for item in items if item.device == "cuda"]
+        devices = dict.fromkeys(tensor.device for tensor in cuda)
+        streams = [_copy_stream(device) for device in devices]
         self._copies = []
         with torch.no_grad():
             for stream in streams:
                 stream.wait_stream(torch.cuda.current_stream(stream.device))
-            with ExitStack() as copying:
-                for stream in streams:
-                    copying.enter_context(torch.cuda.stream(stream))
-                begun = [_record(stream) for stream in streams]
-                for part, keys in zip(self.parts, contents, strict=True):
-                    part.fill(keys, non_blocking=bool(streams))
-                self._copies = [(one, _record(stream)) for one, stream in zip(begun, streams, strict=True)]
+            self._copy(contents, streams)
             for tensor in cuda:  # a tensor that is freed meanwhile keeps its memory until it has been copied
                 tensor.record_stream(_copy_stream(tensor.device))
             for stream in streams:
                 torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def _allocate(self, contents: Sequence[dict[str, Item]], metadata: dict[str, str]) -> None:
+        """Have memory for these items: that of the last checkpoint, if it had the same."""
+        described = [[(key, item.local.dtype, _described(item)) for key, item in keys.items()] for keys in contents]
+        if described == self._described:
+            return
+        self.parts, self._described = [], None  # free the old memory before asking for the new
+        self.parts = [FileImage(keys, metadata) for keys in contents]
+        self._described = described
+
+    def _copy(self, contents: Sequence[dict[str, Item]], streams: Sequence[Any]) -> None:
+        """Copy the items, those of each GPU on its stream, and record when the copies begin and end."""
+        with ExitStack() as copying:
+            for stream in streams:
+                copying.enter_context(torch.cuda.stream(stream))
+            begun = [_record(stream) for stream in streams]
+            for part, keys in zip(self.parts, contents, strict=True):
+                part.fill(keys, non_blocking=bool(streams))
+            self._copies = [(begin, _record(stream)) for begin, stream in zip(begun, streams, strict=True)]
 
     def wait(self) -> float:
         """Wait until the copy is complete; return the seconds for which it kept a GPU from other work."""

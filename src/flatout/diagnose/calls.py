@@ -1,4 +1,4 @@
-"""The measured calls of a script that only infers, as columns, for the rules that read them from the step log."""
+"""The calls of a script that only infers: from the traces, and as columns from the step log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from flatout.diagnose.context import DiagnosisContext
 from flatout.records.job_log import JobLog
+from flatout.records.timeline import CallFacts
 
 Column = NDArray[np.float64]
 
@@ -28,6 +29,17 @@ class RankCalls(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def length(self) -> Column:
         """Return the tokens of each sequence."""
         return self.num_tokens / self.num_samples
+
+
+def calls_of_all_ranks(context: DiagnosisContext, *, min_operators: int = 0) -> list[CallFacts]:
+    """Return the traced calls of each rank; [] if those of a rank have no operators, or fewer per call than asked."""
+    of_ranks = [context.facts(timeline.rank).calls for timeline in context.ranks]
+    known = [
+        calls
+        for calls in of_ranks
+        if calls is not None and calls.num_operators >= max(min_operators * calls.num_calls, 1)
+    ]
+    return known if len(known) == len(of_ranks) else []
 
 
 def rank_calls(context: DiagnosisContext) -> list[RankCalls]:

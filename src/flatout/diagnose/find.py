@@ -41,6 +41,17 @@ WITHOUT_RULE = {
 }
 
 
+def _found_by_rules(context: DiagnosisContext) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings from traces, and those from the step log, which no problem of a trace affects."""
+    by_log_rules = [finding for rule in LOG_RULES for finding in rule.find(context)]
+    by_trace_rules: list[Finding] = []
+    if context.step_s > 0:
+        by_trace_rules = [finding for rule in TRACE_RULES for finding in rule.find(context)]
+    if context.log is None:
+        return by_log_rules + by_trace_rules, []
+    return by_trace_rules, by_log_rules
+
+
 def diagnose(
     job: JobAttribution,
     *,
@@ -58,16 +69,10 @@ def diagnose(
     """
     context = DiagnosisContext(job, untraced, _measured_peaks(job, ceilings or {}), facts, log, stall_trace)
     quality = tuple(quality)
-    findings: list[Finding] = []
-    logged: list[Finding] = []  # from the step log, so problems with a trace do not affect them
-    for rule in LOG_RULES:
-        (findings if log is None else logged).extend(rule.find(context))
-    if context.step_s > 0:
-        for rule in TRACE_RULES:
-            findings += rule.find(context)
-    stall_share = sum(finding.share_of_step for finding in logged if "traced_stall_step" in finding.evidence)
-    findings = [*limited(with_xla_advice(findings, job.timelines), job, quality), *logged]
+    traced, logged = _found_by_rules(context)
+    findings = [*limited(with_xla_advice(traced, job.timelines), job, quality), *logged]
     findings.sort(key=lambda f: (-f.cost_s_per_step, f.code))
+    stall_share = sum(finding.share_of_step for finding in logged if "traced_stall_step" in finding.evidence)
     origin = min((t.window_start_ns for t in job.timelines), default=0)
     return Diagnosis(
         job=JobSummary(

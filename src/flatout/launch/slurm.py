@@ -70,6 +70,12 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in _CAUSES
 
 
+def _slept(poll_s: float) -> float:
+    """Sleep between two looks at a job; return how long to sleep next, which is longer."""
+    time.sleep(poll_s)
+    return min(poll_s * 1.2, _SLOWEST_POLL_S)
+
+
 class SlurmLauncher:
     """Runs commands as jobs named `name`. Jobs left by a killed process are found by that name (see `job_name`)."""
 
@@ -123,35 +129,58 @@ class SlurmLauncher:
         return job_number(done)
 
     def _follow(self, job: str, output: Path, limit_s: float) -> ExitStatus:
-        submitted, began, is_timed_out, is_told = time.monotonic(), None, False, False
+        submitted = time.monotonic()
+        seen = self._wait_for_start(job, submitted)
+        if seen.is_over:  # it ended between two looks
+            now_unix_s, now = time.time(), time.monotonic()
+            start_unix_s = seen.start_unix_s or now_unix_s
+            self.waited_s += max(start_unix_s - (now_unix_s - now) - submitted, 0.0)
+            return self._judge(job, seen, output, is_timed_out=False)
+        if seen.state in _WAITING:
+            _run(["scancel", job])
+            self.waited_s += time.monotonic() - submitted
+            return _ended(job, seen, "void", f"{self._nodes} are no longer available ({seen.reason})")
+        began = time.monotonic()
+        self.waited_s += began - submitted
+        seen, is_timed_out = self._wait_for_end(job, began, limit_s)
+        return self._judge(job, seen, output, is_timed_out=is_timed_out)
+
+    def _wait_for_start(self, job: str, submitted: float) -> _Seen:
+        """Return the job when it runs or is over, or, still waiting, when its nodes are gone."""
+        is_told = False
         poll_s = _POLL_S
-        while not (seen := self._look(job)).is_over:
-            now = time.monotonic()
-            if began is None and seen.state not in _WAITING:
-                began, poll_s = now, _POLL_S
-                self.waited_s += now - submitted
-            elif began is None and now - submitted > _GONE_AFTER_S and self._is_without_nodes(seen):
-                _run(["scancel", job])
-                self.waited_s += now - submitted
-                return _ended(job, seen, "void", f"{self._nodes} are no longer available ({seen.reason})")
-            elif began is None and not is_told and now - submitted > _TELL_AFTER_S:
+        while True:
+            seen = self._look(job)
+            if seen.is_over or seen.state not in _WAITING:
+                return seen
+            waited_s = time.monotonic() - submitted
+            if waited_s > _GONE_AFTER_S and self._is_without_nodes(seen):
+                return seen
+            if waited_s > _TELL_AFTER_S and not is_told:
                 self._say(f"job {job} waits in Slurm's queue ({seen.reason})")
                 is_told = True
-            elif began is not None and not is_timed_out and now - began > limit_s:
+            poll_s = _slept(poll_s)
+
+    def _wait_for_end(self, job: str, began: float, limit_s: float) -> tuple[_Seen, bool]:
+        """Return the job when it is over, and whether it was cancelled because it ran longer than the limit."""
+        is_timed_out = False
+        poll_s = _POLL_S
+        while True:
+            poll_s = _slept(poll_s)
+            seen = self._look(job)
+            if seen.is_over:
+                return seen, is_timed_out
+            ran_s = time.monotonic() - began
+            if not is_timed_out and ran_s > limit_s:
                 is_timed_out = True
                 _run(["scancel", job])
-            elif is_timed_out and began is not None and now - began > limit_s + _CANCEL_PATIENCE_S:
+            elif ran_s > limit_s + _CANCEL_PATIENCE_S:
                 raise FlatoutError(f"job {job} was cancelled and does not end", hint=f"see `scontrol show job {job}`")
-            time.sleep(poll_s)
-            poll_s = min(poll_s * 1.2, _SLOWEST_POLL_S)
-        if began is None:
-            self.waited_s += max((seen.start_unix_s or time.time()) - (time.time() - time.monotonic()) - submitted, 0.0)
-        return self._judge(job, seen, output, is_timed_out)
 
     def _is_without_nodes(self, seen: _Seen) -> bool:
         return self._nodes is not None and _NODES_ARE_GONE.search(seen.reason) is not None
 
-    def _judge(self, job: str, seen: _Seen, output: Path, is_timed_out: bool) -> ExitStatus:
+    def _judge(self, job: str, seen: _Seen, output: Path, *, is_timed_out: bool) -> ExitStatus:
         cause, reason = _CAUSES[seen.state]
         if seen.state == "FAILED" and seen.signal == _OUTPUT_NOT_OPENED:
             raise InputError(

@@ -95,27 +95,33 @@ def parse_sacct(data: bytes, *, name: str, project: str = "wckey", progress: Pro
 
 
 def merged(files: Sequence[Attempts]) -> Attempts:
-    """Merge several exports; an attempt in two exports counts once, with the values from the later export."""
-    kept: dict[object, JobAttempt] = {}
-    repeated = 0
-    for number, attempt in enumerate(attempt for file in files for attempt in file.attempts):
-        key: object = (attempt.cluster, attempt.job, attempt.start_s)
-        if attempt.start_s is None:
-            key = number
-        known = kept.get(key)
-        repeated += known is not None
-        if known is None or attempt.elapsed_s >= known.elapsed_s:
-            kept[key] = attempt
+    """Merge several exports; an attempt in two exports counts once, as in the later export."""
+    attempts = [attempt for file in files for attempt in file.attempts]
+    without_repeats = _without_repeats(attempts)
+    num_repeated = len(attempts) - len(without_repeats)
     return Attempts(
         path=", ".join(file.path for file in files),
-        attempts=tuple(kept.values()),
+        attempts=without_repeats,
         num_rows=sum(file.num_rows for file in files),
         num_steps=sum(file.num_steps for file in files),
-        num_repeated=sum(file.num_repeated for file in files) + repeated,
+        num_repeated=sum(file.num_repeated for file in files) + num_repeated,
         left_out=tuple(row for file in files for row in file.left_out),
         notes=tuple(dict.fromkeys(note for file in files for note in file.notes)),
         clocks=tuple(sorted({clock for file in files for clock in file.clocks})),
     )
+
+
+def _without_repeats(attempts: Sequence[JobAttempt]) -> tuple[JobAttempt, ...]:
+    """Return each attempt once, the longer one of two; those without a start cannot be recognized, and all stay."""
+    kept: dict[object, JobAttempt] = {}
+    for number, attempt in enumerate(attempts):
+        key: object = (attempt.cluster, attempt.job, attempt.start_s)
+        if attempt.start_s is None:
+            key = number
+        earlier = kept.get(key)
+        if earlier is None or attempt.elapsed_s >= earlier.elapsed_s:
+            kept[key] = attempt
+    return tuple(kept.values())
 
 
 class _NoRow(NamedTuple):

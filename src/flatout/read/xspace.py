@@ -58,29 +58,34 @@ class _Reader:
         self.text_code: dict[bytes, int] = {}
 
     def read(self, span: Span, wants: Callable[[str], bool]) -> XlaProfile:
+        planes, hostname = self._planes(span)
+        stats = {plane.name: self._stats(plane) for plane in planes}
+        environment = stats.get(ENVIRONMENT, {})
+        start_ns = environment.get("profile_start_time")
+        wanted = [self._line(plane, line, wants) for plane in planes for line in plane.lines]
+        lines = [line for line in wanted if line is not None and len(line.start_ns)]
+        devices = {name: _device_name(of_plane) for name, of_plane in stats.items()}
+        return XlaProfile(
+            lines=tuple(_shifted(line, start_ns) for line in lines),
+            names=tuple(self.names),
+            hostname=hostname,
+            process=_process_id(stats),
+            start_ns=start_ns if isinstance(start_ns, int) else None,
+            device_names={name: device for name, device in devices.items() if device},
+            quality=self._quality(),
+            num_events=self.num_events,
+        )
+
+    def _planes(self, span: Span) -> tuple[list[_Plane], str | None]:
+        """Return the planes of the file, and its host's name; None if it has none."""
         planes: list[_Plane] = []
-        hostname = None
+        hostname = ""
         for number, value in self._fields(span, "the file"):
             if number == 1 and isinstance(value, tuple):
                 planes.append(self._plane(value))
             elif number == 4 and isinstance(value, tuple):
                 hostname = hostname or self._text(value)
-        stats = {plane.name: self._stats(plane) for plane in planes}
-        environment = stats.get(ENVIRONMENT, {})
-        start_ns = environment.get("profile_start_time")
-        lines = [
-            line for plane in planes for span in plane.lines if (line := self._line(plane, span, wants)) is not None
-        ]
-        return XlaProfile(
-            lines=tuple(_shifted(line, start_ns) for line in lines if len(line.start_ns)),
-            names=tuple(self.names),
-            hostname=hostname or None,
-            process=_process_id(stats),
-            start_ns=start_ns if isinstance(start_ns, int) else None,
-            device_names={name: device for name, of_plane in stats.items() if (device := _device_name(of_plane))},
-            quality=self._quality(),
-            num_events=self.num_events,
-        )
+        return planes, hostname or None
 
     def _fields(self, span: Span, what: str) -> list[tuple[int, int | Span]]:
         """Return the fields of a message, up to its damage, which is noted."""

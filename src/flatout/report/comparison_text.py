@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flatout import units
-from flatout.records.comparison import Arm, Comparison, PartSource
+from flatout.records.comparison import Arm, Comparison, PartDifference, PartSource
 from flatout.report.command import quoted
 from flatout.report.comparison_phrases import (
     arm_text,
@@ -118,30 +118,31 @@ def _part_table(result: Comparison, source: PartSource, title: str, style: TextS
     shown = [part for part in parts if abs(part.change_s) >= SMALLEST_CHANGE * step_s]
     if not shown:
         return []
-    cells = []
-    for part in shown:
-        interval = "unknown"
-        if part.interval_s is not None:
-            low_s, high_s = part.interval_s
-            interval = f"{signed_seconds(low_s)} to {signed_seconds(high_s)}"
-        mark = "" if part.is_shown else "not shown"
-        cells.append(
-            [
-                part_label(part.part),
-                units.seconds(part.a_s),
-                units.seconds(part.b_s),
-                signed_seconds(part.change_s),
-                interval,
-                mark,
-            ]
-        )
-    rest_s = sum(part.change_s for part in parts if part not in shown)
+    rows = [_part_row(part) for part in shown]
     if len(shown) < len(parts):
-        cells.append(["all other parts", "", "", signed_seconds(rest_s), "", ""])
+        rest_s = sum(part.change_s for part in parts if part not in shown)
+        rows.append(["all other parts", "", "", signed_seconds(rest_s), "", ""])
     header = [title, "A", "B", "change", "95 % interval", ""]
-    if not any(cell[-1] for cell in cells):  # all parts are shown to differ, so no mark says which are not
-        header, cells = header[:-1], [cell[:-1] for cell in cells]
-    return ["", *text_table(header, cells, style=style, flexible=(0,))]
+    has_marks = any(row[-1] for row in rows)
+    if not has_marks:  # all parts are shown to differ
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return ["", *text_table(header, rows, style=style, flexible=(0,))]
+
+
+def _part_row(part: PartDifference) -> list[str]:
+    interval = "unknown"
+    if part.interval_s is not None:
+        low_s, high_s = part.interval_s
+        interval = f"{signed_seconds(low_s)} to {signed_seconds(high_s)}"
+    mark = "" if part.is_shown else "not shown"
+    return [
+        part_label(part.part),
+        units.seconds(part.a_s),
+        units.seconds(part.b_s),
+        signed_seconds(part.change_s),
+        interval,
+        mark,
+    ]
 
 
 def _training(result: Comparison, style: TextStyle) -> list[str]:

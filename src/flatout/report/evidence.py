@@ -28,6 +28,7 @@ _UNITS: tuple[tuple[str, Callable[[float], str], str], ...] = (
     ("_share", units.percent, " share"),
     ("_ratio", lambda value: f"{units.number(value)}x", " ratio"),
 )
+_TRUTH_WORDS = {True: "yes", False: "no", None: "unknown"}
 _WHOLE_KEYS = {"num_bytes": "size", "bytes": "size", "bytes_per_s": "rate"}
 
 
@@ -58,22 +59,30 @@ def _item(name: str, text: str) -> str:
 
 def _text(key: str, value: Any, format_number: Callable[[float], str] = units.number, between: str = ", ") -> str:
     unit = _unit(key)
-    format_number = unit[1] if unit else format_number
-    if value is None:
-        return "unknown"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if unit is not None:
+        format_number = unit[1]
+    if value is None or isinstance(value, bool):
+        return _TRUTH_WORDS[value]
     if isinstance(value, int | float):
         return _rank_or_number(key, value, format_number)
     if isinstance(value, Mapping):
         items = [_item(str(name), _text(str(name), item, format_number, between=" / ")) for name, item in value.items()]
         return _shortened(items)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if value and _names_ranks(key) and all(isinstance(item, int) for item in value):
-            return units.rank_ranges(value)
-        return _shortened([_text(key, item, format_number) for item in value], between)
-    text = str(value)
-    return part_label(text) if text in PART_LABELS or text == BEFORE_WINDOW else text
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return _label_of_part(str(value))
+    if _are_ranks(key, value):
+        return units.rank_ranges(value)
+    return _shortened([_text(key, item, format_number) for item in value], between)
+
+
+def _label_of_part(text: str) -> str:
+    if text in PART_LABELS or text == BEFORE_WINDOW:
+        return part_label(text)
+    return text
+
+
+def _are_ranks(key: str, values: Sequence[Any]) -> bool:
+    return bool(values) and _names_ranks(key) and all(isinstance(value, int) for value in values)
 
 
 def _rank_or_number(key: str, value: float, format_number: Callable[[float], str]) -> str:

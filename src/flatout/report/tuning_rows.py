@@ -51,27 +51,41 @@ def adopted_rows(result: TuneResult) -> tuple[Adopted, ...]:
     adopted_in = _adopted_sets(result)
 
     rows: list[Adopted] = []
-    without_row = dict(final)  # in the order of adoption
+    without_row = list(final)  # in the order of adoption
     while without_row:
-        name = next(iter(without_row))
-        alone, together = tuned.get(name), adopted_in.get(name)
-        verdict = alone.verdict if alone is not None else None
-        names = [name]
-        if together is not None and verdict is None:
-            verdict = together.verdict
-            names = [other for other in together.changes if other in without_row]
-        tuned_here = [other for other in names if other in tuned]
-        rows.append(
-            Adopted(
-                changes=tuple(without_row.pop(other) for other in names),
-                verdict=verdict,
-                prediction=_adopted_prediction(names, alone, together),
-                bound=_adopted_bound(final[name], together) if len(names) == 1 else None,
-                not_shown=tuple(other for other in tuned_here if not tuned[other].is_shown_alone),
-                only_together=tuple(other for other in tuned_here if not tuned[other].had_own_trial),
-            )
-        )
+        first = without_row[0]
+        together = adopted_in.get(first)
+        names = _confirmed_with(first, tuned, together, without_row)
+        without_row = [name for name in without_row if name not in names]
+        rows.append(_row([final[name] for name in names], tuned, together))
     return tuple(rows)
+
+
+def _confirmed_with(
+    name: str, tuned: Mapping[str, TunedChange], together: TriedSet | None, without_row: Sequence[str]
+) -> list[str]:
+    """Return the changes of a row: one that has a verdict, or all that were adopted together."""
+    has_own_verdict = name in tuned and tuned[name].verdict is not None
+    if together is None or has_own_verdict:
+        return [name]
+    return [other for other in together.changes if other in without_row]
+
+
+def _row(changes: Sequence[Change], tuned: Mapping[str, TunedChange], together: TriedSet | None) -> Adopted:
+    names = [change.name for change in changes]
+    alone = tuned.get(names[0])
+    verdict = alone.verdict if alone is not None else None
+    if verdict is None and together is not None:
+        verdict = together.verdict
+    tuned_here = [tuned[name] for name in names if name in tuned]
+    return Adopted(
+        changes=tuple(changes),
+        verdict=verdict,
+        prediction=_adopted_prediction(names, alone, together),
+        bound=_adopted_bound(changes[0], together) if len(names) == 1 else None,
+        not_shown=tuple(each.change.name for each in tuned_here if not each.is_shown_alone),
+        only_together=tuple(each.change.name for each in tuned_here if not each.had_own_trial),
+    )
 
 
 def _adopted_sets(result: TuneResult) -> dict[str, TriedSet]:

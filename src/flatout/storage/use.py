@@ -45,16 +45,18 @@ def host_storage(content: Snapshots) -> HostStorage:
     counted = [snapshot for snapshot in snapshots if _has_counters(snapshot)]
     listed = _listed(snapshots)
     problems = content.problems
-    elapsed_s = counted[-1].unix_s - counted[0].unix_s if counted else 0.0
-    disks = read_diskstats(counted[-1].text("/proc/diskstats")) if counted else read_diskstats("")
-    limits = _limits(counted[-1]) if counted else read_limits("", "", "")
+    elapsed_s, disks, limits = 0.0, read_diskstats(""), read_limits("", "", "")
+    if counted:
+        first, last = counted[0], counted[-1]
+        elapsed_s, limits = last.unix_s - first.unix_s, _limits(last)
+        disks = read_diskstats(last.text("/proc/diskstats"))
     by_time = [_counts(snapshot, listed) for snapshot in counted]
-    folders = dict.fromkeys([*listed, *(folder for counts in by_time for folder in counts)])
+    counted_folders = {folder: None for counts in by_time for folder in counts}
     mounts = []
-    for folder in folders:
+    for folder in listed | counted_folders:
         mount = listed.get(folder) or _unlisted(folder, counted)
         uses, num_resets = _uses([counts.get(folder) for counts in by_time], [each.unix_s for each in counted])
-        with_counters = any(folder in counts for counts in by_time)
+        with_counters = folder in counted_folders
         mounts.append(
             Mount(
                 folder=folder,

@@ -54,16 +54,12 @@ def storage_verdict(host: HostStorage, mount: Mount, reads: JobReads) -> Storage
     undecided = _undecided(host, mount, total, reads)
     if not mount.has_counters:
         return _unknown(undecided, StorageReason.NO_COUNTERS, mount.problem)
-    if not mount.uses:
-        return _unknown(undecided, StorageReason.ONE_SAMPLE)
-    if total.num_reads + total.num_metadata < MIN_REQUESTS:
-        return _unknown(undecided, StorageReason.FEW_REQUESTS)
-    if _is_read_by_others(mount, total, reads):
-        return _unknown(undecided, StorageReason.OTHERS_READ)
+    not_the_jobs = _reason_against_counts(mount, total, reads)
+    if not_the_jobs is not None:
+        return _unknown(undecided, not_the_jobs)
     if _is_at_limit(mount, total):
         return _decided(undecided, StorageFinding.BANDWIDTH)
-    own_requests_s = _own_requests_s(mount, total, reads)
-    if own_requests_s is not None and reads.waiting_s and own_requests_s < MIN_EXPLAINED * reads.waiting_s:
+    if _explains_little(mount, total, reads):
         return _unknown(undecided, StorageReason.LITTLE_TIME)
     if _are_resent(total):
         return _decided(undecided, StorageFinding.RETRANSMITS)
@@ -72,11 +68,37 @@ def storage_verdict(host: HostStorage, mount: Mount, reads: JobReads) -> Storage
     slower = _slower(mount.uses, by_reads=_reads_take_most(total))
     if slower is not None:
         return msgspec.structs.replace(undecided, finding=StorageFinding.CONTENTION, **slower)
-    if total.requests_s is None or (total.read_s is None and total.num_reads) or _lacks_metadata_times(total):
+    if _lacks_times(total):
         return _unknown(undecided, StorageReason.NO_TIMES)
     if undecided.metadata_share is not None and undecided.metadata_share >= MIN_METADATA:
         return _decided(undecided, StorageFinding.METADATA)
     return _of_reads(mount, total, undecided)
+
+
+def _reason_against_counts(mount: Mount, total: MountUse, reads: JobReads) -> StorageReason | None:
+    """Return why the counters say nothing of this job; None if they do."""
+    if not mount.uses:
+        return StorageReason.ONE_SAMPLE
+    if total.num_reads + total.num_metadata < MIN_REQUESTS:
+        return StorageReason.FEW_REQUESTS
+    if _is_read_by_others(mount, total, reads):
+        return StorageReason.OTHERS_READ
+    return None
+
+
+def _explains_little(mount: Mount, total: MountUse, reads: JobReads) -> bool:
+    """Whether the job's own requests took a small share of the time in which its loader waits."""
+    own_requests_s = _own_requests_s(mount, total, reads)
+    if own_requests_s is None or not reads.waiting_s:
+        return False
+    return own_requests_s < MIN_EXPLAINED * reads.waiting_s
+
+
+def _lacks_times(total: MountUse) -> bool:
+    """Whether the client counted requests, but not how long they took."""
+    if total.requests_s is None or (total.read_s is None and total.num_reads):
+        return True
+    return _lacks_metadata_times(total)
 
 
 def _decided(undecided: StorageVerdict, finding: StorageFinding) -> StorageVerdict:

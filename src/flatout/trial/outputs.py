@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -65,27 +66,33 @@ def settle_outputs(
     Its files were redirected to `saved`. In `folders`, the user's own, new files are removed even if they are in the
     machine's temporary folder. A file that was changed before the trial began or after `until_ns` is kept.
     """
-    paths: dict[str, dict[str, bool]] = {}
-    for line in _lines(recording):
-        of_kind = paths.setdefault(line.kind, {})
-        of_kind[line.path] = of_kind.get(line.path, False) or line.existed
-    diverted = paths.get(OutputKind.DIVERTED, {})
-    new = [path for path in paths.get(OutputKind.NEW, ()) if os.path.lexists(path)]
+    paths, overwritten = _reported(recording)
+    new = [path for path in paths[OutputKind.NEW] if os.path.lexists(path)]
     began_ns = _began_ns(saved)
     if began_ns is not None:
-        new_folders = paths.get(OutputKind.FOLDER, {})
-        _clear(
-            [path for path in new if not _is_shared(path, folders)],
-            [path for path in new_folders if not _is_shared(path, folders)],
-            range(began_ns, sys.maxsize if until_ns is None else until_ns),
-        )
+        end_ns = sys.maxsize if until_ns is None else until_ns
+        own_files = [path for path in new if not _is_shared(path, folders)]
+        own_folders = [path for path in paths[OutputKind.FOLDER] if not _is_shared(path, folders)]
+        _clear(own_files, own_folders, range(began_ns, end_ns))
+    left = frozenset(path for path in new if os.path.lexists(path))
     return Outputs(
-        overwritten=frozenset(path for path, existed in diverted.items() if existed),
-        removed=frozenset(paths.get(OutputKind.KEPT, ())),
-        wrote=frozenset(path for path in new if not os.path.lexists(path)),
-        left=frozenset(path for path in new if os.path.lexists(path)),
-        in_place=frozenset(paths.get(OutputKind.IN_PLACE, ())),
+        overwritten=overwritten,
+        removed=frozenset(paths[OutputKind.KEPT]),
+        wrote=frozenset(new) - left,
+        left=left,
+        in_place=frozenset(paths[OutputKind.IN_PLACE]),
     )
+
+
+def _reported(recording: Path) -> tuple[defaultdict[str, dict[str, None]], frozenset[str]]:
+    """Return the reported paths by kind, in their order; and those of redirected files that existed before."""
+    paths: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    overwritten = set()
+    for line in _lines(recording):
+        paths[line.kind][line.path] = None
+        if line.kind == OutputKind.DIVERTED and line.existed:
+            overwritten.add(line.path)
+    return paths, frozenset(overwritten)
 
 
 def reads_of_earlier(recording: Path) -> tuple[EarlierRead, ...]:

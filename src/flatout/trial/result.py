@@ -19,7 +19,15 @@ from flatout.records.change import ChangeSet
 from flatout.records.machine import Xid
 from flatout.records.recording import HostUse, RankRecording, Recording
 from flatout.records.stop_rule import StoppedBy
-from flatout.records.trial import Covariates, FailureCause, TrialOutcome, TrialResult
+from flatout.records.trial import (
+    Covariates,
+    FailureCause,
+    GradientNorms,
+    OutputDigest,
+    StartState,
+    TrialOutcome,
+    TrialResult,
+)
 from flatout.trial.data import check_data
 from flatout.trial.gradients import read_gradients, read_start
 from flatout.trial.model_outputs import read_model_outputs
@@ -78,16 +86,45 @@ class _Ending(NamedTuple):
     problem: str = ""
 
 
+class _Recorded(NamedTuple):
+    """What a trial's recording contains; nothing, if there is none that can be read."""
+
+    ranks: Sequence[RankRecording] = ()
+    hosts: Sequence[HostUse] = ()
+    samples_per_step: float | None = None
+    tokens_per_step: float | None = None
+    peak_memory_bytes: int | None = None
+    gradients: tuple[GradientNorms, ...] = ()
+    start: tuple[StartState, ...] = ()
+    model_outputs: tuple[OutputDigest, ...] = ()
+
+
+def _recorded(recording: Recording | None) -> _Recorded:
+    if recording is None:
+        return _Recorded()
+    measured = recording.measured
+    num_ranks = len(recording.ranks)
+    traces = Path(recording.traces_path)
+    return _Recorded(
+        ranks=recording.ranks,
+        hosts=recording.hosts,
+        samples_per_step=measured.samples_per_step,
+        tokens_per_step=measured.tokens_per_step,
+        peak_memory_bytes=measured.peak_memory_bytes,
+        gradients=read_gradients(traces, num_ranks),
+        start=read_start(traces, num_ranks),
+        model_outputs=read_model_outputs(traces),
+    )
+
+
 def trial_result(run: TrialRun) -> TrialResult:
     """Return the trial's measurements."""
-    recording = run.recording
-    ranks = recording.ranks if recording is not None else ()
+    recorded = _recorded(run.recording)
+    ranks = recorded.ranks
     step_s = mean_steps(ranks)
     numbers = step_numbers(ranks)
     mean_s = float(np.mean(step_s)) if len(step_s) else math.nan
-    measured = recording.measured if recording is not None else None
-    hosts = recording.hosts if recording is not None else ()
-    traces = Path(recording.traces_path) if recording is not None else None
+    began_unix_s = run.ended.start_unix_s or run.began_unix_s
     data = check_data(run.folder, len(ranks))
     ending = _ending(run, len(step_s))
     return TrialResult(
@@ -103,24 +140,24 @@ def trial_result(run: TrialRun) -> TrialResult:
         spells=step_spells(ranks),
         loader_wait_s=loader_wait_s(ranks),
         steps_per_epoch=run.steps_per_epoch,
-        samples_per_step=measured.samples_per_step if measured else None,
-        tokens_per_step=measured.tokens_per_step if measured else None,
-        peak_memory_bytes=measured.peak_memory_bytes if measured else None,
-        energy_j_per_step=_energy(hosts, mean_s),
+        samples_per_step=recorded.samples_per_step,
+        tokens_per_step=recorded.tokens_per_step,
+        peak_memory_bytes=recorded.peak_memory_bytes,
+        energy_j_per_step=_energy(recorded.hosts, mean_s),
         wrong_data=None if data.is_passed else data.reason,
         losses=mean_losses(ranks),
-        gradients=read_gradients(traces, len(ranks)) if traces is not None else (),
-        start=read_start(traces, len(ranks)) if traces is not None else (),
-        model_outputs=read_model_outputs(traces) if traces is not None else (),
+        gradients=recorded.gradients,
+        start=recorded.start,
+        model_outputs=recorded.model_outputs,
         has_overlapping_calls=any(rank.is_pooled for rank in ranks),
         padding=read_padding(run.folder),
         loader_workers=run.loader_workers,
         has_other_samples=run.has_other_samples,
         has_other_rounding=run.has_other_rounding,
         sets_own_seed=run.sets_own_seed,
-        start_s=_start_s(ranks, run.ended.start_unix_s or run.began_unix_s),
-        start_costs=start_costs(ranks, run.ended.start_unix_s or run.began_unix_s, run.ended.end_unix_s),
-        covariates=covariates(hosts, run.ended),
+        start_s=_start_s(ranks, began_unix_s),
+        start_costs=start_costs(ranks, began_unix_s, run.ended.end_unix_s),
+        covariates=covariates(recorded.hosts, run.ended),
         took_s=run.took_s,
         stopped_by=_stopped_by(ranks) if ending.outcome == "completed" else None,
         session=run.session,

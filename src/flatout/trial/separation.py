@@ -53,22 +53,31 @@ def choose_separation(
     hooks = Separation(folders=_outermost([working_folder, *(path for path in named if not _is_of_the_machine(path))]))
     if environment.get(Variable.OVERLAY) == "0":
         return _because(hooks, f"{Variable.OVERLAY} is 0")
-    elsewhere = next((word for word in command if os.path.basename(word) in _STARTS_ELSEWHERE), None)
+    programs = [os.path.basename(word) for word in command]
+    elsewhere = next((program for program in programs if program in _STARTS_ELSEWHERE), None)
     if elsewhere is not None:
-        return _because(hooks, f"processes that {os.path.basename(elsewhere)} starts are outside any overlay")
+        return _because(hooks, f"processes that {elsewhere} starts are outside any overlay")
     unfit = why_unfit(working_folder)
     if unfit is not None:
         return _because(hooks, unfit)
     existing = [_nearest_folder(path) for path in named]
     folders = _outermost([working_folder, *(folder for folder in existing if why_unfit(folder) is None)])
     reason = ""
-    for overlaid in dict.fromkeys((folders, (working_folder,))):
-        for needs_user in (False, True) if os.geteuid() == 0 else (True,):
-            separation = Separation(method="overlay", folders=overlaid, needs_user=needs_user)
-            reason = _refusal(separation, out, environment)
-            if not reason:
-                return separation
+    for separation in _overlays(folders, working_folder):
+        reason = _refusal(separation, out, environment)
+        if not reason:
+            return separation
     return _because(hooks, reason)
+
+
+def _overlays(folders: tuple[str, ...], working_folder: str) -> list[Separation]:
+    """Return the overlays to try, the best first: of all folders; by root without a namespace of users."""
+    ways = (False, True) if os.geteuid() == 0 else (True,)
+    return [
+        Separation(method="overlay", folders=overlaid, needs_user=needs_user)
+        for overlaid in dict.fromkeys((folders, (working_folder,)))
+        for needs_user in ways
+    ]
 
 
 def _because(hooks: Separation, reason: str) -> Separation:

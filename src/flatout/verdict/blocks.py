@@ -153,7 +153,9 @@ class _Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _compare(blocks: Sequence[_Cut], *, keeps_spikes: bool) -> _Comparison:
-    arms = [[block for block in blocks if block.is_baseline is flag] for flag in (True, False)]
+    baseline = [block for block in blocks if block.is_baseline]
+    candidate = [block for block in blocks if not block.is_baseline]
+    arms = [baseline, candidate]
     limits = [SPIKE_FACTOR * float(np.median(np.concatenate([block.regular_s for block in arm]))) for arm in arms]
     excess = [_spike_excess(block, limits[0 if block.is_baseline else 1]) for block in blocks]
     drops_spikes = not keeps_spikes and _are_rare(arms, limits) and not _differ(blocks, excess)
@@ -163,9 +165,9 @@ def _compare(blocks: Sequence[_Cut], *, keeps_spikes: bool) -> _Comparison:
     is_baseline = np.array([block.is_baseline for block in blocks], dtype=np.bool_)
     baseline_s, candidate_s = float(means[is_baseline].mean()), float(means[~is_baseline].mean())
     spikes_s = float(np.mean(excess)) if drops_spikes else 0.0
+    num_spikes = sum(_num_spikes(arm, limit) for arm, limit in zip(arms, limits, strict=True)) if drops_spikes else 0
     periodic_s, periodic_se = _periodic(arms)
-    regular = float(contrasts.mean())
-    regular_se = float(contrasts.std(ddof=1)) / math.sqrt(len(contrasts)) if len(contrasts) > 1 else math.inf
+    regular, regular_se = float(contrasts.mean()), _standard_error(contrasts)
     shared_s = spikes_s + min(periodic_s)
     costs = baseline_s + spikes_s + periodic_s[0], baseline_s * math.exp(-regular) + spikes_s + periodic_s[1]
     weight = max(baseline_s / costs[0], candidate_s / costs[1])
@@ -176,8 +178,15 @@ def _compare(blocks: Sequence[_Cut], *, keeps_spikes: bool) -> _Comparison:
         baseline_s=baseline_s,
         candidate_s=candidate_s,
         shared_s=shared_s,
-        num_spikes=sum(_num_spikes(arm, limit) for arm, limit in zip(arms, limits, strict=True)) if drops_spikes else 0,
+        num_spikes=num_spikes,
     )
+
+
+def _standard_error(values: Floats) -> float:
+    """Return the standard error of the mean; infinite for a single value."""
+    if len(values) < 2:
+        return math.inf
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def _contrasts(blocks: Sequence[_Cut], values: Floats) -> Floats:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flatout.diagnose.calls import calls_of_all_ranks
 from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding
 from flatout.records.diagnosis import Finding
@@ -38,18 +39,15 @@ MIN_OPERATORS = 20  # of a call
 def find(context: DiagnosisContext) -> list[Finding]:
     if context.job_facts.is_compiled or not context.ranks:
         return []
-    calls = [context.facts(timeline.rank).calls for timeline in context.ranks]
-    known = [each for each in calls if each is not None and each.num_operators >= MIN_OPERATORS * each.num_calls]
-    if len(known) < len(calls):
+    calls = calls_of_all_ranks(context, min_operators=MIN_OPERATORS)
+    if not calls:
         return []
-    idle_s = [sum(each.model_parts_s[part] for part in HOST_PARTS) for each in known]
+    idle_s = [sum(rank_calls.model_parts_s[part] for part in HOST_PARTS) for rank_calls in calls]
     inside_s = context.per_step(float(np.mean(idle_s)))
-    cost, left_s = 0.0, inside_s
-    for part in HOST_PARTS:
-        claimed = context.claim(part, left_s)
-        cost, left_s = cost + claimed, left_s - claimed
-    per_call = sum(each.num_operators for each in known) / sum(each.num_calls for each in known)
-    operator_s = sum(each.operators_s for each in known) / sum(each.num_operators for each in known)
+    cost = _claimed(context, inside_s)
+    num_operators = sum(rank_calls.num_operators for rank_calls in calls)
+    per_call = num_operators / sum(rank_calls.num_calls for rank_calls in calls)
+    operator_s = sum(rank_calls.operators_s for rank_calls in calls) / num_operators
     what = "the GPU is idle" if context.has_gpu else "no operator runs"
     return finding(
         context,
@@ -71,6 +69,14 @@ def find(context: DiagnosisContext) -> list[Finding]:
         safety="rounding",
         confidence="medium" if context.recorder.source == "assumed" else "high",
     )
+
+
+def _claimed(context: DiagnosisContext, seconds_per_step: float) -> float:
+    """Claim this time from the host's parts, one part after the other; return what they had left of it."""
+    cost = 0.0
+    for part in HOST_PARTS:
+        cost += context.claim(part, seconds_per_step - cost)
+    return cost
 
 
 def _compile_words(context: DiagnosisContext) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flatout.diagnose.calls import calls_of_all_ranks
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import cost_words, finding
 from flatout.diagnose.host_evidence import busy_cores
@@ -41,9 +42,10 @@ EFFICIENCY = 0.5  # share of the ideal saving that is counted
 def find(context: DiagnosisContext) -> list[Finding]:
     facts, free = context.job_facts, free_cores(context.job_facts)
     threads = facts.threads_per_rank
-    calls = [context.facts(timeline.rank).calls for timeline in context.ranks]
-    known = [each for each in calls if each is not None and each.num_operators]
-    if context.has_gpu or threads is None or free is None or not known or len(known) < len(calls):
+    if context.has_gpu or threads is None or free is None:
+        return []
+    known = calls_of_all_ranks(context)
+    if not known:
         return []
     all_threads = threads * facts.ranks_on_host
     operator_s = sum(each.operators_s for each in known) / sum(each.num_operators for each in known)

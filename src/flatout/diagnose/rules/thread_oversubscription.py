@@ -28,13 +28,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from flatout.diagnose.calls import is_pooled, rank_calls
+from flatout.diagnose.calls import calls_of_all_ranks, is_pooled, rank_calls
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import MIN_SHARE_OF_STEP, cost_words, finding
 from flatout.diagnose.host_evidence import busy_cores
 from flatout.records.change import JobFacts
 from flatout.records.diagnosis import Finding, Part
-from flatout.records.timeline import CallFacts
 from flatout.units import percent, seconds
 
 CODE = "F28"
@@ -64,8 +63,10 @@ def free_cores(facts: JobFacts) -> float | None:
 def _of_operators(context: DiagnosisContext) -> list[Finding]:
     facts, free = context.job_facts, free_cores(context.job_facts)
     threads = facts.threads_per_rank
-    known = _calls_of_all_ranks(context)
-    if context.has_gpu or threads is None or threads < 2 or free is None or not known:
+    if context.has_gpu or threads is None or threads < 2 or free is None:
+        return []
+    known = calls_of_all_ranks(context)
+    if not known:
         return []
     excess_s = float(np.mean([context.per_step(each.repeats_excess_s) for each in known]))
     spent_s = float(np.mean([context.per_step(each.operators_s) for each in known]))
@@ -97,13 +98,6 @@ def _of_operators(context: DiagnosisContext) -> list[Finding]:
         safety="exact",
         confidence="medium",
     )
-
-
-def _calls_of_all_ranks(context: DiagnosisContext) -> list[CallFacts]:
-    """Return what the calls of each rank took; nothing if it is unknown of one, or a rank has no operators."""
-    calls = [context.facts(timeline.rank).calls for timeline in context.ranks]
-    known = [each for each in calls if each is not None and each.num_operators]
-    return known if len(known) == len(calls) else []
 
 
 def _of_sessions(context: DiagnosisContext) -> list[Finding]:

@@ -240,9 +240,11 @@ class FileOverlay:
             return path
         absolute = self._followed(absolute)
         path = self._where(path, absolute)
-        if is_any and absolute in self.hidden and must_exist and not self.is_redirected(absolute):
+        is_redirected = is_any and self.is_redirected(absolute)
+        is_removed = is_any and absolute in self.hidden and not is_redirected
+        if is_removed and must_exist:
             raise _no_such_file(path)
-        if is_any and (absolute in self.hidden or self.is_redirected(absolute)):
+        if is_redirected or is_removed:
             return self._like(path, self.target(absolute))
         try:
             status = _real_stat(absolute)
@@ -257,9 +259,7 @@ class FileOverlay:
             return path
         target = self.target(absolute, is_copied=not is_fresh)
         if is_fresh:
-            os.close(_real_open(target, os.O_WRONLY | os.O_CREAT, 0o644))
-            with suppress(OSError):
-                os.chmod(target, stat.S_IMODE(status.st_mode))
+            _create_empty(target, stat.S_IMODE(status.st_mode))
         return self._like(path, target)
 
     def _is_to_be_kept(self, absolute: str, status: os.stat_result) -> bool:
@@ -371,6 +371,12 @@ def _append(path: str, data: bytes) -> None:
         os.write(file, data)
     finally:
         os.close(file)
+
+
+def _create_empty(path: str, mode: int) -> None:
+    os.close(_real_open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    with suppress(OSError):
+        os.chmod(path, mode)
 
 
 def _no_such_file(path: Any) -> FileNotFoundError:

@@ -117,11 +117,13 @@ class _Scaling:
 
     def _starts(self, tensors: Any, grad_tensors: Any, args: Any, kwargs: Any) -> list[Any] | None:
         """Return the scaled gradients that the pass starts from; None if it is to start as the script says."""
-        if self.is_off or self._depth or not (self.report.is_on and self.has_forward):
+        is_in_use = self.report.is_on and self.has_forward and not self.is_off
+        if self._depth or not is_in_use:
             return None
         losses = _listed(tensors)
         own = [] if grad_tensors is None else _listed(grad_tensors)
         own += [None] * (len(losses) - len(own))
+        starts = list(zip(losses, own, strict=True))
         is_differentiated = kwargs.get("create_graph") or any(args[1:2])
         if is_differentiated:
             self.report.note("a backward pass is differentiated itself")
@@ -129,16 +131,22 @@ class _Scaling:
         if any(loss.dtype is torch.float16 for loss in losses):
             self.report.note("a loss is in fp16 itself")
             return None
-        starts = list(zip(losses, own, strict=True))
         if any(given is None and loss.numel() != 1 for loss, given in starts):
             return None  # torch says what is wrong
-        if not self._has_looked:
-            self._has_looked = True
-            if self._has_other_leaves(losses):
-                self._leave("a tensor outside the optimizers needs gradients")
-                return None
+        if self._reaches_other_leaves(losses):
+            return None
         scale = self.scaler.scale
         return [torch.full_like(loss, scale) if given is None else given * scale for loss, given in starts]
+
+    def _reaches_other_leaves(self, losses: Sequence[Any]) -> bool:
+        """Look at the first pass only; if it has leaves outside the optimizers, leave the job as it is."""
+        if self._has_looked:
+            return False
+        self._has_looked = True
+        if not self._has_other_leaves(losses):
+            return False
+        self._leave("a tensor outside the optimizers needs gradients")
+        return True
 
     def _has_other_leaves(self, losses: Sequence[Any]) -> bool:
         """Whether the pass reaches a tensor whose gradient nothing would divide."""

@@ -247,9 +247,8 @@ def _model_facts(models: list[Any]) -> dict[str, Any]:
     class_names = {base.__name__ for kind in set(map(type, modules)) for base in kind.__mro__}
     ddp = [module for module in modules if isinstance(module, torch.nn.parallel.DistributedDataParallel)]
     fsdp2_units = [module for module in modules if _has_class(module, "FSDPModule")]
-    facts: dict[str, Any] = {
-        "wrapper": "ddp" if ddp else None,
-        "find_unused_parameters": bool(ddp[0].find_unused_parameters) if ddp else None,
+    return {
+        **_wrapper_facts(ddp, fsdp2_units),
         "has_convolutions": not class_names.isdisjoint(_CONVOLUTIONS),
         "has_batch_norm": "_BatchNorm" in class_names,
         "has_transformers": "transformers" in sys.modules and "PreTrainedModel" in class_names,
@@ -258,6 +257,13 @@ def _model_facts(models: list[Any]) -> dict[str, Any]:
         **{fact: find_spec(package) is not None for fact, package in _PACKAGES.items()},
         "has_onnx": find_spec("onnx") is not None and find_spec("onnxruntime") is not None,
     }
+
+
+def _wrapper_facts(ddp: list[Any], fsdp2_units: list[Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {"wrapper": None, "find_unused_parameters": None}
+    if ddp:
+        facts["wrapper"] = "ddp"
+        facts["find_unused_parameters"] = bool(ddp[0].find_unused_parameters)
     if fsdp2_units:
         facts["wrapper"] = "fsdp2"
         facts["reshards_after_forward"] = _reshards(fsdp2_units)

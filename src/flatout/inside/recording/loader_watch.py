@@ -7,6 +7,7 @@ batches nothing is watched any more. The data set is inspected, never called.
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from flatout.inside.recording.fetchers import hook_fetchers_with
 _WRITE_AT = (2, 4, 8, NUM_WATCHED_BATCHES)  # batches after which a worker writes its report
 _MAX_DEPTH, _MAX_PARTS, _MAX_ELEMENTS = 3, 200, 8
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -215,25 +217,40 @@ def _look_at(part: Any, depth: int, found: list[Any], seen: set[int]) -> None:
     if id(part) in seen:
         return
     seen.add(id(part))
-    if isinstance(part, torch.Tensor):
-        if not part.is_inference():  # a tensor made in inference mode counts no changes
-            found.append(part._version)
-    elif isinstance(part, torch.Generator):
-        found.append(part.get_state().numpy().tobytes())
-    elif isinstance(part, random.Random):
-        found.append(part.getstate())
-    elif hasattr(part, "bit_generator"):
-        found.append(str(part.bit_generator.state))
-    elif isinstance(part, (list, tuple, dict, set, frozenset)):
+    if isinstance(part, _CONTAINERS):
         found.append(len(part))
-        elements = part.values() if isinstance(part, dict) else part
-        if depth > 0 and not isinstance(part, (set, frozenset)):
-            for element, _ in zip(elements, range(_MAX_ELEMENTS), strict=False):
+        if depth > 0:
+            for element in _first_elements(part):
                 _look_at(element, depth - 1, found, seen)
+        return
+    state = _own_state(part)
+    if state is not None:
+        found += state
     elif depth > 0:
         for name, value in list(_attributes(part).items()):
             found.append(name)
             _look_at(value, depth - 1, found, seen)
+
+
+def _own_state(part: Any) -> list[Any] | None:
+    """Return what changes when a tensor or a generator of random numbers does; None for any other object."""
+    if isinstance(part, torch.Tensor):
+        return [] if part.is_inference() else [part._version]  # a tensor made in inference mode counts no changes
+    if isinstance(part, torch.Generator):
+        return [part.get_state().numpy().tobytes()]
+    if isinstance(part, random.Random):
+        return [part.getstate()]
+    if hasattr(part, "bit_generator"):
+        return [str(part.bit_generator.state)]
+    return None
+
+
+def _first_elements(container: Any) -> list[Any]:
+    """Return the elements that are looked at; those of a set have no order."""
+    if isinstance(container, (set, frozenset)):
+        return []
+    elements = container.values() if isinstance(container, dict) else container
+    return list(itertools.islice(elements, _MAX_ELEMENTS))
 
 
 def _attributes(part: Any) -> dict[str, Any]:
