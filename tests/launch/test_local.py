@@ -35,9 +35,9 @@ sys.exit(7)
 """
 
 
-def start(*command: str) -> subprocess.Popen[str]:
+def start(*command: str, setup: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PARENT, *command],
+        [sys.executable, "-c", f"{setup}\n{PARENT}", *command],
         env={**os.environ, "PYTHONPATH": str(Path(flatout.__file__).parents[1])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -46,8 +46,8 @@ def start(*command: str) -> subprocess.Popen[str]:
     )
 
 
-def start_counter() -> subprocess.Popen[str]:
-    process = start(sys.executable, "-c", COUNTER)
+def start_counter(setup: str = "") -> subprocess.Popen[str]:
+    process = start(sys.executable, "-c", COUNTER, setup=setup)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -66,6 +66,16 @@ def test_a_signal_to_the_whole_group_is_not_given_twice(number: signal.Signals) 
     process = start_counter()
     os.killpg(process.pid, number)
     assert process.communicate(timeout=20)[0] == f"{number.name}\n"
+    assert process.returncode == 7
+
+
+def test_a_signal_that_another_thread_could_receive_reaches_the_job() -> None:
+    """A thread that is older than the job does not block what the job's parent waits for."""
+    process = start_counter(
+        "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+    )
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "SIGTERM\n"
     assert process.returncode == 7
 
 

@@ -12,14 +12,16 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from flatout.errors import InputError
+from flatout.launch.next_signal import next_signal
 from flatout.launch.witness import GroupSignalProbe
 
 # Signals that users and schedulers send to a job. Those of a terminal's stop and resume keys act on the whole group.
@@ -32,6 +34,7 @@ FORWARDED = (
     signal.SIGUSR2,
     signal.SIGALRM,
 )
+_UNWATCHED_POLL_S = 1.0
 
 
 class PassSignal(Protocol):
@@ -87,7 +90,7 @@ def run_local(
         before = set(signal.sigpending())
         process = _start(command, environment, mask)
         while process.poll() is None:
-            received = _wait(None if watch is None else poll_s)
+            received = _wait(_UNWATCHED_POLL_S if watch is None else poll_s)
             if received is None:
                 if watch is not None:
                     watch(process.pid)
@@ -117,7 +120,7 @@ def pause(limit_s: float) -> ExitStatus | None:
     asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
     with _blocked():
         while (left_s := over_s - time.monotonic()) > 0:
-            received = signal.sigtimedwait(asks, left_s)
+            received = next_signal(asks, left_s)
             if received is not None:
                 return ExitStatus(
                     code=None, signal=received.si_signo, start_unix_s=start_unix_s, end_unix_s=time.time()
@@ -125,9 +128,8 @@ def pause(limit_s: float) -> ExitStatus | None:
     return None
 
 
-def _wait(limit_s: float | None) -> signal.struct_siginfo | None:
-    awaited = {signal.SIGCHLD, *FORWARDED}
-    return signal.sigwaitinfo(awaited) if limit_s is None else signal.sigtimedwait(awaited, limit_s)
+def _wait(limit_s: float) -> signal.struct_siginfo | None:
+    return next_signal({signal.SIGCHLD, *FORWARDED}, limit_s)
 
 
 def end_like(ended: ExitStatus) -> int:
@@ -178,9 +180,26 @@ def cannot_start(command: Sequence[str], error: OSError) -> InputError:
 
 @contextmanager
 def _blocked() -> Iterator[set[int]]:
-    """Block signals so that they can be waited for; yield the previous mask."""
+    """Block signals so that they can be waited for; yield the previous mask.
+
+    A mask is that of one thread. The kernel gives a signal to any thread that does not block it, where its default
+    action would end this process and leave the job alone, so there it is handed to this thread.
+    """
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})}
+    handlers = _hand_over() if threading.current_thread() is threading.main_thread() else {}
     try:
         yield before
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hand_over() -> dict[signal.Signals, Any]:
+    """Hand forwarded signals that other threads receive to the main thread; return the previous handlers."""
+    previous = {number: signal.getsignal(number) for number in FORWARDED}
+    # The job ignores what we ignore, as under `nohup`. None: set by other code than Python's.
+    replaced = {number: handler for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
+    for number in replaced:
+        signal.signal(number, lambda received, _: signal.raise_signal(received))  # runs in the main thread
+    return replaced

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Sequence
 from types import TracebackType
 
+from flatout.launch.next_signal import next_signal
+
 _TIMEOUT_S = 0.1
 
 
@@ -61,6 +63,6 @@ def _watch(signals: set[signal.Signals], writer: int, parent: int) -> None:
     os.dup2(writer, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     while os.getppid() == parent:
-        received = signal.sigtimedwait(signals, 1.0)
+        received = next_signal(signals, 1.0)
         if received is not None:
             os.write(3, bytes([received.si_signo]))
