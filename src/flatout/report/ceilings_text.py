@@ -89,7 +89,8 @@ def _per_watt(measurements: Sequence[Measurement], style: TextStyle) -> list[str
     for group in _grouped([each for each in measurements if each.power_w is not None]):
         rate = statistics.median(each.rate_per_w or 0.0 for each in group)
         watts = statistics.median(each.power_w or 0.0 for each in group)
-        text = f"{flops_per_s(rate)} per W at {number(watts)} W, over two seconds"
+        seconds = statistics.median(each.power_seconds or 0.0 for each in group)
+        text = f"{flops_per_s(rate)} per W at {number(watts)} W, over {number(seconds)} s"
         lines += style.wrapped(text, label=f"{group[0].name} {group[0].dtype}: ")
     return ["", *lines] if lines else []
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError, Who
 from flatout.probe.ceilings.current_benchmark import CurrentBenchmark
-from flatout.probe.ceilings.energy import SECONDS, SETTLING_S, Joules, note_power
+from flatout.probe.ceilings.energy import Joules, note_power
 from flatout.probe.ceilings.queued import calls_of
 from flatout.probe.ceilings.rank_group import RankGroup, tell
 from flatout.probe.ceilings.raw import BenchSettings, RawBenchmark, key_of
@@ -29,6 +29,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 25
 _SHARE_OF_WARMING = 0.4  # share of the time, before the first repetition that counts
 _SHARE_OF_CHECKS = 0.1  # share of the time, after the last repetition
 _SHARE_OF_POWER = 0.15  # share of the time, before the first repetition that counts
+_SHARE_OF_POWER_ALONE = 0.3  # the same if only matrix multiplication was asked for
 _PASSES = 3  # passes, each over the measurements that the previous pass had no time for
 _CHEAP = 5  # samples: a larger size of a curve that costs fewer is not dropped for lack of time
 # A first call is repeated if it took longer than this, and longer than this factor times the previous size explains.
@@ -59,6 +60,9 @@ class Rounds:
     ) -> None:
         self._where, self._without = where, settings.without
         self._is_replaced = settings.meeting_file is not None  # by a new set of ranks, if a rank is lost
+        self._power_s = settings.time_s * (
+            _SHARE_OF_POWER_ALONE if set(settings.only) == {"matmul"} else _SHARE_OF_POWER
+        )
         self._keys = [key_of(benchmark.name, benchmark.labels) for benchmark in benchmarks]
         self._failed: dict[int, str] = {}  # in this round, on this rank
         self.benchmarks, self.rank_group, self._torch = benchmarks, rank_group, torch
@@ -89,16 +93,12 @@ class Rounds:
     def _left_s(self) -> float:
         return self._time_s - (time.monotonic() - self._began)
 
-    def note_power(self, joules: Joules) -> None:
-        """Measure the power of matrix multiplications on this rank's GPU, if a small part of the time is enough."""
+    def note_power(self, joules: Joules | None) -> None:
+        """Measure the power of matrix multiplications on this rank's GPU, in a small part of the time."""
         kept = [index for index, calls in enumerate(self._calls) if calls]
-        types = {
-            self.benchmarks[index].labels.get("dtype") for index in kept if self.benchmarks[index].name == "matmul"
-        }
-        if len(types) * (SECONDS + SETTLING_S) > _SHARE_OF_POWER * self._time_s:
-            return
+        benchmarks, found = [self.benchmarks[index] for index in kept], [self.found[index] for index in kept]
         with suppress(*_FAILURES):
-            note_power([self.benchmarks[index] for index in kept], [self.found[index] for index in kept], joules)
+            self.not_measured |= note_power(benchmarks, found, joules, time_s=self._power_s)
 
     def warm(self) -> None:
         """Run each measurement once, with its check; one that fails is dropped, with the larger sizes of its curve.

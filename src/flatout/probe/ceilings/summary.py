@@ -126,6 +126,7 @@ def _measurement(ranks: tuple[int, ...], ones: list[RawBenchmark], raw: Raw) -> 
         note=labels.get("note", ""),
         pcie=msgspec.convert(labels.get("pcie"), LoadedLink | None),
         power_w=power.watts if power is not None else None,
+        power_seconds=power.seconds if power is not None else None,
         rate_per_w=power.rate_per_w if power is not None else None,
     )
 

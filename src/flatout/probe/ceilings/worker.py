@@ -77,9 +77,8 @@ def main() -> int:
         benchmarks = _benchmarks(settings, torch, device, rank_group, stack, not_measured, where)
         rounds = Rounds(benchmarks, settings, rank_group, torch, began, is_gpu, where)
         rounds.warm()
-        joules = energy_counter(pci_address(torch, device)) if is_gpu else None
-        if joules is not None:
-            rounds.note_power(joules)
+        if is_gpu:
+            rounds.note_power(energy_counter(pci_address(torch, device)))
         rounds.measure(tell_result if settings.meeting_file else _nothing)
         rounds.check_again()
         where.at(None)
