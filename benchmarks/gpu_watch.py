@@ -1,26 +1,33 @@
 """What `flatout watch` costs nanoGPT on one GPU, whether its counters are those of `nvidia-smi`, what a share gives.
 
-    python benchmarks/gpu_watch.py --script FOLDER --out OUT [--starts 6] [--iterations 120] [PART ..]
+    python benchmarks/gpu_watch.py --script FOLDER --out OUT [--seconds 120] [--block-s 4] [PART ..]
+    python benchmarks/gpu_watch.py --stand-in 50 --out OUT [--plant 0.01] [--idle] cost
 
-FOLDER is a checkout of karpathy/nanoGPT, whose script runs unmodified, eager, one micro-batch per step. The parts:
+FOLDER is a checkout of karpathy/nanoGPT, whose script runs unmodified, eager, one micro-batch per step. The first three
+parts share one start of it under `flatout run --metrics-port`:
 
-    cost      starts alone alternate with starts under `flatout run --metrics-port` (ABBA ..): there the metrics are
-              scraped once per second, 15 times as often as Prometheus does, and `flatout watch --once` looks every two
-              seconds. Compared are the medians of the step times that the script prints.
-    counters  in each watched start, the scraped counters beside `nvidia-smi --query-gpu` before and after the scrape
-    record    in the last watched start, `flatout watch PID --record 3`
+    counters  the scraped counters beside `nvidia-smi --query-gpu` before and after each scrape
+    cost      while the metrics are scraped once per second, 15 times as often as Prometheus does, and `flatout watch`
+              shows the job on a terminal: in every other block of 4 s nothing is watched (see `gpu_watch_job.py`).
+              Stopped are `flatout run`, its exporter, the scraper and `flatout watch`; taken out are the hooks in
+              the job. The first 3 steps of a block do not count. Blocks are compared in pairs of neighbours.
+    record    then `flatout watch PID --record 3`
     watts     `flatout bench --only matmul`
     share     `flatout bench --share`: two processes, alone and together, with the GPU's settings as they are
 
-OUT/gpu_watch.json has the results of all parts that ended.
+All parts run unless some are named. OUT/gpu_watch.json has the results of the parts that have ended, and is written
+again after each; OUT/counters.jsonl and OUT/blocks.jsonl get their lines as they come.
+
+To test the method without a GPU, `--stand-in MS` trains a small model whose steps sleep so long, `--plant SHARE` makes
+watched steps longer, and `--idle` leaves the watchers alone, so that both kinds of blocks are the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -28,16 +35,25 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
-PARTS = ("cost", "counters", "record", "watts", "share")
+import psutil
+from gpu_watch_job import Settings
+from profile_overhead import t_interval
+
+PARTS = ("counters", "cost", "record", "watts", "share")
+OF_ONE_START = PARTS[:3]
 LIMIT = 0.003  # of a step
-_WARM_UP = 30  # iterations
-_ITERATION = re.compile(rb"iter (\d+): loss [\d.]+, time ([\d.]+)ms")
-_METRICS = re.compile(rb"metrics at (\S+)")
+SKIPPED = 3  # first steps of a block
+NUM_COUNTERS = 8
+TOO_LONG = 1.5  # times the median
+_PATIENCE_S = 120.0
+_HERE = Path(__file__).resolve().parent
+_METRICS = re.compile(r"metrics at (\S+)")
 # What `nvidia-smi` calls it, and the counter.
 _SAME = {
     "clocks.sm": "SM_CLOCK",
@@ -51,57 +67,91 @@ _SAME = {
     "ecc.errors.corrected.volatile.total": "ECC_SBE_VOL_TOTAL",
     "ecc.errors.uncorrected.volatile.total": "ECC_DBE_VOL_TOTAL",
 }
+STAND_IN = """
+import sys, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+while True:
+    model(torch.zeros(1, 8)).square().mean().backward()
+    time.sleep(float(sys.argv[1]) / 1e3)  # a fixed time, so that what comes on top of it shows
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 class Start:
-    """One start of the script: its step times, and where its metrics are."""
+    """One start of the script under `flatout run`, which writes to OUT."""
 
-    def __init__(self, command: list[str], folder: Path) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.folder = arguments.out
+        settings = Settings(
+            str(self.folder),
+            arguments.block_s,
+            arguments.seconds,
+            planted_share=arguments.plant,
+            is_idle=arguments.idle,
+        )
+        flatout = [sys.executable, "-m", "flatout", "run", "--metrics-port", "0", "--"]
+        job = [sys.executable, str(_HERE / "gpu_watch_job.py"), json.dumps(settings._asdict())]
+        self._said = (self.folder / "job.log").open("w")
         self._process = subprocess.Popen(
-            command,
-            cwd=folder,
+            [*flatout, *job, *script_words(arguments)],
+            cwd=arguments.script,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
+            stdout=self._said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         self.pid = self._process.pid
-        self.step_s: dict[int, float] = {}
-        self.address: str | None = None
-        self.last_lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.last_lines = [*self.last_lines[-20:], line.decode(errors="replace")]
-            if found := _ITERATION.search(line):
-                self.step_s[int(found[1])] = float(found[2]) / 1e3
-            elif metrics := _METRICS.search(line):
-                self.address = metrics[1].decode()
+    def await_file(self, name: str, patience_s: float = _PATIENCE_S) -> None:
+        """Wait until the job has written a file. Raise SystemExit if it ends, or takes too long."""
+        deadline = time.monotonic() + patience_s
+        while not (self.folder / name).exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the job did not get as far as `{name}`: {self.said()[-2000:]}")
+            time.sleep(0.2)
+
+    def said(self) -> str:
+        return (self.folder / "job.log").read_text(errors="replace")
 
     @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+    def address(self) -> str:
+        found = _METRICS.search(self.said())
+        if found is None:
+            raise SystemExit(f"no metrics are served: {self.said()[-2000:]}")
+        return found[1]
 
-    def wait(self) -> list[float]:
-        """Return the settled step times. Raise SystemExit if the script failed."""
-        code = self._process.wait()
-        self._reader.join()
-        if code:
-            raise SystemExit(f"the script ended with {code}: {''.join(self.last_lines)}")
-        return [seconds for number, seconds in sorted(self.step_s.items()) if number >= _WARM_UP]
+    def watchers(self) -> list[int]:
+        """Return `flatout run` and its children but the job itself."""
+        children = psutil.Process(self.pid).children()
+        exporters = [child.pid for child in children if "flatout.watch.exporter.process" in child.cmdline()]
+        if not exporters:
+            raise SystemExit("the exporter does not run")
+        return [self.pid, *exporters]
 
     def end(self) -> None:
-        if self.is_running:
-            os.killpg(self.pid, signal.SIGTERM)
+        self._process.send_signal(signal.SIGCONT)
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)
+        self._said.close()
 
 
-def script_command(arguments: argparse.Namespace) -> list[str]:
+def script_words(arguments: argparse.Namespace) -> list[str]:
+    if arguments.stand_in is not None:
+        path = arguments.out / "stand_in.py"
+        path.write_text(STAND_IN)
+        return [str(path), str(arguments.stand_in)]
     options = ["--dataset=random", "--compile=False", "--eval_iters=1", "--log_interval=1"]
-    options += ["--gradient_accumulation_steps=1", f"--max_iters={arguments.iterations}", "--eval_interval=100000"]
-    return [sys.executable, "train.py", *options]
+    options += ["--gradient_accumulation_steps=1", "--max_iters=1000000", "--eval_interval=1000000"]
+    return ["train.py", *options]
+
+
+# The counters.
 
 
 def smi(device: int) -> dict[str, float | None]:
@@ -123,71 +173,22 @@ def scrape(address: str) -> str:
         return str(answer.read().decode())
 
 
-def counters(page: str) -> dict[str, float]:
+def gpu_counters(page: str) -> dict[str, float]:
     """Return the counters of the job's GPU."""
     found = re.findall(r"^DCGM_FI_DEV_(\w+)\{[^}]*\} (\S+)$", page, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
-def watched(start: Start, *, device: int, with_counters: bool, record: Path | None) -> dict[str, Any]:
-    """Scrape once per second and look every two, until the start has ended."""
-    pairs: list[dict[str, Any]] = []
-    looks: list[int] = []
-    num_scrapes, recorded = 0, None
-    while start.is_running:
-        time.sleep(1)
-        if start.address is None or len(start.step_s) < _WARM_UP:
-            continue
-        before = smi(device) if with_counters and len(pairs) < 8 else None
-        try:
+def counters(start: Start, device: int) -> dict[str, Any]:
+    pairs = []
+    with (start.folder / "counters.jsonl").open("a") as file:
+        for _ in range(NUM_COUNTERS):
+            before = smi(device)
             page = scrape(start.address)
-        except OSError:
-            break
-        num_scrapes += 1
-        if before is not None:
-            pairs.append({"before": before, "flatout": counters(page), "after": smi(device)})
-        if num_scrapes % 2 == 0:
-            words = [sys.executable, "-m", "flatout", "watch", str(start.pid), "--once", "--json"]
-            looks.append(subprocess.run(words, capture_output=True, text=True, check=False).returncode)
-        if record is not None and num_scrapes >= 3:
-            words = [sys.executable, "-m", "flatout", "watch", str(start.pid), "--record", "3", "--out", str(record)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            recorded = {"code": done.returncode, "output": (done.stdout + done.stderr)[-3000:]}
-            break
-    return {"num_scrapes": num_scrapes, "looks": looks, "pairs": pairs, "record": recorded}
-
-
-def cost(arguments: argparse.Namespace, keep: Callable[[str, Any], None]) -> None:
-    alone: list[float] = []
-    under: list[float] = []
-    pairs: list[dict[str, Any]] = []
-    flatout = [sys.executable, "-m", "flatout", "run", "--metrics-port", "0", "--"]
-    for number in range(arguments.starts):
-        is_watched = number % 4 in (1, 2)
-        command = script_command(arguments)
-        start = Start([*flatout, *command] if is_watched else command, arguments.script)
-        try:
-            if is_watched:
-                seen = watched(start, device=arguments.device, with_counters="counters" in arguments.parts, record=None)
-                pairs += seen.pop("pairs")
-                print(seen, flush=True)
-            steps = start.wait()
-        finally:
-            start.end()
-        (under if is_watched else alone).append(median(steps))
-        print(f"{'watched' if is_watched else 'alone'}: {median(steps) * 1e3:.3f} ms, {len(steps)} steps", flush=True)
-        keep("cost", compared(alone, under))
-        keep("counters", {"by_name": differences(pairs), "num_scrapes": len(pairs)})
-
-
-def compared(alone: list[float], under: list[float]) -> dict[str, Any]:
-    """Return the cost of watching as a share of a step, with its 95 % interval by the starts' medians."""
-    result: dict[str, Any] = {"alone_ms": [1e3 * each for each in alone], "watched_ms": [1e3 * each for each in under]}
-    if len(alone) < 2 or len(under) < 2:
-        return result
-    share = mean(under) / mean(alone) - 1
-    sd = math.hypot(stdev(alone) / math.sqrt(len(alone)), stdev(under) / math.sqrt(len(under))) / mean(alone)
-    return result | {"share": share, "reach": 1.96 * sd, "limit": LIMIT}
+            pairs.append({"before": before, "flatout": gpu_counters(page), "after": smi(device)})
+            file.write(json.dumps(pairs[-1]) + "\n")
+            file.flush()
+    return {"num_scrapes": len(pairs), "by_name": differences(pairs)}
 
 
 def differences(pairs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -204,56 +205,184 @@ def differences(pairs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return shown
 
 
-def record(arguments: argparse.Namespace, keep: Callable[[str, Any], None]) -> None:
-    flatout = [sys.executable, "-m", "flatout", "run", "--metrics-port", "0", "--"]
-    longer = argparse.Namespace(**{**vars(arguments), "iterations": 5 * arguments.iterations})
-    start = Start([*flatout, *script_command(longer)], arguments.script)
+# The cost.
+
+
+def cost(start: Start, seconds: float) -> dict[str, Any]:
+    with scraper(start.address, start.folder / "scrapes") as scraping, screen(start.pid) as watching:
+        pids = [*start.watchers(), scraping, watching]
+        time.sleep(3)  # until both have started
+        partial = start.folder / "watchers.part"
+        partial.write_text(json.dumps(pids))
+        partial.rename(start.folder / "watchers.json")
+        try:
+            start.await_file("done", seconds + _PATIENCE_S)
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+    blocks = [json.loads(line) for line in (start.folder / "blocks.jsonl").read_text().splitlines()]
+    scraped = [float(line) for line in (start.folder / "scrapes").read_text().split()]
+    return compared(blocks) | {"scrapes_per_watched_s": scrapes_per_s(blocks, scraped)}
+
+
+@contextmanager
+def scraper(address: str, seen: Path) -> Iterator[int]:
+    """Scrape once per second in a process of its own, and note the times of the scrapes in `seen`."""
+    loop = "import sys, time, urllib.request\nwhile True:\n    urllib.request.urlopen(sys.argv[1], timeout=60).read()\n"
+    loop += "    print(time.time(), flush=True)\n    time.sleep(1)\n"
+    with seen.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-c", loop, address], stdout=file)
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def screen(pid: int) -> Iterator[int]:
+    """Show the job with `flatout watch` on a terminal of 80x24."""
+    watching, terminal = pty.fork()
+    if watching == 0:
+        os.environ |= {"COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
+        os.execv(sys.executable, [sys.executable, "-m", "flatout", "watch", str(pid)])
+    reader = threading.Thread(target=_read_all, args=(terminal,), daemon=True)
+    reader.start()
     try:
-        seen = watched(start, device=arguments.device, with_counters=False, record=arguments.out / "recorded")
+        yield watching
     finally:
-        start.end()
-    keep("record", seen["record"])
+        os.kill(watching, signal.SIGKILL)
+        os.waitpid(watching, 0)
 
 
-def bench(arguments: argparse.Namespace, keep: Callable[[str, Any], None], name: str, *options: str) -> None:
-    path = arguments.out / f"{name}.json"
-    words = [sys.executable, "-m", "flatout", "bench", *options, "--out", str(path), "--force", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    keep(name, {"code": done.returncode, "output": done.stdout[-6000:], "errors": done.stderr[-1500:]})
+def _read_all(terminal: int) -> None:
+    with suppress(OSError):  # the terminal is gone
+        while os.read(terminal, 1 << 16):
+            pass
+
+
+def compared(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what watching adds to a step, as a share of it: the mean over pairs of blocks, with its 95 % interval."""
+    numbered = {block["number"]: block for block in blocks}
+    pairs = []
+    for number in range(0, len(blocks) - 1, 2):
+        both = {numbered[each]["is_on"]: numbered[each]["step_s"][SKIPPED:] for each in (number, number + 1)}
+        if all(both.values()):
+            pairs.append(both)
+    result: dict[str, Any] = {
+        "limit": LIMIT,
+        "num_pairs": len(pairs),
+        "num_steps": sum(len(steps) for both in pairs for steps in both.values()),
+        "load_1min": round(os.getloadavg()[0], 1),
+    }
+    if len(pairs) < 3:
+        return result
+    watched_steps = [each for block in blocks if block["is_on"] for each in block["planted_s"][SKIPPED:]]
+    result["step_ms"] = 1e3 * fmean(fmean(both[False]) for both in pairs)
+    result["planted_share"] = 1e3 * fmean(watched_steps) / result["step_ms"]
+    for name, of_block in (("all steps", fmean), ("steps not half as long again", _usual), ("medians", median)):
+        shares = [of_block(both[True]) / of_block(both[False]) - 1 for both in pairs]
+        low, high = t_interval(shares)
+        verdict = "below the limit" if high < LIMIT else "above the limit" if low > LIMIT else "undecided"
+        result[name] = {"share": fmean(shares), "interval_95": [low, high], "verdict": verdict, "shares": shares}
+    return result
+
+
+def _usual(steps: list[float]) -> float:
+    longest = TOO_LONG * median(steps)
+    return fmean(step for step in steps if step <= longest)
+
+
+def scrapes_per_s(blocks: list[dict[str, Any]], scraped: list[float]) -> float | None:
+    """Return how many scrapes fell into the steps of watched blocks that count, per second."""
+    num, seconds = 0, 0.0
+    for block in blocks:
+        steps = block["step_s"]
+        if not block["is_on"]:
+            continue
+        begin = block["began_unix_s"] + sum(steps[:SKIPPED])
+        end = block["began_unix_s"] + sum(steps)
+        num += sum(begin <= at < end for at in scraped)
+        seconds += end - begin
+    return round(num / seconds, 3) if seconds else None
+
+
+# The recording, and `flatout bench`.
+
+
+def record(start: Start) -> dict[str, Any]:
+    words = ["watch", str(start.pid), "--record", "3", "--out", str(start.folder / "recorded")]
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "flatout", *words], capture_output=True, text=True, check=False)
+    took_s = round(time.monotonic() - began, 1)
+    return {"code": done.returncode, "took_s": took_s, "output": (done.stdout + done.stderr)[-6000:]}
+
+
+def bench(out: Path, name: str, *options: str) -> dict[str, Any]:
+    words = ["bench", *options, "--out", str(out / f"{name}.json"), "--force", "--json"]
+    done = subprocess.run([sys.executable, "-m", "flatout", *words], capture_output=True, text=True, check=False)
+    kept = powers(done.stdout) if name == "watts" else done.stdout[-6000:]
+    return {"code": done.returncode, "output": kept, "errors": done.stderr[-1500:]}
+
+
+def powers(printed: str) -> Any:
+    """Return the measurements that have watts, and what was not measured."""
+    try:
+        ceilings = json.loads(printed)
+    except ValueError:
+        return printed[-6000:]
+    names = ("name", "dtype", "shape", "value", "power_w", "rate_per_w")
+    with_power = [each for each in ceilings.get("measurements", ()) if each.get("power_w") is not None]
+    shown = [{name: each.get(name) for name in names} for each in with_power]
+    return {"with_power": shown, "not_measured": ceilings.get("not_measured")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--script", type=Path, required=True)
+    parser.add_argument("--script", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--starts", type=int, default=6)
-    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of all blocks together")
+    parser.add_argument("--block-s", type=float, default=4.0)
     parser.add_argument("--device", type=int, default=0, help="of nvidia-smi")
+    parser.add_argument("--stand-in", type=float, metavar="MS", help="train a small model whose steps sleep so long")
+    parser.add_argument("--plant", type=float, default=0.0, metavar="SHARE", help="make watched steps so much longer")
+    parser.add_argument("--idle", action="store_true", help="leave the watchers alone")
+    parser.add_argument("--watts-time", default="45s", help="of `flatout bench --only matmul`")
     parser.add_argument("parts", nargs="*", metavar="PART")
     arguments = parser.parse_args()
-    arguments.out = arguments.out.resolve()
     arguments.parts = arguments.parts or list(PARTS)
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    if (arguments.script is None) == (arguments.stand_in is None) and set(arguments.parts) & set(OF_ONE_START):
+        parser.error("pass --script or --stand-in")
+    arguments.out = arguments.out.resolve()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in ("ready", "watchers.json", "done", "blocks.jsonl"):  # of an earlier run
+        (arguments.out / name).unlink(missing_ok=True)
     results: dict[str, Any] = {}
 
-    def keep(part: str, result: Any) -> None:
-        results[part] = result
-        (arguments.out / "gpu_watch.json").write_text(json.dumps(results, indent=1) + "\n")
-
-    of_parts: dict[str, Callable[[], None]] = {
-        "cost": lambda: cost(arguments, keep),
-        "record": lambda: record(arguments, keep),
-        "watts": lambda: bench(arguments, keep, "watts", "--only", "matmul", "--time", "30s"),
-        "share": lambda: bench(arguments, keep, "share", "--share", "--ranks", "2", "--time", "45s"),
-    }
-    for part, run in of_parts.items():
+    def run(part: str, measure: Callable[[], Any]) -> None:
         if part not in arguments.parts:
-            continue
+            return
         try:
-            run()
+            results[part] = measure()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the other parts are run all the same
-            keep(part, {"error": repr(error)})
-        print(part, json.dumps(results.get(part))[:1500], flush=True)
+            results[part] = {"error": repr(error)}
+        (arguments.out / "gpu_watch.json").write_text(json.dumps(results, indent=1) + "\n")
+        print(part, json.dumps(results[part])[:1500], flush=True)
+
+    if set(arguments.parts) & set(OF_ONE_START):
+        start = Start(arguments)
+        try:
+            start.await_file("ready")
+            run("counters", lambda: counters(start, arguments.device))
+            run("cost", lambda: cost(start, arguments.seconds))
+            run("record", lambda: record(start))
+        finally:
+            start.end()
+    run("watts", lambda: bench(arguments.out, "watts", "--only", "matmul", "--time", arguments.watts_time))
+    run("share", lambda: bench(arguments.out, "share", "--share", "--ranks", "2", "--time", "45s"))
 
 
 if __name__ == "__main__":
