@@ -49,7 +49,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""  # torch, numpy, gloo, nccl, ...
     note: str = ""  # a limitation, such as a cache that could not be emptied
     pcie: LoadedLink | None = None  # during a copy between host and GPU; None: not available
-    # Over one to two seconds of the largest multiplication of each type; None: of another, or it is not known.
+    # Over one to two seconds of the largest multiplication of each type; None: of another, or unknown.
     power_w: float | None = None
     power_seconds: float | None = None  # over which power was measured
     rate_per_w: float | None = None  # FLOP/s per watt over the same seconds, below the rate of a short repetition

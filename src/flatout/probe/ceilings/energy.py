@@ -19,7 +19,7 @@ from flatout.probe.ceilings.raw import RawBenchmark
 SECONDS = 2.0  # of each operand type, if there is time
 LEAST_S = 1.0
 SETTLING_S = 0.5  # until clocks and power are steady
-_MOST_TIMES = 3.0  # a counter that has not advanced after so many times the seconds is given up
+_MOST_TIMES = 3.0  # a counter that has not advanced within this multiple of the seconds is given up
 _ORDER = ("bf16", "fp8", "fp16", "tf32", "fp32")  # if there is no time for all operand types
 STANDS_STILL = "the GPU's energy counter does not advance"
 NO_POWER = "the driver gives neither the energy nor the power of the GPU"
@@ -89,7 +89,7 @@ def _sampled(watts: Callable[[], float | None], clock: Callable[[], float]) -> J
 def sustained(
     benchmark: Benchmark, joules: Joules, *, seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter
 ) -> Sustained | None:
-    """Call the benchmark for so many seconds; None if the counter does not advance."""
+    """Call the benchmark for `seconds`; None if the counter does not advance."""
     began = clock()
     num_calls, in_batch = 0, 1
     last_j = joules()
@@ -128,7 +128,7 @@ def note_power(
 ) -> dict[str, str]:
     """Measure the largest matrix multiplication of each operand type, all within `time_s`; note its power in `found`.
 
-    Return why the power of others is not known, by what was not measured.
+    Return why the power of others is unknown, by what was not measured.
     """
     largest = _largest(benchmarks, found)
     num_measured = min(len(largest), int(time_s / (LEAST_S + SETTLING_S)))
