@@ -40,6 +40,9 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 # whose thread, or whose words, an earlier set or an earlier row has; one healthy host would have been left.
 # With the kinds of these fixed, 71 and 74 % of 38 (n), of 12 further searches, and no healthy host left; in four the
 # thread contradicts the words (n018, n020, n021, n025). Then 85 and 88 % of 26 (o), of 9 searches, and no host left.
+# Then 82 and 84 % of 45 (A), half of 89 texts of 25 searches without threads or words that an earlier set has, and
+# two healthy hosts left (one answer was changed since, because five earlier texts have another one for CUDA's launch
+# failure); all five traps right. The other half is in `held_out/`, and nothing was made for it.
 # One answer each of t, u and w and two of v were changed afterwards, because an earlier set has another one for the
 # same words. Where an answer of v contradicts an earlier one of the same kind (CUDA error 217, a topology file of
 # NCCL), the table follows v, whose source shows the cause.
@@ -68,7 +71,7 @@ def class_by_table(text: str, phase: Phase | None = None) -> str:
 
 @pytest.mark.parametrize(
     ("corpus", "least"),
-    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 662)],
+    [("failure_messages.csv", 117), ("public_texts.csv", 151), ("later_texts.csv", 537), ("fresh_texts.csv", 712)],
 )
 def test_nine_in_ten_classes_and_nineteen_in_twenty_decisions_are_right(corpus: str, least: int) -> None:
     texts = rows(corpus)
@@ -180,6 +183,41 @@ def test_a_phrase_begins_and_ends_at_a_words_boundary() -> None:
     assert found("^Aborted", "x\nAborted (core)") and not found("^Aborted", "it was Aborted")
     assert found("a * b", "a" + " x" * 90 + " b") and not found("a * b", "a" + " x" * 120 + " b")
     assert not found("a * b", "a\nb")
+
+
+# What programs' own lists of errors say, as their sources write it: cuSOLVER, cuDNN, cuFFT, cuSPARSE and cuRAND, Ray,
+# UCX, torch's C++; and codes and words that are not the system's.
+@pytest.mark.parametrize(
+    ("text", "phase", "expected"),
+    [
+        ("RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling <f>", "start", ("device-oom", "no")),
+        ("RuntimeError: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", "training", ("device-oom", "yes")),
+        ("RuntimeError: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "start", ("host-oom", "no")),
+        ("RuntimeError: CUFFT_NOT_IMPLEMENTED", "start", ("mistake", "no")),
+        ("RuntimeError: CURAND_STATUS_LENGTH_NOT_MULTIPLE", "training", ("job", "yes")),
+        ("RuntimeError: CUSOLVER_STATUS_ZERO_PIVOT", "start", ("job", "yes")),
+        ("OwnerDiedError: The object's owner has exited. This is", "training", ("secondary", "yes")),
+        ("TaskUnschedulableError: The task is not schedulable: it", "start", ("mistake", "no")),
+        ("NodeDiedError: the node it was running on is dead or unavailable.", "training", ("host", "elsewhere")),
+        ("[n1:1:0:1] a.c:3 UCX  ERROR ibv_open_device(mlx5_2) failed: No such device", "start", ("host", "elsewhere")),
+        ("[n1:1:0:1] a.c:3 Remote access error on mlx5_0:1/IB (synd 0x13)", "training", ("job", "yes")),
+        ("[n1:1:0:1] a.c:3 UCX  ERROR Invalid value for TLS: 'rdma'", "start", ("mistake", "no")),
+        ("UCXUnreachable: <[Send] ep: 0x7f>: Destination is unreachable", "start", ("network", "yes")),
+        ("RuntimeError: Could not allocate list object!", "training", ("host-oom", "yes")),
+        ("RuntimeError: NCCL timeout in: NCCLUtils.cpp:48, NCCL version 2.27.3", "training", ("timeout", "yes")),
+        ("RuntimeError: Internal consistency check failed: Invalid clear() call.", "start", ("mistake", "no")),
+        ("OSError: [Errno 5] Input/output error", "training", ("host", "elsewhere")),
+        ("OSError: [Errno 5] {'status': -2, 'details': 'too slow'}", "training", ("job", "yes")),
+        (
+            'pod "a" failed with reason: "UnexpectedAdmissionError", message: "Pod Allocate failed due to devices"',
+            "start",
+            ("host", "elsewhere"),
+        ),
+    ],
+)
+def test_what_programs_list_as_their_own_errors(text: str, phase: Phase, expected: tuple[str, str]) -> None:
+    answer = explain_failure(text, phase)
+    assert (answer.failure_class, answer.restart) == expected
 
 
 def test_more_workers_than_ranks_is_another_failure_than_fewer() -> None:
@@ -644,15 +682,15 @@ def test_what_a_weak_rule_says_is_more_likely(monkeypatch: pytest.MonkeyPatch) -
     assert (disputed.failure_class, disputed.likelihood) == ("network", likelihood_of(1.5, 0.5))
 
 
-def test_an_estimate_leaves_a_host_at_once_only_from_a_likelihood_of_90_percent_on(
+def test_an_estimate_leaves_a_host_at_once_only_from_a_likelihood_of_80_percent_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     labels = [("host", "elsewhere"), ("healthy", "yes")]
-    use_weights(monkeypatch, labels, {"blorb": [600, 0, 268], "glum": [600, 0, 272]})
+    use_weights(monkeypatch, labels, {"blorb": [600, 0, 187], "glum": [600, 0, 190]})
     almost = failure_words.estimate("", "blorb", None)
-    assert 0.89 < almost.likelihood < 0.9 and (almost.failure_class, almost.restart) == ("host", "yes")
+    assert 0.79 < almost.likelihood < 0.8 and (almost.failure_class, almost.restart) == ("host", "yes")
     sure = failure_words.estimate("", "glum", None)
-    assert sure.likelihood > 0.9 and (sure.failure_class, sure.restart) == ("host", "elsewhere")
+    assert sure.likelihood > 0.8 and (sure.failure_class, sure.restart) == ("host", "elsewhere")
     doubtful = failure_words.estimate("", "no word of it", None, ("host", "elsewhere"))  # a weak rule's, too
     assert (doubtful.failure_class, doubtful.restart) == ("host", "yes")
     assert failure_words.estimate("", "no word of it", None).failure_class == "unknown"  # a healthy line
@@ -675,6 +713,19 @@ def test_an_estimate_counts_only_from_the_least_likelihood_on(monkeypatch: pytes
     assert explain_failure(line).failure_class == explain_failure(error).failure_class == "host"
     likely(0.34)
     assert explain_failure(line).failure_class == explain_failure(error).failure_class == "unknown"
+
+
+def test_an_unknown_that_a_rule_states_is_overruled_from_60_percent_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def likely(likelihood: float) -> None:
+        found = WordEstimate(failure_class="host", restart="yes", likelihood=likelihood)
+        monkeypatch.setattr("flatout.keep.explain_failure.estimate", lambda *_: found)
+
+    stated, weak = "srun: error: nid1: task 0: Exited with exit code 1", "wandb: upload timed out"
+    likely(0.61)
+    assert explain_failure(stated).failure_class == "host"
+    likely(0.59)
+    assert explain_failure(stated).failure_class == "unknown"
+    assert explain_failure(weak).failure_class == "host"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+# Where a library numbers its errors itself (`[Errno 5] {...}`), the number is not the operating system's.
 _ERRNO = re.compile(
-    r"\[Errno (\d+)\]|\berrno(?: code)?\s*[=:]?\s*-?(\d+)|\(os error (\d+)\)|\bOs \{ code: (\d+)|\[WinError (\d+)\]"
+    r"\[Errno (\d+)\](?! ?\{)|\berrno(?: code)?\s*[=:]?\s*-?(\d+)(?!\d|\] ?\{)"
+    r"|\(os error (\d+)\)|\bOs \{ code: (\d+)|\[WinError (\d+)\]"
     r"|\bSO_ERROR: [\w ]*\((\d+)\)|\bsystem error (\d+)\b",
     re.IGNORECASE,
 )

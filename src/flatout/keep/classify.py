@@ -54,6 +54,11 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
         return self.says_little or self.known.is_family or self.failure_class == "unknown"
 
     @property
+    def is_of_several_causes(self) -> bool:
+        """Whether the words are known, and known to have several causes."""
+        return self.failure_class == "unknown" and not self.says_little and not self.known.is_family
+
+    @property
     def is_by_words(self) -> bool:
         return bool(self.words)
 

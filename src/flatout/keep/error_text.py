@@ -58,7 +58,10 @@ _QUOTED = re.compile(rf"(?<!\w)'{_KEPT}[^'\n]*'(?!\w)|\"{_KEPT}[^\"\n]*\"|`[^`\n
 _CUDA_QUOTE = re.compile(r"((?:Cuda|CUDA|NCCL) (?:failure|error)(?: \d+)?)(?: \S+:\d+)? '([^'\n]*)'")
 _THROWN = re.compile(r'(\bexception with description )"([^"\n]*)"')  # what a program in C++ says of an exception
 # What a program of Kubernetes or another one in Go says: `E0522 10:32:28 1 a.go:3] "Pod failed" err="timed out"`.
-_LOGGED = re.compile(r'(^[EWIF]\d{4} [^\]\n]*\] |\b(?:err|error|msg|reason)=)"([^"\n]*)"', re.MULTILINE)
+# An event of Kubernetes says `failed with reason: "Evicted", message: "The node was low on resource"`.
+_LOGGED = re.compile(
+    r'(^[EWIF]\d{4} [^\]\n]*\] |\b(?:err|error|msg|reason)=|\bwith reason: |, message: )"([^"\n]*)"', re.MULTILINE
+)
 _JAX_TASK = re.compile(r"/job:\w+/replica:\d+/task:(\d+)")
 _NATIVE_SOURCE = re.compile(r"(?:[^\s\[\](]*/)?([\w.-]+\.(?:cc|cpp|hpp|cu|cuh|h)(?::\d+)?)(?![\w/])")
 _SYSTEM_PATHS = ("/dev/shm", "/dev/infiniband", "/dev/nvidia")
