@@ -68,8 +68,10 @@ _SAME = {
     "ecc.errors.uncorrected.volatile.total": "ECC_DBE_VOL_TOTAL",
 }
 STAND_IN = """
-import sys, time, torch
+import os, sys, time, torch
 torch.set_num_threads(1)
+if os.geteuid() == 0:  # other programs then do not delay it, as none would delay a GPU
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 while True:
@@ -209,7 +211,8 @@ def differences(pairs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def cost(start: Start, seconds: float) -> dict[str, Any]:
-    with scraper(start.address, start.folder / "scrapes") as scraping, screen(start.pid) as watching:
+    drawn: list[int] = []
+    with scraper(start.address, start.folder / "scrapes") as scraping, screen(start.pid, drawn) as watching:
         pids = [*start.watchers(), scraping, watching]
         time.sleep(3)  # until both have started
         partial = start.folder / "watchers.part"
@@ -223,7 +226,8 @@ def cost(start: Start, seconds: float) -> dict[str, Any]:
                     os.kill(pid, signal.SIGCONT)
     blocks = [json.loads(line) for line in (start.folder / "blocks.jsonl").read_text().splitlines()]
     scraped = [float(line) for line in (start.folder / "scrapes").read_text().split()]
-    return compared(blocks) | {"scrapes_per_watched_s": scrapes_per_s(blocks, scraped)}
+    looked_on = {"scrapes_per_watched_s": scrapes_per_s(blocks, scraped), "bytes_drawn_by_watch": sum(drawn)}
+    return compared(blocks) | looked_on
 
 
 @contextmanager
@@ -241,13 +245,13 @@ def scraper(address: str, seen: Path) -> Iterator[int]:
 
 
 @contextmanager
-def screen(pid: int) -> Iterator[int]:
-    """Show the job with `flatout watch` on a terminal of 80x24."""
+def screen(pid: int, drawn: list[int]) -> Iterator[int]:
+    """Show the job with `flatout watch` on a terminal of 80x24, and note in `drawn` how many bytes it draws."""
     watching, terminal = pty.fork()
     if watching == 0:
         os.environ |= {"COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
         os.execv(sys.executable, [sys.executable, "-m", "flatout", "watch", str(pid)])
-    reader = threading.Thread(target=_read_all, args=(terminal,), daemon=True)
+    reader = threading.Thread(target=_read_all, args=(terminal, drawn), daemon=True)
     reader.start()
     try:
         yield watching
@@ -256,10 +260,10 @@ def screen(pid: int) -> Iterator[int]:
         os.waitpid(watching, 0)
 
 
-def _read_all(terminal: int) -> None:
+def _read_all(terminal: int, drawn: list[int]) -> None:
     with suppress(OSError):  # the terminal is gone
-        while os.read(terminal, 1 << 16):
-            pass
+        while data := os.read(terminal, 1 << 16):
+            drawn.append(len(data))
 
 
 def compared(blocks: list[dict[str, Any]]) -> dict[str, Any]:
