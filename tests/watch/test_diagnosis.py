@@ -20,7 +20,7 @@ from flatout.records.watch import LiveFinding
 from flatout.report.watch_text import finding_sentence
 from flatout.storage.counts import Counts
 from flatout.watch.diagnosis import live
-from flatout.watch.diagnosis.causes import JobParts, RankParts, name_cause
+from flatout.watch.diagnosis.causes import JobParts, RankParts, name_cause, ranks_wait_for_cores
 from flatout.watch.diagnosis.change_points import (
     ALLOWANCE,
     ALLOWANCE_SDS,
@@ -173,6 +173,37 @@ def test_ranks_that_wait_for_a_core_have_a_neighbour_although_no_more_cores_are_
     assert (named.cause, named.ranks) == (cause, ranks)
 
 
+@pytest.mark.parametrize(
+    ("core_waits", "cause"),
+    [
+        ([0.010, 0.010, 0.039, 0.010], "late_rank"),  # 29 ms more than its peers, of 60 ms that they wait for it
+        ([0.010, 0.010, 0.041, 0.010], "noisy_neighbour"),
+        ([0.070, 0.070, 0.099, 0.070], "late_rank"),  # all wait for cores, it hardly more than the others
+        ([0.070, 0.070, 0.101, 0.070], "noisy_neighbour"),
+        ([0.090, 0.090, 0.010, 0.090], "late_rank"),
+        ([None] * 4, "late_rank"),
+    ],
+)
+def test_a_late_rank_is_at_fault_unless_it_waits_for_cores_more_than_its_peers(
+    core_waits: Sequence[float | None], cause: str
+) -> None:
+    quiet = of_ranks(0.30, exposed_s=[0.02] * 4, core_wait_s=[0.010] * 4)
+    since = of_ranks(0.36, exposed_s=[0.08, 0.08, 0.02, 0.08], core_wait_s=core_waits)
+    named = name_cause(quiet, since)
+    assert (named.cause, named.ranks) == (cause, (2,))
+
+
+@pytest.mark.parametrize(
+    ("core_waits", "is_longer"),
+    [([0.024, 0.01], False), ([0.026, 0.01], True), ([0.01, 0.026], True), ([None, 0.01], None)],
+)
+def test_ranks_wait_for_cores_by_a_quarter_of_the_slowdown(
+    core_waits: Sequence[float | None], is_longer: bool | None
+) -> None:
+    quiet = of_ranks(0.30, core_wait_s=[0.010] * 2)
+    assert ranks_wait_for_cores(quiet, of_ranks(0.36, core_wait_s=core_waits)) is is_longer
+
+
 def of_ranks(step_s: float, **waits: Sequence[float | None]) -> JobParts:
     ranks = {
         rank: RankParts(**dict(zip(waits, times, strict=True)))
@@ -277,6 +308,8 @@ class ReplayedJob:
         self.diagnosis = LiveDiagnosis()
         self.news: list[LiveFinding] = []
         self.step = 0
+        self.core_wait_s: float | None = 0.0  # of each rank so far; None: unknown
+        self.core_wait_ms = 0  # per step
         self.tokens: int | None = None  # of each batch
         self.values: int | None = None  # of each batch without tokens
         self.change: Callable[[list[HeartbeatSample]], list[HeartbeatSample]] = list
@@ -290,6 +323,8 @@ class ReplayedJob:
         """
         for _ in range(num_steps):
             self.step += 1
+            if self.core_wait_s is not None:
+                self.core_wait_s += self.core_wait_ms / 1e3
             for number, rank in enumerate(self.ranks):
                 is_late = number == late
                 if is_late and data_ms:
@@ -313,8 +348,9 @@ class ReplayedJob:
 
 @pytest.fixture
 def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReplayedJob:
-    monkeypatch.setattr(live, "core_wait_s", lambda pid: 0.0)  # of this process, on a busy machine
-    return ReplayedJob(tmp_path / "beats", monkeypatch)
+    replayed = ReplayedJob(tmp_path / "beats", monkeypatch)
+    monkeypatch.setattr(live, "core_wait_s", lambda pid: replayed.core_wait_s)  # not of this process
+    return replayed
 
 
 WARMUP = (LEARN_BLOCKS + 5) * 20
@@ -364,14 +400,22 @@ def test_a_short_slowdown_without_a_cause_is_no_finding_where_other_programs_lea
     assert bool(replayed.news) is bool(num_findings)
 
 
-def test_a_long_one_is_put_down_to_the_other_programs_until_the_job_explains_it(replayed: ReplayedJob) -> None:
+@pytest.mark.parametrize(("core_wait_ms", "cause"), [(None, "noisy_neighbour"), (6, "noisy_neighbour"), (4, "unknown")])
+def test_a_long_one_is_put_down_to_other_programs_unless_the_ranks_do_not_wait_for_cores(
+    core_wait_ms: int | None, cause: str, replayed: ReplayedJob
+) -> None:
+    """The step takes 20 ms longer, of which a quarter counts. When the job explains the slowdown, it is named."""
     busy_host(replayed)
+    if core_wait_ms is None:
+        replayed.core_wait_s = None
+    else:
+        replayed.core_wait_ms = core_wait_ms
     replayed.run(190, slower_ms=20)
     assert replayed.diagnosis.findings == ()
     replayed.run(20, slower_ms=20)
     (finding,) = replayed.diagnosis.findings
-    assert (finding.cause, finding.ranks) == ("noisy_neighbour", ())
-    assert finding.evidence == {"other_cores": 1.9, "idle_cores": 0.1}
+    assert (finding.cause, finding.ranks) == (cause, ())
+    assert finding.evidence == ({} if cause == "unknown" else {"other_cores": 1.9, "idle_cores": 0.1})
     replayed.run(1000, late=2, late_ms=20)
     assert [(each.cause, each.ranks) for each in replayed.diagnosis.findings] == [("late_rank", (2,))]
 

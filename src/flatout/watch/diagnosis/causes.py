@@ -2,12 +2,14 @@
 
 All ranks of synchronous training slow down together, so a rank's step time names nobody. What names a rank is that it
 waits least for the others, or that its own part of the step grew: its wait for batches, or the time at a lowered
-clock.
+clock. Whether a late rank is itself at fault, or kept waiting by other programs, is shown by its waits for a core, next
+to those of its peers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -133,7 +135,25 @@ def _late_rank(before: JobParts, since: JobParts) -> NamedCause | None:
     is_explained = bool(others) and min(others) >= EXPLAINS * slower_s
     if not late or not is_explained:
         return None
-    return NamedCause(cause="late_rank", ranks=late, evidence={"wait_growth_of_others_s": min(others)})
+    evidence = {"wait_growth_of_others_s": min(others)}
+    beyond_s = _core_wait_beyond_others(late, before, since)
+    if beyond_s is None:
+        return NamedCause(cause="late_rank", ranks=late, evidence=evidence)
+    evidence["core_wait_growth_beyond_others_s"] = beyond_s
+    is_kept_waiting = beyond_s >= EXPLAINS * min(others)
+    return NamedCause(cause="noisy_neighbour" if is_kept_waiting else "late_rank", ranks=late, evidence=evidence)
+
+
+def _core_wait_beyond_others(late: tuple[int, ...], before: JobParts, since: JobParts) -> float | None:
+    """Return by how much more the late ranks' waits for a core grew than those of the others; None if unknown.
+
+    On a busy host all ranks wait for cores: only what a late rank waits beyond its peers can be why it is late.
+    """
+    growth = _growth_of_ranks("core_wait_s", before, since)
+    if growth is None:
+        return None
+    of_late = min(growth[rank] for rank in late)
+    return of_late - median(grown_s for rank, grown_s in growth.items() if rank not in late)
 
 
 def _communication(before: JobParts, since: JobParts) -> NamedCause | None:
@@ -190,6 +210,14 @@ def _computation(before: JobParts, since: JobParts) -> NamedCause | None:
     if None in waits or max(grown_s) >= enough_s:
         return None
     return NamedCause(cause="computation", evidence={"longest_wait_growth_s": max(grown_s)})
+
+
+def ranks_wait_for_cores(before: JobParts, since: JobParts) -> bool | None:
+    """Return whether a rank waits longer for a core, by enough of the slowdown to matter; None if it is unknown."""
+    growth = _growth_of_ranks("core_wait_s", before, since)
+    if growth is None:
+        return None
+    return max(growth.values()) >= WAITS_LITTLE * _growth_s(before, since)
 
 
 def overloaded_host(parts: JobParts) -> NamedCause | None:

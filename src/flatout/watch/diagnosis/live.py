@@ -5,7 +5,7 @@ the exchanges of gradients, which show who is late, are timed.
 
 On a host whose cores other programs keep busy, steps become slower for a while without a fault of the job's. There, a
 short slowdown that nothing explains is not reported, and a longer one is put down to the other programs, until
-something in the job explains it.
+something in the job explains it. Where no rank waits longer for a core, they are not named: its cause is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ import msgspec
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.launch.process_identity import core_wait_s, resident_bytes
 from flatout.records.watch import LiveFinding
-from flatout.watch.diagnosis.causes import JobParts, NamedCause, RankParts, name_cause, overloaded_host
+from flatout.watch.diagnosis.causes import (
+    JobParts,
+    NamedCause,
+    RankParts,
+    name_cause,
+    overloaded_host,
+    ranks_wait_for_cores,
+)
 from flatout.watch.diagnosis.change_points import BLOCK_STEPS, SHORT_BLOCKS, ChangePoints, Shift
 from flatout.watch.diagnosis.exchanges import Exchanges
 from flatout.watch.diagnosis.host_counters import HostCountersOfBlock
@@ -154,7 +161,7 @@ class LiveDiagnosis:
         if finding is None:
             num_steps = self._window[-1].step - shift.first_step + 1
             lost_s = (shift.after_s - shift.before_s) * num_steps * len(samples)
-            cause = self._cause(shift, parts)
+            cause = self._cause(*self._before_and_since(shift, parts))
             self._is_of_host = cause.cause == "unknown" and overloaded_host(parts) is not None
             self._open["steps"] = LiveFinding(
                 cause=cause.cause,
@@ -169,22 +176,30 @@ class LiveDiagnosis:
             return
         finding = msgspec.structs.replace(finding, after_s=shift.after_s)
         if finding.cause == "unknown" or self._is_of_host:
-            finding = self._named_again(finding, self._cause(shift, parts), parts)
+            finding = self._named_again(finding, *self._before_and_since(shift, parts))
         self._open["steps"] = finding
 
-    def _named_again(self, finding: LiveFinding, cause: NamedCause, parts: JobParts) -> LiveFinding:
+    def _named_again(self, finding: LiveFinding, before: JobParts | None, since: JobParts) -> LiveFinding:
         """Return the finding with the cause that is known now; the host stays named until something in the job is."""
+        cause = self._cause(before, since)
         if cause.cause != "unknown":
             self._is_of_host = False
             return msgspec.structs.replace(finding, cause=cause.cause, ranks=cause.ranks, evidence=cause.evidence)
-        host = overloaded_host(parts) if self._is_of_host else None
-        if host is None or self._is_noise(finding, self._window[-1].step):
+        host = overloaded_host(since) if self._is_of_host else None
+        if host is None or before is None or self._is_noise(finding, self._window[-1].step):
             return finding
+        if ranks_wait_for_cores(before, since) is False:
+            self._is_of_host = False
+            return msgspec.structs.replace(finding, cause="unknown", evidence={})
         return msgspec.structs.replace(finding, cause=host.cause, evidence=host.evidence)
 
-    def _cause(self, shift: Shift, parts: JobParts) -> NamedCause:
+    def _cause(self, before: JobParts | None, since: JobParts) -> NamedCause:
+        return NamedCause(cause="unknown") if before is None else name_cause(before, since)
+
+    def _before_and_since(self, shift: Shift, parts: JobParts) -> tuple[JobParts | None, JobParts]:
+        """Return what the job did before a shift, None if that is unknown, and since."""
         if self._before is None:
-            return NamedCause(cause="unknown")
+            return None, parts
         slower_s = shift.after_s - shift.before_s
         waits = self._data_waits(shift)
         cores = self._core_waits.compared(shift.first_step, slower_s)
@@ -192,7 +207,7 @@ class LiveDiagnosis:
         exposed = UNKNOWN if waits is UNKNOWN else self._exchanges.compared(shift.first_step, slower_s)
         before = _with_times(self._before, shift.before_s, exposed.before_s, waits.before_s, cores.before_s)
         since = _with_times(parts, shift.after_s, exposed.since_s, waits.since_s, cores.since_s)
-        return name_cause(before, since)
+        return before, since
 
     def _data_waits(self, shift: Shift) -> TimesBeforeAndSince:
         """Return each rank's wait for batches before a slowdown and since.
