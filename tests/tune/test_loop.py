@@ -382,7 +382,7 @@ def test_what_cannot_be_on_beside_another_one_is_tried_where_it_may_bring_more()
 
 
 @pytest.mark.parametrize(
-    ("gain", "communication", "is_outstanding"), [(1.3, 0.1, True), (1.2, 0.1, False), (1.3, 0.2, False)]
+    ("gain", "communication", "is_outstanding"), [(1.3, 0.1, True), (1.18, 0.1, False), (1.3, 0.2, False)]
 )
 def test_what_gains_more_than_any_other_change_promises_is_confirmed_before_they_have_a_trial(
     gain: float, communication: float, is_outstanding: bool

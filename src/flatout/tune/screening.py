@@ -25,7 +25,7 @@ MIN_SCREENED = 1.02  # a smaller speedup in one trial is not worth confirming
 NOISE_LEVEL = 0.025  # the chance that a change without effect looks better than noise in its own trial
 BUNDLE_SETS = 2  # a bundle counts as two sets that were tried: it may be taken apart after it was adopted
 CLEAR_IF_UNKNOWN = 1.2  # a speedup in one trial that is taken to be better than noise of unknown size
-OUTSTANDING = 1.2  # a speedup, less its noise, that is confirmed before other changes have a trial
+OUTSTANDING = 1.2  # a speedup in one trial, better than noise, that is confirmed before other changes have a trial
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,7 +304,9 @@ def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Seq
     if not rivals:
         return None
     estimates = _estimated_speedups(progress, rivals)
-    noise_factor = _noise_factor(progress)
+    noise_factor = CLEAR_IF_UNKNOWN
+    if progress.trial_sd is not None:
+        noise_factor = math.exp(2 * math.sqrt(2) * progress.trial_sd)
     for change_set in rivals:
         rival, estimate = change_set.changes[-1], estimates.get(change_set.name)
         if estimate is None:
@@ -318,7 +320,7 @@ def _outdone_by(change: Change, progress: Progress, this_round: Round, sets: Seq
 def _is_outstanding(
     progress: Progress, this_round: Round, sets: Sequence[ChangeSet], untried: Sequence[Change]
 ) -> bool:
-    """Whether a change gains so much, less its noise, that it is confirmed before the untried ones have their trials.
+    """Whether a change gains so much in its trial that it is confirmed before the untried ones have theirs.
 
     None of them is expected to gain as much. A change of the user has no estimate, so it has its trial first. Only the
     first changes that are adopted are claimed at once; for later ones, the order makes no difference.
@@ -327,9 +329,9 @@ def _is_outstanding(
         return False
     estimates = _estimated_speedups(progress, sets)
     best = max(sets, key=lambda change_set: estimates.get(change_set.name, 0.0))
-    shown = estimates.get(best.name, 0.0) / _noise_factor(progress)
-    rival = best.changes[-1]
-    return shown >= OUTSTANDING and all(shown >= _possible(change, this_round, rival) for change in untried)
+    shown, rival = estimates.get(best.name, 0.0), best.changes[-1]
+    is_plain = shown >= max(OUTSTANDING, clear_speedup(progress))
+    return is_plain and all(shown >= _possible(change, this_round, rival) for change in untried)
 
 
 def _possible(change: Change, this_round: Round, rival: Change) -> float:
@@ -350,13 +352,6 @@ def _deferring(setup: Setup, progress: Progress, this_round: Round, untried: Seq
         progress = _pending(setup, progress, this_round, change, reason)
         progress = progress.with_outcomes(progress.outcomes.deferring(change.name))
     return progress
-
-
-def _noise_factor(progress: Progress) -> float:
-    """Return the factor by which an estimate from one trial may exceed the truth, in all but few cases."""
-    if progress.trial_sd is None:
-        return CLEAR_IF_UNKNOWN
-    return math.exp(2 * math.sqrt(2) * progress.trial_sd)
 
 
 def _kept_for_history(
