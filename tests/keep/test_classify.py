@@ -203,6 +203,10 @@ def test_a_phrase_begins_and_ends_at_a_words_boundary() -> None:
         ("[n1:1:0:1] a.c:3 Remote access error on mlx5_0:1/IB (synd 0x13)", "training", ("job", "yes")),
         ("[n1:1:0:1] a.c:3 UCX  ERROR Invalid value for TLS: 'rdma'", "start", ("mistake", "no")),
         ("UCXUnreachable: <[Send] ep: 0x7f>: Destination is unreachable", "start", ("network", "yes")),
+        ("ls: cannot access '/mnt/x': Transport endpoint is not connected", "training", ("host", "elsewhere")),
+        ("DeadlockDetectedException: DeadLock detected from rank: 0", "training", ("secondary", "yes")),
+        ("E0213 12:07:20.08 8 a.py:8] failed (exitcode: -15) rank: 0 (pid: 8)", "training", ("preempted", "yes")),
+        ("E0213 12:07:20.08 8 a.py:8] failed (exitcode: -11) rank: 0 (pid: 8)", "training", ("unknown", "yes")),
         ("RuntimeError: Could not allocate list object!", "training", ("host-oom", "yes")),
         ("RuntimeError: NCCL timeout in: NCCLUtils.cpp:48, NCCL version 2.27.3", "training", ("timeout", "yes")),
         ("RuntimeError: Internal consistency check failed: Invalid clear() call.", "start", ("mistake", "no")),
@@ -441,6 +445,7 @@ def test_the_frames_show_the_phase() -> None:
     assert phase_in('  File "t.py", line 3, in training_step\n    loss.backward()') == "training"
     assert phase_in('  File "t.py", line 3, in from_pretrained') == "start"
     assert phase_in("RuntimeError: x") is None
+    assert phase_in("Epoch 3: 40%| 10/25 [00:09<00:14, 1.1it/s]\nRuntimeError: x") == "training"
 
 
 def test_texts_that_say_nothing_are_unknown() -> None:

@@ -80,6 +80,10 @@ _TRAINING_FRAME = re.compile(
     r"\bin (?:backward|training_step|train_step|train_one_epoch|train_epoch|_inner_training_loop|optimizer_step)\b"
     r"|\.backward\(|\b(?:optimizer|optim|opt)\.step\("
 )
+# What only a job that trains writes: the speed of a bar, a loss, the number of a step, of an epoch or of a collective.
+_PROGRESS = re.compile(
+    r"\d(?:it/s|s/it)\b|\b(?:loss|Loss|global_step|step|Epoch|epoch)[ =:]{1,3}\[?\d|\bSeqNum=\d\d|\bconsumed samples:"
+)
 _START_FRAME = re.compile(
     r"\bin (?:init_process_group|from_pretrained|load_state_dict|parse_args|_load_from_checkpoint"
     r"|initialize_distributed)\b"
@@ -107,10 +111,12 @@ def errors_in(text: str) -> list[RaisedError]:
 
 
 def phase_in(text: str) -> Phase | None:
-    """Return the phase that the frames of a traceback show; None if they show none."""
+    """Return the phase that the frames of a traceback or signs of progress show; None if they show none."""
     if _TRAINING_FRAME.search(text):
         return "training"
-    return "start" if _START_FRAME.search(text) else None
+    if _START_FRAME.search(text):
+        return "start"
+    return "training" if _PROGRESS.search(text) else None
 
 
 def without_names(message: str) -> str:
