@@ -148,17 +148,22 @@ def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     t, p, v, h = lay.tp, lay.pp, lay.vpp, w.hidden
     a, d, kv, f = w.num_heads, w.head_dim, w.num_kv_heads, w.ffn
     mats = 3 if w.is_gated else 2
-    most = max(stage_layers(w.num_layers, p, v)[:-1], default=w.num_layers)
+    stages = stage_layers(w.num_layers, p, v)
+    most = max(stages[:-1], default=w.num_layers)
+    of_last = min(stages[-1], most)
     layer = h * ((a + 2 * kv) * d + a * d + mats * f) / t + small_in_layer(w)
     table = w.vocab * h / t
-    parameters = most * layer + (table if p > 1 or w.is_tied else 2 * table) + small_outside(w)
+    tables = table if p > 1 or w.is_tied else 2 * table
     replicas = lay.dp * lay.cp
     cut = min(lay.shard, replicas) if lay.shard else replicas
-    tables = table if p > 1 or w.is_tied else 2 * table
-    unsharded = tables + 2 * (parameters - tables) / most if lay.zero == 3 else 0
-    weights = 2 * (0 if lay.zero == 3 else parameters) + 2 * unsharded  # with ZeRO 3 the fp32 master is the shard
-    gradients = 4 * parameters / (cut if lay.zero >= 2 else 1) + 2 * unsharded
-    optimizer = 0 if lay.offload else 12 * parameters / (cut if lay.zero >= 1 else 1)
+
+    def states(layers: int, outside: int) -> float:
+        parameters = layers * layer + tables + outside
+        unsharded = tables + 2 * (parameters - tables) / most if lay.zero == 3 else 0
+        weights = 2 * (0 if lay.zero == 3 else parameters) + 2 * unsharded  # with ZeRO 3 the fp32 master is the shard
+        gradients = 4 * parameters / (cut if lay.zero >= 2 else 1) + 2 * unsharded
+        optimizer = 0 if lay.offload else 12 * parameters / (cut if lay.zero >= 1 else 1)
+        return weights + gradients + optimizer
 
     tokens = lay.micro_batch * seq / lay.cp
     split = t if lay.sequence_parallel else 1
@@ -169,20 +174,24 @@ def memory_bytes(w: Any, m: Any, lay: Any, seq: int, c: Any) -> float:
     )  # a layer's gathered input, and the gradient before its sum
     repeated = tokens * one * c.activations if lay.recompute == "full" else 0
 
-    def held(micro_batches: float) -> float:
-        kept = most * micro_batches
+    def held(micro_batches: float, layers: int) -> float:
+        kept = layers * micro_batches
         per_token = kept * (boundary if lay.recompute == "full" else one) + 2 * boundary + gathered
         return tokens * per_token * c.activations
 
     first, final = min(p + ((p - 1) / v if v > 1 else 0), lay.num_micro_batches), p - (p - 1) / v
     if lay.schedule == "gpipe":
         first = final = lay.num_micro_batches
-    activations = held(first) + repeated
     waiting = lay.num_micro_batches - 1 if lay.schedule == "gpipe" else 0
     at_loss = max(repeated, 8 * tokens * w.vocab / t)  # the last layer is repeated once the logits are gone
-    last = held(final if p > 1 else first) + at_loss + 6 * waiting * tokens * w.vocab / t
-    logits = max(last - activations, 0)
-    inside = weights + gradients + optimizer + activations + logits
+    at_loss += 6 * waiting * tokens * w.vocab / t
+    outside = small_outside(w)
+    inside = states(most, outside) + held(first, most) + repeated
+    if p == 1:
+        inside = max(inside, states(most, outside) + held(first, most) + at_loss)
+    else:  # the last stage has no positions, and fewer layers if they do not divide
+        on_last = states(of_last, 0 if w.max_positions > 16 else outside) + held(final, of_last) + at_loss
+        inside = max(inside, on_last)
     groups = sum(size > 1 for size in (t, p, lay.cp, lay.ep, lay.dp))
     channels = min(max(m["link"] / 300e9, 0.5), 1.5)
     return inside * c.allocator + c.context_bytes + c.group_bytes * channels * groups

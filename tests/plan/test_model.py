@@ -164,12 +164,12 @@ def test_zero_bubble_leaves_what_its_schedule_leaves(num_micro: int, recompute: 
     ("schedule", "vpp", "num_micro"),
     [("gpipe", 1, 12), ("1f1b", 1, 2), ("1f1b", 1, 12), ("1f1b", 4, 4), ("1f1b", 4, 12), ("zero-bubble", 1, 12)],
 )
-def test_the_ends_of_a_pipeline_hold_what_its_schedule_holds(schedule: str, vpp: int, num_micro: int) -> None:
+def test_the_stages_of_a_pipeline_hold_what_its_schedule_holds(schedule: str, vpp: int, num_micro: int) -> None:
     layout = Layout(pp=4, vpp=vpp, num_micro_batches=num_micro, schedule=schedule)
     inputs = one_case(all_models()["llama3-70b"], machine_of("h100x4", "bf16"), layout, 2048, Software())
     played = simulate(4, num_micro, vpp, [1.0] * 4, [2.0] * 4, schedule=schedule)
-    held = [float(np.ravel(each)[0]) for each in micro_batches_held(inputs)]
-    assert held == pytest.approx([most_in_flight(played[stage]) / vpp for stage in (0, -1)])
+    held = [float(np.ravel(micro_batches_held(inputs, stage))[0]) for stage in range(4)]
+    assert held == pytest.approx([most_in_flight(stage) / vpp for stage in played])
 
 
 @pytest.mark.parametrize(("pp", "num_micro", "first"), [(4, 12, 9.0), (2, 2, 5.0), (4, 1, 1.0), (1, 8, 1.0)])
@@ -178,7 +178,7 @@ def test_oneflow_reserves_buffers_of_twice_its_stages(pp: int, num_micro: int, f
     layout = Layout(pp=pp, num_micro_batches=num_micro)
     machine = machine_of(f"h100x{pp}", "bf16")
     inputs = one_case(all_models()["llama3-70b"], machine, layout, 2048, Software(reserves_pipeline=True))
-    on_first, on_last = (float(np.ravel(each)[0]) for each in micro_batches_held(inputs))
+    on_first, on_last = (float(np.ravel(micro_batches_held(inputs, stage))[0]) for stage in (0, pp - 1))
     assert (on_first, on_last) == (first, 1.0)
 
 

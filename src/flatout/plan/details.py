@@ -1,7 +1,7 @@
 """The details of a plan's best layout for its page: each stage's time and memory, the pipeline, and the Pareto front.
 
-In: the search context and the plan. Out: a `PlanDetails`. Nothing is predicted separately: the model's predictions for
-the complete step and for the stage that uses the most memory are distributed over the stages.
+In: the search context and the plan. Out: a `PlanDetails`. Nothing is predicted separately: the model's prediction for
+the complete step is distributed over the stages, and each stage's memory is counted as a plan counts the largest.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from flatout.plan import sizes
 from flatout.plan.constants import from_logs
 from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES, CostModelInputs
 from flatout.plan.layouts import all_layouts
-from flatout.plan.memory import MemoryConstants, MemoryEstimate, logits_bytes, memory, micro_batches_held
-from flatout.plan.pipeline import most_in_flight, simulate
+from flatout.plan.memory import PARTS, MemoryEstimate, memory
+from flatout.plan.pipeline import simulate
 from flatout.plan.search_context import SearchContext
-from flatout.plan.stages import StageLoads
+from flatout.plan.stages import of_stage
 from flatout.plan.step_time import towers_s
 from flatout.records.plan import Layout, Plan, PlannedLayout, layers_of_chunks
 from flatout.records.plan_details import PipelineInterval, PlanDetails, StageMemory
 
 _BY_INDEX = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 Pipeline = tuple[tuple[PipelineInterval, ...], ...]  # by stage
-_STATES = ("weights", "gradients", "optimizer")
 # The forward is one third of a layer's compute; with full recomputation, a quarter.
 FORWARD_SHARE, FORWARD_SHARE_RECOMPUTED = 1 / 3, 0.25
 
@@ -42,7 +40,7 @@ def details(context: SearchContext, plan: Plan) -> PlanDetails:
     return PlanDetails(
         gpu=cluster.gpu,
         gpu_memory_bytes=cluster.memory_bytes,
-        stages=stage_memory(context, best.layout, pipeline),
+        stages=stage_memory(context, best.layout),
         pipeline=pipeline,
         front=plan.pareto,
     )
@@ -114,43 +112,26 @@ def drawn_pipeline(
     )
 
 
-def stage_memory(context: SearchContext, layout: Layout, pipeline: Pipeline) -> tuple[StageMemory, ...]:
-    """Return the bytes of each stage.
-
-    Activations depend on the micro-batches that the stage holds in its schedule; the first stage has the embedding, and
-    the last stage has the logits.
-    """
+def stage_memory(context: SearchContext, layout: Layout) -> tuple[StageMemory, ...]:
+    """Return the bytes of each stage: those of its layers, and of as many micro-batches as its schedule holds."""
     inputs = inputs_of(context, layout)
-    constants = context.memory.constants
-    of_rank = {name: _scalar(part) for name, part in memory(inputs, constants).parts.items()}
-    counts = layers_of_stages(context.spec.workload.num_layers, layout.pp, layout.vpp)
     loads = context.stage_loads(inputs)
-    if layout.pp == 1:
-        state_shares, activations, logits = [1.0], [of_rank["activations"]], [of_rank["logits"]]
-    else:
-        state_shares = _state_shares(inputs, counts, loads)
-        activations = _activations(inputs, layout, pipeline, _kept_shares(inputs, counts, loads), constants)
-        logits = [0.0] * (layout.pp - 1) + [sum(map(_scalar, logits_bytes(inputs)))]
-    allocator_loss = constants.allocator - 1.0
-    allocated = sum(part for name, part in of_rank.items() if name != "overhead")
-    outside = of_rank["overhead"] - allocator_loss * allocated
-    stages: list[dict[str, float]] = []
-    for share, activation_bytes, logit_bytes in zip(state_shares, activations, logits, strict=True):
-        parts = {name: of_rank[name] * share for name in _STATES}
-        parts |= {"activations": activation_bytes, "logits": logit_bytes}
-        parts["overhead"] = outside + allocator_loss * sum(parts.values())
-        stages.append(parts)
-    parts_of_stages = {name: np.array([parts[name] for parts in stages]) for name in stages[0]}
-    totals = np.sum(list(parts_of_stages.values()), axis=0)
+    counts = layers_of_stages(context.spec.workload.num_layers, layout.pp, layout.vpp)
+    stages = [memory(inputs, context.memory.constants)]
+    if loads is not None:
+        of_stages = [replace(inputs, **of_stage(loads, inputs, stage)) for stage in range(layout.pp)]
+        stages = [memory(own, context.memory.constants) for own in of_stages]
+    parts_of_stages = {name: np.array([_scalar(stage.parts[name]) for stage in stages]) for name in PARTS}
+    totals = np.array([_scalar(stage.total) for stage in stages])
     probability = out_of_memory_probability(inputs, context.memory, MemoryEstimate(totals, parts_of_stages))
     return tuple(
         StageMemory(
             stage=stage,
             num_layers=counts[stage],
-            parts_bytes=parts,
+            parts_bytes={name: float(parts_of_stages[name][stage]) for name in PARTS},
             out_of_memory_probability=float(probability[stage]),
         )
-        for stage, parts in enumerate(stages)
+        for stage in range(layout.pp)
     )
 
 
@@ -167,50 +148,3 @@ def inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
     spec = replace(context.spec, offloads=layout.offload)
     columns = {name: np.array([values[name]]) for name in all_layouts(spec)}
     return replace(context, spec=spec).inputs(columns, slice(None))
-
-
-def _state_shares(inputs: CostModelInputs, counts: list[int], loads: StageLoads | None) -> list[float]:
-    """Return each stage's parameters relative to the largest rank's; middle stages have no vocabulary."""
-    dense, expert = _scalar(sizes.dense_parameters(inputs)), _scalar(sizes.expert_parameters(inputs))
-    everything = dense + expert
-    table = _scalar(inputs.vocab * inputs.hidden / inputs.tp)
-    if loads is None:
-        layer = (everything - table) / _scalar(sizes.layers_of_largest_stage(inputs))
-        parameters = [count * layer for count in counts]
-    else:
-        most = _scalar(sizes.layers_of_largest_stage(inputs))
-        in_layers = (dense - table) * loads.parameters / (_scalar(inputs.stage_parameters) * most)
-        in_experts = expert * loads.experts / (_scalar(inputs.stage_experts) * most)
-        parameters = (in_layers + in_experts)[:, 0].tolist()
-    parameters[0] += table
-    parameters[-1] += table
-    return [number / everything for number in parameters]
-
-
-def _kept_shares(inputs: CostModelInputs, counts: list[int], loads: StageLoads | None) -> list[float]:
-    """Return the activations of one micro-batch on each stage, relative to those that memory counts."""
-    if loads is None:
-        return [count / counts[0] for count in counts]
-    counted = _scalar(inputs.stage_kept) * _scalar(sizes.layers_of_largest_stage(inputs))
-    shares: list[float] = (loads.kept / counted)[:, 0].tolist()
-    return shares
-
-
-def _activations(
-    inputs: CostModelInputs, layout: Layout, pipeline: Pipeline, shares: list[float], constants: MemoryConstants
-) -> list[float]:
-    """Return the bytes of each stage's activations.
-
-    They grow linearly with the micro-batches in flight; both terms follow from the model at one and at many of them.
-    """
-
-    def held_bytes(case: CostModelInputs) -> float:
-        return _scalar(memory(case, constants).parts["activations"])
-
-    with_many = held_bytes(inputs)
-    with_one = held_bytes(replace(inputs, num_micro=np.ones(1), gpipe=np.zeros(1)))
-    num_held = _scalar(micro_batches_held(inputs)[0])
-    per_micro_batch = (with_many - with_one) / (num_held - 1.0) if num_held > 1 else with_one
-    always = max(with_one - per_micro_batch, 0.0)
-    in_flight = [most_in_flight(stage) / layout.vpp for stage in pipeline]
-    return [always + per_micro_batch * number * share for number, share in zip(in_flight, shares, strict=True)]

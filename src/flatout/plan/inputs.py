@@ -147,6 +147,10 @@ class CostModelInputs:
     stage_experts: Column = 1.0
     stage_kept: Column = 1.0  # activations of the stage that needs the most memory
     last_stage_kept: Column = 1.0
+    # Whether that stage is the first one, with the embedding and towers, and whether it is the last one, with the
+    # logits. If all layers are alike, the rank that counts has the states of one and the activations of either.
+    is_first_stage: Column = 1.0
+    is_last_stage: Column = 1.0
 
 
 FIELDS = tuple(field.name for field in fields(CostModelInputs))
@@ -300,7 +304,7 @@ def software_columns(software: Software) -> dict[str, float]:
 ALIKE = dict.fromkeys(
     (
         *("stage_time", "last_stage_time", "stage_parameters", "stage_experts"),
-        *("stage_kept", "last_stage_kept"),
+        *("stage_kept", "last_stage_kept", "is_first_stage", "is_last_stage"),
     ),
     1.0,
 )

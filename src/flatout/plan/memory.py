@@ -15,6 +15,7 @@ from flatout.plan import sizes, trained_state
 from flatout.plan.inputs import Column, CostModelInputs
 
 LINK_OF_A100 = 300e9
+FEW_NORMS = 16.0  # up to as many hidden widths are norms, more are positions or towers of the first stage
 LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "overhead")
 
@@ -45,6 +46,56 @@ class MemoryEstimate:
 def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimate:
     """Predict the memory of every row of the inputs."""
     dense, expert = sizes.dense_parameters(inputs), sizes.expert_parameters(inputs)
+    states = _states(inputs, dense, expert)
+
+    tokens = inputs.micro_batch * inputs.seq / inputs.cp
+    workspaces = constants.activations * np.where(inputs.fused > 0, 1.0, constants.unfused)
+    each, repeated, always = (part * tokens * workspaces for part in _activation_bytes_per_token(inputs))
+    on_first, on_last = micro_batches_held(inputs, 0.0), micro_batches_held(inputs, inputs.pp - 1.0)
+    in_towers = _tower_bytes(inputs) * workspaces * on_first * inputs.is_first_stage
+    in_first, in_last = each * inputs.stage_kept * on_first, each * inputs.last_stage_kept * on_last
+    fewer_bytes, kept_share = _last_stage(inputs, states, dense, expert)
+    in_last = in_last * kept_share
+    activations = in_first + repeated + always + in_towers
+    # The logits' gradient is freed before the last layer is recomputed: both are never held at once.
+    of_loss, of_others = logits_bytes(inputs)
+    held_at_loss = np.where(inputs.pp > 1, in_last, in_first + in_towers) + always + of_others
+    more_at_loss = held_at_loss + np.maximum(repeated, of_loss) - activations - fewer_bytes
+    logits = np.maximum(more_at_loss, 0.0) * inputs.is_last_stage
+    subtotal = states.total + activations + logits
+    groups = sum(
+        (np.asarray(size) > 1).astype(np.float64) for size in (inputs.tp, inputs.pp, inputs.cp, inputs.ep, inputs.dp)
+    )
+    # NCCL opens channels in proportion to the links, and keeps buffers for each.
+    channels = np.clip(inputs.link / LINK_OF_A100, 0.5, 1.5)
+    outside = constants.context_bytes + constants.group_bytes * channels * groups + inputs.buffer_bytes
+    overhead = subtotal * (constants.allocator - 1.0) + outside
+    parts = {
+        "weights": states.weights,
+        "gradients": states.gradients,
+        "optimizer": states.optimizer,
+        "activations": activations,
+        "logits": logits,
+        "overhead": overhead,
+    }
+    return MemoryEstimate(subtotal + overhead, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """Bytes of a stage's model states."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+
+    @property
+    def total(self) -> Column:
+        return self.weights + self.gradients + self.optimizer
+
+
+def _states(inputs: CostModelInputs, dense: Column, expert: Column) -> _States:
+    """Return the bytes of the states of these parameters of a rank, as ZeRO shards them."""
     shards, expert_shards = sizes.shards(inputs)
 
     def held(bytes_per_parameter: tuple[Column, Column], from_stage: float) -> Column:
@@ -62,35 +113,26 @@ def memory(inputs: CostModelInputs, constants: MemoryConstants) -> MemoryEstimat
     weights = weights - np.where(is_only_copy, held(trained_state.trained_weight_bytes(inputs), 3), 0.0)
     gradients = held(trained_state.gradient_bytes(inputs, inputs.held_gradient_bytes), 2) + gathered * trained_share
     optimizer = held(trained_state.optimizer_bytes(inputs), 1) * (1.0 - np.asarray(inputs.offload))
+    return _States(weights, gradients, optimizer)
 
-    tokens = inputs.micro_batch * inputs.seq / inputs.cp
-    workspaces = constants.activations * np.where(inputs.fused > 0, 1.0, constants.unfused)
-    each, repeated, always = (part * tokens * workspaces for part in _activation_bytes_per_token(inputs))
-    on_first, on_last = micro_batches_held(inputs)
-    in_towers = _tower_bytes(inputs) * workspaces * on_first
-    in_first, in_last = each * inputs.stage_kept * on_first, each * inputs.last_stage_kept * on_last
-    activations = in_first + repeated + always + in_towers
-    # The logits' gradient is freed before the last layer is recomputed: both are never held at once.
-    of_loss, of_others = logits_bytes(inputs)
-    held_at_loss = np.where(inputs.pp > 1, in_last, in_first + in_towers) + always + of_others
-    logits = np.maximum(held_at_loss + np.maximum(repeated, of_loss) - activations, 0.0)
-    subtotal = weights + gradients + optimizer + activations + logits
-    groups = sum(
-        (np.asarray(size) > 1).astype(np.float64) for size in (inputs.tp, inputs.pp, inputs.cp, inputs.ep, inputs.dp)
-    )
-    # NCCL opens channels in proportion to the links, and keeps buffers for each.
-    channels = np.clip(inputs.link / LINK_OF_A100, 0.5, 1.5)
-    outside = constants.context_bytes + constants.group_bytes * channels * groups + inputs.buffer_bytes
-    overhead = subtotal * (constants.allocator - 1.0) + outside
-    parts = {
-        "weights": weights,
-        "gradients": gradients,
-        "optimizer": optimizer,
-        "activations": activations,
-        "logits": logits,
-        "overhead": overhead,
-    }
-    return MemoryEstimate(subtotal + overhead, parts)
+
+def _last_stage(inputs: CostModelInputs, states: _States, dense: Column, expert: Column) -> tuple[Column, Column]:
+    """Return how many bytes of states the last stage holds less than the largest one, and its share of the activations.
+
+    Both differ if the layers do not divide evenly, and with towers or positions, which are on the first stage. Inputs
+    that describe one stage have no other.
+    """
+    is_either = (inputs.pp > 1) & (inputs.is_first_stage * inputs.is_last_stage > 0)
+    share = sizes.layers_of_last_stage(inputs) / np.maximum(sizes.layers_of_largest_stage(inputs), 1.0)
+    share = np.where(is_either & (share < 1.0), share, 1.0)
+    is_at_first = inputs.outside_parameters > FEW_NORMS * inputs.hidden
+    if np.all(share == 1.0) and not np.any(is_at_first):
+        return 0.0, share
+    outside_on_last = np.where(is_at_first, 0.0, inputs.outside_parameters)
+    tables = sizes.table_parameters(inputs)
+    own_dense = (dense - tables - inputs.outside_parameters) * share + tables + outside_on_last
+    own = _states(inputs, own_dense, expert * share)
+    return np.where(is_either, states.total - own.total, 0.0), share
 
 
 def _gathered_parameters(inputs: CostModelInputs, dense: Column, expert: Column) -> Column:
@@ -126,19 +168,21 @@ def logits_bytes(inputs: CostModelInputs) -> tuple[Column, Column]:
     return num_logits * inputs.logits_bytes, num_logits * others_held * np.minimum(inputs.logits_bytes, 6.0)
 
 
-def micro_batches_held(inputs: CostModelInputs) -> tuple[Column, Column]:
-    """Return the maximum number of micro-batches that the first and the last stage hold.
+def micro_batches_held(inputs: CostModelInputs, stage: Column) -> Column:
+    """Return the maximum number of micro-batches that a stage holds; stages are numbered from 0.
 
-    With m micro-batches on p stages, these are p and 1 for 1F1B, and m and m for GPipe. With interleaving into v
-    chunks, the first stage holds p + (p - 1) / v, and the last stage ((v - 1) p + 1) / v (Narayanan et al.,
-    arXiv 2104.04473, 2.2). OneFlow reserves buffers for 2 p of them on all stages but the last, next to the one that
-    computes.
+    With m micro-batches on p stages, stage s holds p - s for 1F1B, and m for GPipe. With interleaving into v chunks, it
+    starts with 2 (p - s - 1) + (v - 1) p forwards, and then alternates (Narayanan et al., arXiv 2104.04473, 2.2): one
+    chunk more than that, each the v-th part of a micro-batch. OneFlow reserves buffers for 2 p of them on all stages
+    but the last, next to the one that computes.
     """
-    first = np.minimum(inputs.pp + np.where(inputs.vpp > 1, (inputs.pp - 1.0) / inputs.vpp, 0.0), inputs.num_micro)
-    is_reserved = (inputs.reserves > 0) & (inputs.pp > 1) & (inputs.num_micro > 1)
-    first = np.where(is_reserved, 2.0 * inputs.pp + 1.0, first)
-    last = ((inputs.vpp - 1.0) * inputs.pp + 1.0) / inputs.vpp
-    return np.where(inputs.gpipe > 0, inputs.num_micro, first), np.where(inputs.gpipe > 0, inputs.num_micro, last)
+    later_stages = inputs.pp - 1.0 - stage
+    chunks = 2.0 * later_stages + (inputs.vpp - 1.0) * inputs.pp + 1.0
+    in_order = np.where(inputs.vpp > 1, chunks / inputs.vpp, later_stages + 1.0)
+    held = np.minimum(in_order, inputs.num_micro)
+    is_reserved = (inputs.reserves > 0) & (later_stages > 0) & (inputs.num_micro > 1)
+    held = np.where(is_reserved, 2.0 * inputs.pp + 1.0, held)
+    return np.where(inputs.gpipe > 0, inputs.num_micro, held)
 
 
 def _activation_bytes_per_token(inputs: CostModelInputs) -> tuple[Column, Column, Column]:

@@ -90,7 +90,7 @@ def plan(context: SearchContext, *, num_layouts: int = 10, fixed: tuple[str, ...
             for neighbour in around
         ),
         worth_measuring=_different(layouts),
-        pareto=tuple(_planned(context, columns, _front(times, totals, order))),
+        pareto=_without_beaten(_planned(context, columns, _front(times, totals, order))),
         sensitivity=sensitivity(context, columns, best),
         risk=context.risk,
         calibrated_with=context.calibration.num_runs if context.calibration.kinds else 0,
@@ -140,6 +140,17 @@ def _front(times: Array, totals: Array, order: Rows) -> Rows:
         return front
     spaced = np.linspace(0, len(front) - 1, MOST_IN_FRONT).astype(np.intp)
     return np.asarray(front[spaced], dtype=np.intp)
+
+
+def _without_beaten(front: Sequence[PlannedLayout]) -> tuple[PlannedLayout, ...]:
+    """Return the layouts that need less memory than every faster one, now that each stage's own memory is counted."""
+    least = float("inf")
+    kept = []
+    for layout in front:
+        if layout.memory_bytes < least:
+            kept.append(layout)
+            least = layout.memory_bytes
+    return tuple(kept)
 
 
 def _distinct(columns: Columns, order: Rows, count: int) -> Rows:
@@ -202,8 +213,9 @@ def _planned(context: SearchContext, columns: Columns, rows: Rows) -> list[Plann
         return []
     inputs = context.inputs(columns, rows)
     predicted = step_time(inputs, from_logs(context.calibration.logs))
-    held = memory(inputs, context.memory.constants)
-    probability = out_of_memory_probability(inputs, context.memory, held)
+    of_stages = context.with_stages(inputs)
+    held = memory(of_stages, context.memory.constants)
+    probability = out_of_memory_probability(of_stages, context.memory, held)
     factor = calibration_factor(context, columns)
     logs, deviations = predict_logs(inputs, context.calibration)
     totals_s = np.exp(logs)

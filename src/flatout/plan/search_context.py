@@ -57,15 +57,20 @@ class SearchContext:
         inputs = CostModelInputs(
             **{name: float(value) for name, value in shared.items()}, **input_columns(columns, rows)
         )
-        if not has_different_layers(spec.workload):
-            return inputs
+        return self.with_stages(inputs) if has_different_layers(spec.workload) else inputs
+
+    def with_stages(self, inputs: CostModelInputs) -> CostModelInputs:
+        """Return the inputs with the heaviest stage of each layout.
+
+        A search needs this where layers differ. Where they are alike, it counts the largest stage at the place of the
+        first, which is too much only if the first one has fewer layers than the next.
+        """
+        spec = self.spec
         return with_stages(inputs, spec.workload, spec.seq, spec.document, from_logs(self.calibration.logs))
 
     def stage_loads(self, inputs: CostModelInputs) -> StageLoads | None:
-        """Return what each stage of one layout holds in mean layers; None if all layers are alike."""
+        """Return what each stage of one layout holds in mean layers; None if it has one stage."""
         spec = self.spec
-        if not has_different_layers(spec.workload):
-            return None
         return stage_loads(inputs, spec.workload, spec.seq, spec.document, from_logs(self.calibration.logs))
 
 

@@ -52,13 +52,14 @@ def layer_parameters(inputs: CostModelInputs) -> Column:
 def dense_parameters(inputs: CostModelInputs) -> Column:
     """Return the rank's parameters without routed experts: its layers, its table of the vocabulary, and towers."""
     in_layers = layers_of_largest_stage(inputs) * layer_parameters(inputs) * inputs.stage_parameters
-    return in_layers + table_parameters(inputs) + inputs.outside_parameters
+    return in_layers + table_parameters(inputs) + inputs.outside_parameters * inputs.is_first_stage
 
 
 def table_parameters(inputs: CostModelInputs) -> Column:
-    """Return the parameters of the rank's embedding or logits, or of both if there is one stage."""
+    """Return the parameters of the rank's embedding or logits: both if there is one stage, none on a middle one."""
     table = inputs.vocab * inputs.hidden / inputs.tp
-    return np.where(inputs.pp > 1, table, table * (2.0 - inputs.tied))
+    on_an_end = table * np.maximum(inputs.is_first_stage, inputs.is_last_stage)
+    return np.where(inputs.pp > 1, on_an_end, table * (2.0 - inputs.tied))
 
 
 def expert_parameters(inputs: CostModelInputs) -> Column:

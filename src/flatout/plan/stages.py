@@ -11,7 +11,7 @@ that of the slowest stage, memory that of the one that needs the most, which nee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -21,12 +21,13 @@ import numpy.typing as npt
 from flatout.plan import sizes
 from flatout.plan.constants import Constants
 from flatout.plan.inputs import ALIKE, CostModelInputs, workload_columns
-from flatout.plan.memory import MemoryConstants, kept_bytes_per_token, memory
+from flatout.plan.memory import MemoryConstants, kept_bytes_per_token, memory, micro_batches_held
 from flatout.plan.step_time import layer_s
 from flatout.records.layers import LayerKind
 from flatout.records.plan import Workload, layers_of_chunks
 
 Array = npt.NDArray[np.float64]
+MOST_CHUNKS = 4096  # of a stage: more than any layout has
 # What differs between kinds of layers.
 _OF_A_LAYER = (
     *("qkv_width", "out_width", "score_width", "windowed", "recurrence", "kv_width"),
@@ -52,19 +53,37 @@ def has_different_layers(workload: Workload) -> bool:
 def with_stages(
     inputs: CostModelInputs, workload: Workload, seq: int, document: int, constants: Constants
 ) -> CostModelInputs:
-    """Return the inputs with the heaviest stage of each layout."""
+    """Return the inputs with the heaviest stage of each layout.
+
+    If all layers are alike, that is the first or the last one, which the cost model knows without this, unless the
+    first one has fewer layers than the next.
+    """
     pp, vpp = np.atleast_1d(inputs.pp), np.atleast_1d(inputs.vpp)
+    splits = [divmod(int(code), MOST_CHUNKS) for code in np.unique(pp * MOST_CHUNKS + vpp)]
+    uneven = [split for split in splits if _has_own_stages(workload, *split)]
+    if not uneven:
+        return inputs
     ratios = {name: np.ones(len(pp)) for name in ALIKE}
     of_kinds = _of_kinds(inputs, workload, seq, document, constants)
-    for num_stages, num_chunks in sorted(set(zip(pp.tolist(), vpp.tolist(), strict=True))):
-        counts = _layers_by_kind(workload.kind_of_layer, int(num_stages), int(num_chunks))
-        if num_stages == 1 or counts is None:
+    for num_stages, num_chunks in uneven:
+        counts = _layers_by_kind(_kinds_in_order(workload), num_stages, num_chunks)
+        if counts is None:
             continue
         rows = np.flatnonzero((pp == num_stages) & (vpp == num_chunks))
         loads = _loads(counts, {name: values[:, rows] for name, values in of_kinds.items()})
-        for name, ratio in _heaviest(loads, _rows_of(inputs, rows)).items():
+        own = _rows_of(inputs, rows)
+        slowest = _slowest(loads, own) if has_different_layers(workload) else {}
+        for name, ratio in (slowest | _largest(loads, own)).items():
             ratios[name][rows] = ratio
     return replace(inputs, **ratios)
+
+
+def _has_own_stages(workload: Workload, num_stages: int, num_chunks: int) -> bool:
+    """Whether a stage in the middle may hold the most, or be the slowest."""
+    if num_stages == 1 or workload.num_layers % (num_stages * num_chunks) == 0:
+        return num_stages > 1 and has_different_layers(workload)
+    layers = layers_of_chunks(workload.num_layers, num_stages, num_chunks)
+    return has_different_layers(workload) or layers[0] < max(layers)
 
 
 def stage_loads(
@@ -72,7 +91,7 @@ def stage_loads(
 ) -> StageLoads | None:
     """Return the loads of the stages of one layout; None if it has one stage, or cannot split the layers."""
     num_stages, num_chunks = int(np.ravel(inputs.pp)[0]), int(np.ravel(inputs.vpp)[0])
-    counts = _layers_by_kind(workload.kind_of_layer, num_stages, num_chunks)
+    counts = _layers_by_kind(_kinds_in_order(workload), num_stages, num_chunks)
     if num_stages == 1 or counts is None:
         return None
     return _loads(counts, _of_kinds(inputs, workload, seq, document, constants))
@@ -83,6 +102,8 @@ def _of_kinds(
 ) -> dict[str, Array]:
     """Return what a layer of each kind takes: one row for each kind, one column for each layout."""
     num_layouts = len(np.atleast_1d(inputs.pp))
+    if not has_different_layers(workload):
+        return {field.name: np.ones((1, num_layouts)) for field in fields(StageLoads)}
     kinds = [replace(inputs, **_columns_of(kind, workload, seq, document), **ALIKE) for kind in workload.layers]
 
     def column(value: Any) -> Array:
@@ -100,36 +121,47 @@ def _loads(counts: Array, of_kinds: dict[str, Array]) -> StageLoads:
     return StageLoads(**{name: _in_mean_layers(counts, values) for name, values in of_kinds.items()})
 
 
-def _heaviest(loads: StageLoads, inputs: CostModelInputs) -> dict[str, Any]:
-    """Return the slowest stage and the one with the most memory, relative to the largest stage of mean layers."""
+def _kinds_in_order(workload: Workload) -> Sequence[int]:
+    """Return the kind of each layer in the order of the model; all are of one kind if the order is unknown."""
+    return workload.kind_of_layer if has_different_layers(workload) else (0,) * workload.num_layers
+
+
+def _slowest(loads: StageLoads, inputs: CostModelInputs) -> dict[str, Any]:
+    """Return the slowest stage but the last and the last one, relative to the largest stage of mean layers."""
     most = sizes.layers_of_largest_stage(inputs)
     in_last = sizes.layers_of_last_stage(inputs)
     return {
         "stage_time": loads.time[:-1].max(axis=0) / most,
         "last_stage_time": np.where(in_last > 0, loads.time[-1] / np.maximum(in_last, 1.0), 1.0),
-        **_largest(loads, inputs, most),
     }
 
 
-def _largest(loads: StageLoads, inputs: CostModelInputs, most: Any) -> dict[str, Any]:
-    """Return what the stage that needs the most memory holds.
+def of_stage(loads: StageLoads, inputs: CostModelInputs, stage: int) -> dict[str, Any]:
+    """Return the columns with which `memory` counts one stage: what it holds, relative to mean layers.
 
-    Of p stages in 1F1B, stage s holds p - s micro-batches: the ratio of its activations counts them as if it held as
-    many as the first stage. The last stage also has the logits.
+    A stage's activations are relative to as many micro-batches as the first stage holds.
     """
+    most = sizes.layers_of_largest_stage(inputs)
+    held = micro_batches_held(inputs, float(stage)) / micro_batches_held(inputs, 0.0)
+    is_last = float(stage == len(loads.kept) - 1)
+    return {
+        "stage_parameters": loads.parameters[stage] / most,
+        "stage_experts": loads.experts[stage] / most,
+        "stage_kept": loads.kept[stage] * held / most,
+        "last_stage_kept": loads.kept[stage] * is_last / most,
+        "is_first_stage": float(stage == 0),
+        "is_last_stage": is_last,
+    }
+
+
+def _largest(loads: StageLoads, inputs: CostModelInputs) -> dict[str, Any]:
+    """Return what the stage that needs the most memory holds."""
     largest: dict[str, Any] = {}
     num_stages, num_layouts = loads.kept.shape
     largest_bytes = np.full(num_layouts, -1.0)
     evaluated: list[dict[str, Any]] = []
     for stage in range(num_stages):
-        held = np.where(np.asarray(inputs.gpipe) > 0, 1.0, 1.0 - stage / num_stages)
-        is_last = stage == num_stages - 1
-        own = {
-            "stage_parameters": loads.parameters[stage] / most,
-            "stage_experts": loads.experts[stage] / most,
-            "stage_kept": loads.kept[stage] * held / most,
-            "last_stage_kept": loads.kept[stage] * is_last / most,
-        }
+        own = of_stage(loads, inputs, stage)
         if any(_holds_as_much(other, own) for other in evaluated):
             continue
         evaluated.append(own)
