@@ -1,16 +1,19 @@
 """What `flatout watch` costs nanoGPT on one GPU, whether its counters are those of `nvidia-smi`, what a share gives.
 
     python benchmarks/gpu_watch.py --script FOLDER --out OUT [--seconds 120] [--block-s 4] [PART ..]
+    python benchmarks/gpu_watch.py --script FOLDER --out OUT --micro-batches 40 --compile --skip 1 --warm-up 10 cost
     python benchmarks/gpu_watch.py --stand-in 50 --out OUT [--plant 0.01] [--idle] cost
 
-FOLDER is a checkout of karpathy/nanoGPT, whose script runs unmodified, eager, one micro-batch per step. The first three
-parts share one start of it under `flatout run --metrics-port`:
+FOLDER is a checkout of karpathy/nanoGPT, whose script runs unmodified: eager and with one micro-batch per step, which
+on an H200 takes 54 ms, give or take 5 % from one step to the next, or with the second command as its own defaults say,
+compiled and with 40 micro-batches, which takes 1.1 s, give or take 0.3 %. The first three parts share one start of it
+under `flatout run --metrics-port`:
 
     counters  the scraped counters beside `nvidia-smi --query-gpu` before and after each scrape
     cost      while the metrics are scraped once per second, 15 times as often as Prometheus does, and `flatout watch`
               shows the job on a terminal: in every other block of 4 s nothing is watched (see `gpu_watch_job.py`).
               Stopped are `flatout run`, its exporter, the scraper and `flatout watch`; taken out are the hooks in
-              the job. The first 3 steps of a block do not count. Blocks are compared in pairs of neighbours.
+              the job. The first steps of a block do not count. Blocks are compared in pairs of neighbours.
     record    then `flatout watch PID --record 3`
     watts     `flatout bench --only matmul`
     share     `flatout bench --share`: two processes, alone and together, with the GPU's settings as they are
@@ -48,7 +51,6 @@ from profile_overhead import t_interval
 PARTS = ("counters", "cost", "record", "watts", "share")
 OF_ONE_START = PARTS[:3]
 LIMIT = 0.003  # of a step
-SKIPPED = 3  # first steps of a block
 NUM_COUNTERS = 8
 TOO_LONG = 1.5  # times the median
 _PATIENCE_S = 120.0
@@ -60,7 +62,7 @@ _SAME = {
     "clocks.mem": "MEM_CLOCK",
     "temperature.gpu": "GPU_TEMP",
     "temperature.memory": "MEMORY_TEMP",
-    "power.draw.instant": "POWER_USAGE",
+    "power.draw.average": "POWER_USAGE",
     "utilization.gpu": "GPU_UTIL",
     "utilization.memory": "MEM_COPY_UTIL",
     "memory.used": "FB_USED",
@@ -91,6 +93,7 @@ class Start:
             str(self.folder),
             arguments.block_s,
             arguments.seconds,
+            arguments.warm_up,
             planted_share=arguments.plant,
             is_idle=arguments.idle,
         )
@@ -148,8 +151,9 @@ def script_words(arguments: argparse.Namespace) -> list[str]:
         path = arguments.out / "stand_in.py"
         path.write_text(STAND_IN)
         return [str(path), str(arguments.stand_in)]
-    options = ["--dataset=random", "--compile=False", "--eval_iters=1", "--log_interval=1"]
-    options += ["--gradient_accumulation_steps=1", "--max_iters=1000000", "--eval_interval=1000000"]
+    options = ["--dataset=random", f"--compile={arguments.compile}", "--eval_iters=1", "--log_interval=1"]
+    options += [f"--gradient_accumulation_steps={arguments.micro_batches}", "--max_iters=1000000"]
+    options += ["--eval_interval=1000000"]
     return ["train.py", *options]
 
 
@@ -210,7 +214,7 @@ def differences(pairs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 # The cost.
 
 
-def cost(start: Start, seconds: float) -> dict[str, Any]:
+def cost(start: Start, seconds: float, num_skipped: int) -> dict[str, Any]:
     drawn: list[int] = []
     with scraper(start.address, start.folder / "scrapes") as scraping, screen(start.pid, drawn) as watching:
         pids = [*start.watchers(), scraping, watching]
@@ -226,8 +230,11 @@ def cost(start: Start, seconds: float) -> dict[str, Any]:
                     os.kill(pid, signal.SIGCONT)
     blocks = [json.loads(line) for line in (start.folder / "blocks.jsonl").read_text().splitlines()]
     scraped = [float(line) for line in (start.folder / "scrapes").read_text().split()]
-    looked_on = {"scrapes_per_watched_s": scrapes_per_s(blocks, scraped), "bytes_drawn_by_watch": sum(drawn)}
-    return compared(blocks) | looked_on
+    looked_on = {
+        "scrapes_per_watched_s": scrapes_per_s(blocks, scraped, num_skipped),
+        "bytes_drawn_by_watch": sum(drawn),
+    }
+    return compared(blocks, num_skipped) | looked_on
 
 
 @contextmanager
@@ -266,12 +273,12 @@ def _read_all(terminal: int, drawn: list[int]) -> None:
             drawn.append(len(data))
 
 
-def compared(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+def compared(blocks: list[dict[str, Any]], num_skipped: int) -> dict[str, Any]:
     """Return what watching adds to a step, as a share of it: the mean over pairs of blocks, with its 95 % interval."""
     numbered = {block["number"]: block for block in blocks}
     pairs = []
     for number in range(0, len(blocks) - 1, 2):
-        both = {numbered[each]["is_on"]: numbered[each]["step_s"][SKIPPED:] for each in (number, number + 1)}
+        both = {numbered[each]["is_on"]: numbered[each]["step_s"][num_skipped:] for each in (number, number + 1)}
         if all(both.values()):
             pairs.append(both)
     result: dict[str, Any] = {
@@ -282,7 +289,7 @@ def compared(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if len(pairs) < 3:
         return result
-    watched_steps = [each for block in blocks if block["is_on"] for each in block["planted_s"][SKIPPED:]]
+    watched_steps = [each for block in blocks if block["is_on"] for each in block["planted_s"][num_skipped:]]
     result["step_ms"] = 1e3 * fmean(fmean(both[False]) for both in pairs)
     result["planted_share"] = 1e3 * fmean(watched_steps) / result["step_ms"]
     for name, of_block in (("all steps", fmean), ("steps not half as long again", _usual), ("medians", median)):
@@ -298,14 +305,14 @@ def _usual(steps: list[float]) -> float:
     return fmean(step for step in steps if step <= longest)
 
 
-def scrapes_per_s(blocks: list[dict[str, Any]], scraped: list[float]) -> float | None:
+def scrapes_per_s(blocks: list[dict[str, Any]], scraped: list[float], num_skipped: int) -> float | None:
     """Return how many scrapes fell into the steps of watched blocks that count, per second."""
     num, seconds = 0, 0.0
     for block in blocks:
         steps = block["step_s"]
         if not block["is_on"]:
             continue
-        begin = block["began_unix_s"] + sum(steps[:SKIPPED])
+        begin = block["began_unix_s"] + sum(steps[:num_skipped])
         end = block["began_unix_s"] + sum(steps)
         num += sum(begin <= at < end for at in scraped)
         seconds += end - begin
@@ -349,6 +356,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="of all blocks together")
     parser.add_argument("--block-s", type=float, default=4.0)
     parser.add_argument("--device", type=int, default=0, help="of nvidia-smi")
+    parser.add_argument("--skip", type=int, default=3, help="steps at the beginning of a block that do not count")
+    parser.add_argument("--warm-up", type=int, default=30, help="steps before the first block")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of a step")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--stand-in", type=float, metavar="MS", help="train a small model whose steps sleep so long")
     parser.add_argument("--plant", type=float, default=0.0, metavar="SHARE", help="make watched steps so much longer")
     parser.add_argument("--idle", action="store_true", help="leave the watchers alone")
@@ -381,7 +392,7 @@ def main() -> None:
         try:
             start.await_file("ready")
             run("counters", lambda: counters(start, arguments.device))
-            run("cost", lambda: cost(start, arguments.seconds))
+            run("cost", lambda: cost(start, arguments.seconds, arguments.skip))
             run("record", lambda: record(start))
         finally:
             start.end()

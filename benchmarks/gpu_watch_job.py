@@ -25,7 +25,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-WARM_UP = 30  # steps
 HEARTBEAT = "FLATOUT_HEARTBEAT"
 
 
@@ -33,6 +32,7 @@ class Settings(NamedTuple):
     folder: str
     block_s: float
     seconds: float  # of all blocks together
+    warm_up: int  # steps
     planted_share: float = 0.0  # of a step: how much longer watched steps are made, to test the method
     is_idle: bool = False  # whether the watchers stay as they are in all blocks, to test the method
 
@@ -99,12 +99,12 @@ class Blocks:
         return now - began
 
     def _wait_for_watchers(self) -> None:
-        if len(self._marks) == WARM_UP:
+        if len(self._marks) == self._settings.warm_up:
             (self._folder / "ready").touch()
-        if len(self._marks) < WARM_UP or not (self._folder / "watchers.json").exists():
+        if len(self._marks) < self._settings.warm_up or not (self._folder / "watchers.json").exists():
             return
         self._pids = json.loads((self._folder / "watchers.json").read_text())
-        step_s = median(self._steps()[WARM_UP // 2 :])
+        step_s = median(self._steps()[self._settings.warm_up // 2 :])
         self._planted_s = self._settings.planted_share * step_s
         self._end_s = time.perf_counter() + self._settings.seconds
         self._next_block()

@@ -16,7 +16,7 @@ class FakeNvml:
     NVMLError = pynvml.NVMLError
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("NVML_"):
+        if name.startswith(("NVML_", "nvmlMemory_")):
             return getattr(pynvml, name)
         if name.startswith("nvml"):
             return lambda handle, *arguments: self._answer(name, handle, arguments)
@@ -40,6 +40,9 @@ def h100(index: int = 0) -> dict[Any, Any]:
         "nvmlDeviceGetUUID": f"GPU-{index + 1:08x}-0000-0000-0000-000000000000",
         "nvmlDeviceGetPciInfo": SimpleNamespace(busId=f"00000000:{0x1B + index:02X}:00.0"),
         "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=81559 * MIB, free=1559 * MIB, used=80000 * MIB),
+        ("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2): SimpleNamespace(
+            total=81559 * MIB, free=1559 * MIB, used=79388 * MIB, reserved=612 * MIB
+        ),
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=41),
         ("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM): 1755,
         ("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM): 2619,

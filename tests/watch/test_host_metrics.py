@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.keep.beating import Clock, Rank
@@ -47,7 +48,8 @@ def test_counters_have_the_names_and_units_of_dcgm_exporter() -> None:
     assert {counter.name for counter in COUNTERS} <= {f"DCGM_FI_DEV_{name}" for name in OF_DCGM.split()}
     assert len(gpu.values) == len(COUNTERS), "the stand-in gives each counter"
     expected = {
-        "SM_CLOCK": 1755, "FB_USED": 80000, "POWER_USAGE": 642.5, "TOTAL_ENERGY_CONSUMPTION": 9_876_543_210,
+        "SM_CLOCK": 1755, "FB_USED": 79388, "FB_RESERVED": 612, "POWER_USAGE": 642.5,
+        "TOTAL_ENERGY_CONSUMPTION": 9_876_543_210,
         "CORRECTABLE_REMAPPED_ROWS": 2, "UNCORRECTABLE_REMAPPED_ROWS": 1, "ROW_REMAP_FAILURE": 0,
         "ECC_SBE_AGG_TOTAL": 50, "ECC_DBE_AGG_TOTAL": 1, "ECC_SBE_VOL_TOTAL": 5, "THERMAL_VIOLATION": 2e9,
         "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": 7,
@@ -63,6 +65,14 @@ def test_a_counter_that_the_driver_does_not_give_is_absent_and_not_0() -> None:
     missing = {counter.name for counter in COUNTERS} - gpu.values.keys()
     names = {"CORRECTABLE_REMAPPED_ROWS", "UNCORRECTABLE_REMAPPED_ROWS", "ROW_REMAP_FAILURE", "POWER_USAGE"}
     assert missing == {f"DCGM_FI_DEV_{name}" for name in names}
+
+
+def test_an_old_driver_counts_reserved_memory_as_used() -> None:
+    handle = h100()
+    del handle["nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2]
+    (gpu,) = read_gpu_counters(FakeNvml(), [handle])
+    assert gpu.values["DCGM_FI_DEV_FB_USED"] == 80000
+    assert "DCGM_FI_DEV_FB_RESERVED" not in gpu.values
 
 
 def test_ports_of_adapters_count_bytes_and_virtual_interfaces_are_left_out(tmp_path: Path) -> None:

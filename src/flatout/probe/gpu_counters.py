@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from flatout.probe.device_memory import device_memory
+
 _MIB = 1 << 20
 Kind = Literal["gauge", "counter"]
 
@@ -53,7 +55,7 @@ def _call(name: str) -> Callable[[Any, Any], float]:
 
 
 def _memory(part: str) -> Callable[[Any, Any], float]:
-    return lambda nvml, handle: getattr(nvml.nvmlDeviceGetMemoryInfo(handle), part) / _MIB
+    return lambda nvml, handle: getattr(device_memory(nvml, handle), part) / _MIB
 
 
 def _utilization(part: str) -> Callable[[Any, Any], float]:
@@ -92,6 +94,7 @@ _STATE: tuple[_Row, ...] = (
     ("MEM_COPY_UTIL", "gauge", "Memory utilization (in %).", _utilization("memory")),
     ("FB_FREE", "gauge", "Framebuffer memory free (in MiB).", _memory("free")),
     ("FB_USED", "gauge", "Framebuffer memory used (in MiB).", _memory("used")),
+    ("FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB).", _memory("reserved")),
     ("ROW_REMAP_FAILURE", "gauge", "Whether remapping of rows has failed.", _remapped(3)),
 )
 _COUNTS: tuple[_Row, ...] = (

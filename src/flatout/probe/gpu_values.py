@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from flatout.probe.device_memory import device_memory
+
 _ON = {0: "Disabled", 1: "Enabled"}
 _YES = {0: "No", 1: "Yes"}
 _COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
@@ -58,7 +60,7 @@ def _values(nvml: Any, handle: Any) -> dict[str, str]:
         "PCI/GPU Link Info/Link Width/Current": lambda: f"{nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)}x",
         "PCI/Replays Since Reset": lambda: str(nvml.nvmlDeviceGetPcieReplayCounter(handle)),
         "FB Memory Usage/Total": lambda: _mib(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        "FB Memory Usage/Used": lambda: _mib(nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        "FB Memory Usage/Used": lambda: _mib(device_memory(nvml, handle).used),
         "Utilization/GPU": lambda: f"{nvml.nvmlDeviceGetUtilizationRates(handle).gpu} %",
         "Temperature/GPU Current Temp": lambda: f"{nvml.nvmlDeviceGetTemperature(handle, 0)} C",
         "Temperature/GPU Slowdown Temp": lambda: f"{nvml.nvmlDeviceGetTemperatureThreshold(handle, 1)} C",

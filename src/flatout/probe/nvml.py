@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from flatout.probe.device_memory import device_memory
 from flatout.probe.gpu_counters import GpuCounters, read_gpu_counters
 from flatout.probe.gpu_health import read_gpu_health
 from flatout.probe.peer_paths import slowest_peer_path
@@ -126,7 +127,7 @@ class Gpus:
         entries = self._entries(
             busy_percent=lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             memory_busy_percent=lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory,
-            memory_used_bytes=lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            memory_used_bytes=lambda: device_memory(nvml, handle).used,
             sm_clock_hz=lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
             memory_clock_hz=lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
             power_w=lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
