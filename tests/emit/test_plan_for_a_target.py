@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests.plan.test_search import setting_of
 
 from flatout.emit import plan_deepspeed, plan_torchtitan
 from flatout.emit.plan_targets import PLAN_TARGETS, settings_for
-from flatout.plan.layouts import all_layouts, layout_at
+from flatout.plan.layouts import Columns, TrainingSpec, all_layouts, layout_at
 from flatout.plan.targets import runnable
 from flatout.records.plan_details import PlannedJob
 
@@ -25,11 +26,17 @@ JOBS = [
 ]
 
 
+@cache
+def spec_and_layouts(model: str, cluster: str) -> tuple[TrainingSpec, Columns]:
+    """Return all layouts, which are the same for each target, also with the optimizer on the host."""
+    spec = replace(setting_of(model, cluster).spec, offloads=True)
+    return spec, all_layouts(spec)
+
+
 def sampled_jobs(model: str, cluster: str, precision: str, target: str) -> list[PlannedJob]:
-    """Return jobs with random layouts of those that the target can run, also with the optimizer on the host."""
-    context = setting_of(model, cluster)
-    spec = replace(context.spec, offloads=True)
-    columns, _ = runnable(spec, all_layouts(spec), target=target, precision=precision)
+    """Return jobs with random layouts of those that the target can run."""
+    spec, layouts = spec_and_layouts(model, cluster)
+    columns, _ = runnable(spec, layouts, target=target, precision=precision)
     count = len(columns["tp"])
     rows = np.random.default_rng(0).choice(count, min(NUM_SAMPLES, count), replace=False)
     return [

@@ -98,10 +98,10 @@ def test_harmless_words_stay(line: str) -> None:
     ],
 )
 def test_a_long_line_takes_a_bounded_time(part: str) -> None:
-    """100,000 characters take at most a second or two; what backtracks over them takes minutes."""
+    """50,000 characters take at most a second; what backtracks over them takes many."""
     began_s = time.process_time()
-    masked_text("key " + part * (100_000 // len(part)))
-    assert time.process_time() - began_s < 6
+    masked_text("key " + part * (50_000 // len(part)))
+    assert time.process_time() - began_s < 3
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,8 @@ class _Score(msgspec.Struct, frozen=True, kw_only=True):
     tuning: str
     value: float
     noise: float = 0.0  # standard deviation of the value due to measurement noise
-
-    @property
-    def weight(self) -> float:
-        return BETWEEN_JOBS_SD**2 / (BETWEEN_JOBS_SD**2 + self.noise**2)
+    clipped: float  # the value, within `MAX_SCORE`
+    weight: float
 
 
 class PredictionCalibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,13 +134,16 @@ def _score(outcome: PredictionRecord) -> _Score:
     up, down = _half_widths(outcome.predicted, outcome.low, outcome.high)
     off = math.log(outcome.measured) - predicted
     unit = up if off > 0 else down
+    value, noise = off / unit, outcome.sd / unit
     return _Score(
         family=outcome.family,
         change=outcome.change,
         log_predicted=predicted,
         tuning=outcome.date,
-        value=off / unit,
-        noise=outcome.sd / unit,
+        value=value,
+        noise=noise,
+        clipped=min(max(value, -MAX_SCORE), MAX_SCORE),
+        weight=BETWEEN_JOBS_SD**2 / (BETWEEN_JOBS_SD**2 + noise**2),
     )
 
 
@@ -156,31 +157,42 @@ def _half_widths(speedup: float, low: float | None, high: float | None) -> tuple
 
 def _shift(scores: Sequence[_Score], family: str, change: str, log_predicted: float) -> float:
     """Return the expected score of a prediction, from the scores of its family and of the same change."""
-    by_tuning: dict[str, list[tuple[float, float]]] = defaultdict(list)  # values and weights
-    alike = []
+    by_tuning: dict[str, _WeightedMean] = defaultdict(_WeightedMean)
+    alike = _WeightedMean()
     for score in scores:
         if score.family != family:
             continue
-        value = min(max(score.value, -MAX_SCORE), MAX_SCORE)
-        by_tuning[score.tuning].append((value, score.weight))
+        by_tuning[score.tuning].add(score.clipped, score.weight)
         if score.change == change and abs(score.log_predicted - log_predicted) <= ALIKE:
-            alike.append((value, score.weight))
+            alike.add(score.clipped, score.weight)
     if not by_tuning:
         return 0.0
-    means = np.array([_mean(values) for values in by_tuning.values()])
+    means = np.array([tuning.mean for tuning in by_tuning.values()])
     # A tuning counts once, however many changes it tried, and less if all of its records are noisy.
-    weights = np.array([max(weight for _, weight in values) for values in by_tuning.values()])
+    weights = np.array([tuning.max_weight for tuning in by_tuning.values()])
     count, middle = float(weights.sum()), float(np.average(means, weights=weights))
     # A few tunings show little of how much jobs differ, so the prior counts as some more of them.
     squares = float((weights * (means - middle) ** 2).sum()) + PRIOR_WEIGHT * BETWEEN_JOBS_SD**2
     between_jobs = squares / (max(count - 1, 0.0) + PRIOR_WEIGHT)
     of_family = middle * count / (count + between_jobs / BETWEEN_FAMILIES_SD**2)
-    if not alike:
+    if not alike.weight:
         return of_family
-    num_alike = sum(weight for _, weight in alike)
-    return of_family + (_mean(alike) - of_family) * num_alike / (num_alike + 1)
+    return of_family + (alike.mean - of_family) * alike.weight / (alike.weight + 1)
 
 
-def _mean(values: Sequence[tuple[float, float]]) -> float:
-    """Return the weighted mean; plain sums, because numpy takes ten times as long for the usual one to three values."""
-    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
+class _WeightedMean:
+    """A weighted mean. Plain sums, because numpy takes ten times as long for the usual one to three values."""
+
+    __slots__ = ("max_weight", "total", "weight")
+
+    def __init__(self) -> None:
+        self.total = self.weight = self.max_weight = 0.0
+
+    def add(self, value: float, weight: float) -> None:
+        self.total += value * weight
+        self.weight += weight
+        self.max_weight = max(self.max_weight, weight)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight

@@ -171,6 +171,9 @@ class _Fits:
 
     def step(self, window: Window) -> TrialCost:
         """Return the cost of a step of this trial, with the objective `step_s`."""
+        if not self._works:
+            step_s = self._plain_s[window.index]
+            return TrialCost(log=math.log(step_s), num_steps=window.num_steps, step_s=step_s, regular_s=step_s)
         of_arm = self._of_arm[window.arm]
         is_own = ~np.isnan(of_arm) & ~self._is_random
         extra_s = np.where(is_own, self._fit([window], np.nan_to_num(of_arm)), self._elsewhere_s(window.arm))

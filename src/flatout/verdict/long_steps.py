@@ -100,17 +100,30 @@ def _extra_s(step_s: Floats, is_open: Flags) -> Floats:
     others = step_s[is_open]
     if not len(others):
         return np.zeros(len(step_s))
-    extra_s = step_s - np.median(others)
-    return np.where(is_open & (extra_s > _least_extra_s(others)), extra_s, 0.0)
+    middle_s = _median(others)
+    extra_s = step_s - middle_s
+    return np.where(is_open & (extra_s > _least_extra_beyond(middle_s, others)), extra_s, 0.0)
 
 
 def _least_extra_s(step_s: Floats) -> float:
     """Return what a step must take beyond the median to be long; infinity without any."""
     if not len(step_s):
         return np.inf
-    middle = float(np.median(step_s))
-    spread = _NORMAL_MAD * float(np.median(np.abs(step_s - middle)))
-    return max((LONG_STEP - 1) * middle, MIN_DEVIATIONS * spread)
+    return _least_extra_beyond(_median(step_s), step_s)
+
+
+def _least_extra_beyond(middle_s: float, step_s: Floats) -> float:
+    spread_s = _NORMAL_MAD * _median(np.abs(step_s - middle_s))
+    return max((LONG_STEP - 1) * middle_s, MIN_DEVIATIONS * spread_s)
+
+
+def _median(values: Floats) -> float:
+    """Return what `np.median` does, for values without a NaN. It is called for each trial each time that one ends."""
+    ordered = np.sort(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return float(ordered[middle])
+    return float(ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _sizes(extra_s: Mapping[int, Floats]) -> list[tuple[float, float]]:
