@@ -157,7 +157,8 @@ def test_a_throttled_rank_and_a_neighbour_are_named() -> None:
     ("waits", "cause", "ranks"),
     [
         ((0.031, 0.001), "noisy_neighbour", (0,)),
-        ((0.031, 0.031), "noisy_neighbour", ()),
+        ((0.031, 0.015), "noisy_neighbour", (0,)),
+        ((0.031, 0.016), "noisy_neighbour", ()),
         ((0.030, 0.001), "unknown", ()),
         ((None, None), "unknown", ()),
     ],
@@ -191,6 +192,26 @@ def test_a_late_rank_is_at_fault_unless_it_waits_for_cores_more_than_its_peers(
     since = of_ranks(0.36, exposed_s=[0.08, 0.08, 0.02, 0.08], core_wait_s=core_waits)
     named = name_cause(quiet, since)
     assert (named.cause, named.ranks) == (cause, (2,))
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "ranks"),
+    [
+        ([0.0, 0.0, 0.031, 0.0], (2,)),  # of 60 ms
+        ([0.0, 0.0, 0.029, 0.0], ()),
+        ([0.0, 0.0, 0.031, 0.014], (2,)),
+        ([0.0, 0.0, 0.031, 0.016], ()),
+        ([0.0, 0.031, 0.031, 0.0], (1, 2)),
+        ([None] * 4, (3,)),
+    ],
+)
+def test_ranks_that_come_later_than_their_peers_are_late_whatever_they_wait(
+    behind_s: Sequence[float | None], ranks: tuple[int, ...]
+) -> None:
+    quiet = of_ranks(0.30, exposed_s=[0.02] * 4, behind_s=[0.0] * 4)
+    since = of_ranks(0.36, exposed_s=[0.08, 0.08, 0.08, 0.02], behind_s=behind_s)
+    named = name_cause(quiet, since)
+    assert (named.cause, named.ranks) == ("late_rank" if ranks else "unknown", ranks)
 
 
 @pytest.mark.parametrize(

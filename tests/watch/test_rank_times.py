@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
-from flatout.watch.diagnosis.rank_times import LEAST_BEFORE, MOST_ERROR, UNKNOWN, RankTimes, num_needed
+from flatout.keep.heartbeats import HeartbeatSample, TimedExchange
+from flatout.watch.diagnosis.exchanges import FIRST_STEP, Exchanges
+from flatout.watch.diagnosis.rank_times import LEAST_BEFORE, MOST_ERROR, MOST_KEPT, UNKNOWN, RankTimes, num_needed
 
 
 def filled(before: list[float], since: list[float]) -> RankTimes:
@@ -42,5 +47,24 @@ def test_a_trend_needs_no_more_values_than_its_noise() -> None:
 
 
 def test_old_values_are_dropped() -> None:
-    times = filled([0.02] * 30, [0.05] * 60)
+    times = filled([0.02] * 30, [0.05] * MOST_KEPT)
     assert times.compared(30, 0.03) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("exposed_s", "behind_s"),
+    [((0.02, 0.05), (0.03, -0.03)), ((0.05, 0.02, 0.05, 0.04), (-0.005, 0.025, -0.005, 0.005))],
+)
+def test_a_rank_is_behind_by_how_much_less_than_its_peers_it_waits(
+    exposed_s: tuple[float, ...], behind_s: tuple[float, ...]
+) -> None:
+    exchanges = Exchanges()
+    for step in range(FIRST_STEP, FIRST_STEP + 4):
+        exchanges.add([_sample(rank, step, each, len(exposed_s)) for rank, each in enumerate(exposed_s)])
+    behind = exchanges.compared_behind(FIRST_STEP + LEAST_BEFORE - 1, 0.01)
+    assert behind.since_s == pytest.approx(dict(enumerate(behind_s)))
+
+
+def _sample(rank: int, step: int, exposed_s: float, num_ranks: int) -> HeartbeatSample:
+    exchange = TimedExchange(iteration=step, exposed_ns=round(exposed_s * 1e9), per_step=1, num_ranks=num_ranks)
+    return cast("HeartbeatSample", SimpleNamespace(rank=rank, name=f"rank-{rank}", exchange=exchange))

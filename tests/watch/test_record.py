@@ -14,6 +14,8 @@ from tests.keep.beating import Clock, Rank
 
 from flatout.errors import InputError, OutputError
 from flatout.inside.liveness.asked_trace import AskedTrace
+from flatout.records.watch import RecordingProgress
+from flatout.report.watch_text import recording_progress
 from flatout.watch.jobs import RunningJob
 from flatout.watch.record import first_traced_step, record_steps
 
@@ -78,6 +80,27 @@ def test_the_ranks_of_a_run_are_asked_and_awaited(state: Path) -> None:
     assert recorded.ranks == (0,) and recorded.problems == {1: "the script runs torch.profiler itself"}
     with pytest.raises(OutputError, match="already exists"):
         record_steps(job_in(state), 5, folder)
+
+
+def test_a_recording_says_what_it_waits_for(state: Path) -> None:
+    folder, said = state / "out", []
+
+    def answer(_: float) -> None:
+        (folder / f"rank{len(said) - 1}.json").write_text("{}")
+
+    record_steps(
+        job_in(state), 5, folder, show=lambda progress: said.append(recording_progress(progress)), sleep=answer
+    )
+    assert said == ["steps 38 to 42 will be traced; the job is at 10"] * 2
+    asked = RecordingProgress(step=36, first_step=38, num_steps=5, num_traced=0, num_ranks=2)
+    sentences = {
+        36: "steps 38 to 42 will be traced; the job is at 36",
+        37: "tracing steps 38 to 42; the job is at 37",
+        41: "tracing steps 38 to 42; the job is at 41",
+        42: "writing the traces: 0 of 2 ranks",
+    }
+    for step, sentence in sentences.items():
+        assert recording_progress(msgspec.structs.replace(asked, step=step)) == sentence
 
 
 def test_a_job_that_ends_is_not_waited_for(state: Path) -> None:

@@ -206,6 +206,27 @@ def test_top_has_one_line_per_job_that_fits() -> None:
     assert len(shown) == 9 and rest == "4 more: flatout top --once"
 
 
+@pytest.mark.parametrize(
+    ("width", "columns", "shown"),
+    [
+        (80, ["PID", "ranks", "lost", "step", "data", "goodput", "job"], "train_large_transformer_on_node_17.py"),
+        (40, ["PID", "ranks", "lost", "step", "job"], "train_..._17.py"),
+        (34, ["PID", "lost", "step", "job"], "train_..._17.py"),
+    ],
+)
+def test_top_keeps_both_ends_of_a_name_on_a_narrow_terminal(width: int, columns: list[str], shown: str) -> None:
+    status = WatchStatus(
+        name="train_large_transformer_on_node_17.py", program="flatout run", pid=70_123, attempt=0, world_size=2,
+        ranks=(rank_of(0), msgspec.structs.replace(rank_of(1), state="lost")), missing_ranks=(), step_s=0.3,
+        goodput=0.9, devices=2,
+    )  # fmt: skip
+    short = msgspec.structs.replace(status, name="a.py", pid=7)
+    title, line, other = top_lines([status, short], TextStyle(width=width))
+    assert title.split() == columns
+    assert line.endswith(f"  {shown}") and other.endswith("  a.py") and other.index("a.py") == line.index(shown)
+    assert max(len(title), len(line)) <= width
+
+
 def test_top_without_a_job_says_how_to_start_one() -> None:
     lines = top_lines([], TextStyle(width=40))
     assert lines[-1] == "start one: flatout run -- COMMAND" and max(map(len, lines)) <= 40

@@ -143,15 +143,19 @@ def _record(job: str | None, num_steps: int, folder: Path, *, as_json: bool) -> 
     from flatout.cli.output import typed_command
     from flatout.diagnosis_pipeline import diagnose_paths
     from flatout.report.json import diagnosis_json
+    from flatout.report.progress import ProgressLine, StatusLine
     from flatout.report.text import diagnosis_text
-    from flatout.report.watch_text import record_problems
+    from flatout.report.watch_text import record_problems, recording_progress
     from flatout.watch.jobs import choose_job
     from flatout.watch.record import record_steps
 
-    recorded = record_steps(choose_job(job), num_steps, folder)
-    for line in record_problems(recorded.ranks, recorded.problems):
-        print(line, file=sys.stderr)
-    diagnosis = diagnose_paths([folder]).diagnosis
+    with StatusLine() as line:
+        chosen = choose_job(job)
+        recorded = record_steps(chosen, num_steps, folder, show=lambda progress: line.say(recording_progress(progress)))
+    for problem in record_problems(recorded.ranks, recorded.problems):
+        print(problem, file=sys.stderr)
+    with ProgressLine("reading traces") as reading:
+        diagnosis = diagnose_paths([folder], progress=reading.show).diagnosis
     if as_json:
         sys.stdout.write(diagnosis_json(diagnosis, typed_command()).decode())
     else:

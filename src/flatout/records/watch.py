@@ -137,6 +137,16 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     problems: dict[int, str]  # by rank: why it has no trace, or only part of one
 
 
+class RecordingProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a recording of a running job is."""
+
+    step: int  # that all ranks have made
+    first_step: int  # to be traced
+    num_steps: int
+    num_traced: int  # ranks whose trace is written
+    num_ranks: int
+
+
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a job's loader that can change from one epoch to the next."""
 

@@ -1,6 +1,7 @@
 """Show a line on standard error for work that takes longer than two seconds, on a terminal only.
 
-`ProgressLine` counts parts and estimates the remaining time; `WaitingLine` is for work without parts to count.
+`ProgressLine` counts parts and estimates the remaining time; `WaitingLine` is for work without parts to count, and
+`StatusLine` for work that says itself how far it is.
 """
 
 from __future__ import annotations
@@ -67,3 +68,14 @@ class WaitingLine(ProgressLine):
         self._timer.cancel()
         self._timer.join()
         super().__exit__(kind, error, trace)
+
+
+class StatusLine(ProgressLine):
+    """`with StatusLine() as line: line.say("waiting for step 120")`: shows the last text, but none for two seconds."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def say(self, text: str) -> None:
+        if sys.stderr.isatty() and time.monotonic() - self._began_s >= QUIET_S:
+            self._write(f"{text} ")

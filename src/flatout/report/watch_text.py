@@ -12,12 +12,14 @@ import msgspec
 
 from flatout.errors import FlatoutError
 from flatout.records.expectation import StepExpectation
-from flatout.records.watch import LiveFinding, RankStatus, Recorded, WatchStatus
+from flatout.records.watch import LiveFinding, RankStatus, Recorded, RecordingProgress, WatchStatus
 from flatout.report.phrases import counted
 from flatout.report.terminal import TextStyle, visible
 from flatout.units import num_bytes, number, percent, rank_ranges, seconds
 
 UNKNOWN = "-"
+_OMITTED = "..."
+_LEAST_NAME = 14  # characters of a job's name in `flatout top`, before columns are omitted
 KEYS = "q quit   s sort   p pause   up/down scroll"
 _MEGA = 1e6
 _CAUSES = {
@@ -207,6 +209,16 @@ def _notes(status: WatchStatus, style: TextStyle, *, is_short: bool) -> list[str
     return [line for note in status.notes for line in style.wrapped(note, label="note: ")]
 
 
+def recording_progress(progress: RecordingProgress) -> str:
+    """Return what a recording waits for."""
+    first, last = progress.first_step, progress.first_step + progress.num_steps - 1
+    if progress.step < first - 1:
+        return f"steps {first:,} to {last:,} will be traced; the job is at {progress.step:,}"
+    if progress.step < last:
+        return f"tracing steps {first:,} to {last:,}; the job is at {progress.step:,}"
+    return f"writing the traces: {progress.num_traced} of {progress.num_ranks} ranks"
+
+
 def record_problems(ranks: Sequence[int], problems: Mapping[int, str]) -> list[str]:
     """Return a line for each rank whose trace is missing or incomplete."""
     lines = []
@@ -229,21 +241,50 @@ def top_lines(statuses: Sequence[WatchStatus], style: TextStyle, height: int | N
     return [*shown, style.dim(f"{num_hidden} more: flatout top --once")]
 
 
+# By title, the columns of a job in `flatout top`.
+_TOP_CELLS: dict[str, Callable[[WatchStatus], str]] = {
+    "PID": lambda status: str(status.pid),
+    "ranks": lambda status: f"{len(status.ranks)}/{status.world_size or UNKNOWN}",
+    "lost": lambda status: str(sum(rank.state == "lost" for rank in status.ranks)),
+    "step": lambda status: _known(status.step_s, seconds),
+    "data": lambda status: _known(max(_data_shares(status), default=None), percent),
+    "goodput": lambda status: _known(status.goodput, percent),
+}
+_OMITTED_FIRST = ("data", "goodput", "ranks")  # on a terminal that leaves too little width for the names
+
+
+def _data_shares(status: WatchStatus) -> list[float]:
+    return [rank.data_share for rank in status.ranks if rank.data_share is not None]
+
+
 def _top_rows(statuses: Sequence[WatchStatus], style: TextStyle) -> list[str]:
-    lines = [style.dim(f"{'PID':>8} {'ranks':>9} {'lost':>4} {'step':>8} {'data':>6} {'goodput':>7}  job")]
-    for status in statuses:
-        num_lost = sum(rank.state == "lost" for rank in status.ranks)
-        shares = [rank.data_share for rank in status.ranks if rank.data_share is not None]
-        cells = (
-            f"{status.pid:>8}",
-            f"{len(status.ranks)}/{status.world_size or UNKNOWN}".rjust(9),
-            f"{num_lost:>4}",
-            f"{_known(status.step_s, seconds):>8}",
-            f"{_known(max(shares, default=None), percent):>6}",
-            f"{_known(status.goodput, percent):>7}",
-        )
-        lines.append(_cut(" ".join(cells) + f"  {style.clean(status.name)}", style))
-    return lines
+    columns = {title: [title, *map(cell, statuses)] for title, cell in _TOP_CELLS.items()}
+    names = [visible(status.name) for status in statuses]
+    needed = min(max(map(len, names)), _LEAST_NAME)
+    for title in _OMITTED_FIRST:
+        if _name_width(columns, style) < needed:
+            del columns[title]
+    widths = [max(map(len, cells)) for cells in columns.values()]
+    rows = [
+        " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        for cells in zip(*columns.values(), strict=True)
+    ]
+    width = _name_width(columns, style)
+    shown = [style.clean(_shortened(name, width)) for name in names]
+    return [style.dim(f"{rows[0]}  job"), *(f"{row}  {name}" for row, name in zip(rows[1:], shown, strict=True))]
+
+
+def _name_width(columns: Mapping[str, Sequence[str]], style: TextStyle) -> int:
+    """Return how much of the width the columns leave for the names."""
+    return style.width - sum(max(map(len, cells)) + 1 for cells in columns.values()) - 1
+
+
+def _shortened(name: str, width: int) -> str:
+    """Return a name that fits: its end says as much as its beginning, so the middle is omitted."""
+    if len(name) <= width:
+        return name
+    kept = max(width - len(_OMITTED), 2)
+    return name[: (kept + 1) // 2] + _OMITTED + name[-(kept // 2) :]
 
 
 def _cut(text: str, style: TextStyle) -> str:

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from flatout.errors import InputError, OutputError
 from flatout.input_files import read_text
 from flatout.inside.protocol import File
 from flatout.keep.heartbeats import HeartbeatSample
-from flatout.records.watch import Recorded
+from flatout.records.watch import Recorded, RecordingProgress
 from flatout.secrets import write_private
 from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.jobs import RunningJob
@@ -30,9 +32,17 @@ _POLL_S = 0.2
 
 
 def record_steps(
-    job: RunningJob, num_steps: int, folder: Path, *, sleep: Callable[[float], object] = time.sleep
+    job: RunningJob,
+    num_steps: int,
+    folder: Path,
+    *,
+    show: Callable[[RecordingProgress], object] = lambda progress: None,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Recorded:
-    """Ask the ranks, and wait for their traces. Raise InputError if the job cannot be asked."""
+    """Ask the ranks, and wait for their traces. Raise InputError if the job cannot be asked.
+
+    `show` is called while it waits.
+    """
     if job.program != "flatout run":
         raise InputError("a job of `flatout profile` records its own steps", hint=f"flatout diagnose {job.folder}")
     heartbeats = LatestHeartbeats(job.folder)
@@ -45,7 +55,13 @@ def record_steps(
     _ask(attempt, folder, first_step, num_steps)
     steps_ahead = first_step - min(sample.num_steps for sample in ranks)
     wait_s = (steps_ahead + num_steps * _DILATION) * step_s + _PATIENCE_S
-    return _awaited(folder, heartbeats, [sample.rank or 0 for sample in ranks], wait_s, sleep)
+    asked = RecordingProgress(step=0, first_step=first_step, num_steps=num_steps, num_traced=0, num_ranks=len(ranks))
+
+    def wait(step: int, num_traced: int) -> None:
+        show(msgspec.structs.replace(asked, step=step, num_traced=num_traced))
+        sleep(_POLL_S)
+
+    return _awaited(folder, heartbeats, [sample.rank or 0 for sample in ranks], wait_s, wait)
 
 
 def first_traced_step(num_steps: int, step_s: float) -> int:
@@ -80,11 +96,12 @@ def _ask(attempt: Path, folder: Path, first_step: int, num_steps: int) -> None:
 
 
 def _awaited(
-    folder: Path, heartbeats: LatestHeartbeats, ranks: list[int], wait_s: float, sleep: Callable[[float], object]
+    folder: Path, heartbeats: LatestHeartbeats, ranks: list[int], wait_s: float, wait: Callable[[int, int], object]
 ) -> Recorded:
     deadline = time.monotonic() + wait_s
     while True:
-        running = {sample.rank or 0 for sample in _able(heartbeats.read())}
+        samples = _able(heartbeats.read())
+        running = {sample.rank or 0 for sample in samples}
         traced = tuple(rank for rank in ranks if (folder / File.TRACE.of(rank)).exists())
         problems = {rank: problem for rank in ranks if (problem := _problem(folder, rank)) is not None}
         ended = [rank for rank in ranks if rank not in running and rank not in traced]
@@ -95,7 +112,7 @@ def _awaited(
         if time.monotonic() >= deadline:
             problems |= dict.fromkeys(missing, f"no trace within {wait_s:.0f} s")
             return Recorded(folder=folder, ranks=traced, problems=problems)
-        sleep(_POLL_S)
+        wait(min((sample.num_steps for sample in samples), default=0), len(traced))
 
 
 def _problem(folder: Path, rank: int) -> str | None:

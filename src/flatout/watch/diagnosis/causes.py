@@ -31,6 +31,7 @@ class RankParts(msgspec.Struct, frozen=True, kw_only=True):
 
     data_s: float | None = None  # wait for batches
     exposed_s: float | None = None  # exposed communication, in which it waits for late ranks
+    behind_s: float | None = None  # how much later than its peers it comes to the exchange
     core_wait_s: float | None = None  # ready to run, but without a core
     throttle: tuple[str, ...] = ()
     is_stopped: bool = False
@@ -112,7 +113,7 @@ def _throttling(before: JobParts, since: JobParts) -> NamedCause | None:
 
 
 def _growth_of_ranks(
-    part: Literal["data_s", "exposed_s", "core_wait_s"], before: JobParts, since: JobParts
+    part: Literal["data_s", "exposed_s", "behind_s", "core_wait_s"], before: JobParts, since: JobParts
 ) -> dict[int, float] | None:
     """Return by how much this time of each rank grew; None if it is unknown for one of them."""
     growth = {}
@@ -126,22 +127,47 @@ def _growth_of_ranks(
 
 
 def _late_rank(before: JobParts, since: JobParts) -> NamedCause | None:
+    """Name late ranks by the order in which ranks come, as it differs less by chance than their waits do."""
+    is_order_known = _growth_of_ranks("behind_s", before, since) is not None
+    find = _late_by_order if is_order_known else _late_by_waits
+    late, evidence = find(before, since) or ((), {})
+    if not late:
+        return None
+    beyond_s = _core_wait_beyond_others(late, before, since)
+    if beyond_s is None:
+        return NamedCause(cause="late_rank", ranks=late, evidence=evidence)
+    is_kept_waiting = beyond_s >= EXPLAINS * min(evidence.values())
+    evidence["core_wait_growth_beyond_others_s"] = beyond_s
+    return NamedCause(cause="noisy_neighbour" if is_kept_waiting else "late_rank", ranks=late, evidence=evidence)
+
+
+Late = tuple[tuple[int, ...], dict[str, float]]  # the late ranks, and the evidence: by how much they are late
+
+
+def _late_by_waits(before: JobParts, since: JobParts) -> Late | None:
+    """Return the ranks that wait for the others no longer than before while all others do."""
     growth = _growth_of_ranks("exposed_s", before, since)
     if growth is None or len(growth) < 2:
         return None
     slower_s = _growth_s(before, since)
     late = tuple(rank for rank, grown_s in growth.items() if grown_s < WAITS_LITTLE * slower_s)
     others = [grown_s for rank, grown_s in growth.items() if rank not in late]
-    is_explained = bool(others) and min(others) >= EXPLAINS * slower_s
-    if not late or not is_explained:
+    if not late or not others or min(others) < EXPLAINS * slower_s:
         return None
-    evidence = {"wait_growth_of_others_s": min(others)}
-    beyond_s = _core_wait_beyond_others(late, before, since)
-    if beyond_s is None:
-        return NamedCause(cause="late_rank", ranks=late, evidence=evidence)
-    evidence["core_wait_growth_beyond_others_s"] = beyond_s
-    is_kept_waiting = beyond_s >= EXPLAINS * min(others)
-    return NamedCause(cause="noisy_neighbour" if is_kept_waiting else "late_rank", ranks=late, evidence=evidence)
+    return late, {"wait_growth_of_others_s": min(others)}
+
+
+def _late_by_order(before: JobParts, since: JobParts) -> Late | None:
+    """Return the ranks that come later to the exchange than before, next to the others, by enough of the slowdown."""
+    growth = _growth_of_ranks("behind_s", before, since)
+    if growth is None or len(growth) < 2:
+        return None
+    slower_s = _growth_s(before, since)
+    late = tuple(rank for rank, grown_s in growth.items() if grown_s >= EXPLAINS * slower_s)
+    others = [grown_s for rank, grown_s in growth.items() if rank not in late]
+    if not late or not others or max(others) >= WAITS_LITTLE * slower_s:
+        return None
+    return late, {"later_than_others_s": min(growth[rank] for rank in late)}
 
 
 def _core_wait_beyond_others(late: tuple[int, ...], before: JobParts, since: JobParts) -> float | None:
@@ -182,7 +208,7 @@ def _noisy_neighbour(before: JobParts, since: JobParts) -> NamedCause | None:
     enough_s = EXPLAINS * _growth_s(before, since)
     waiting = tuple(rank for rank, grown_s in growth.items() if grown_s >= enough_s)
     if waiting:
-        is_everybody = len(waiting) == len(since.ranks)
+        is_everybody = min(growth.values()) >= WAITS_LITTLE * _growth_s(before, since)
         evidence = {"core_wait_growth_s": max(growth.values())}
         return NamedCause(cause="noisy_neighbour", ranks=() if is_everybody else waiting, evidence=evidence)
     if before.other_cores is None or since.other_cores is None:

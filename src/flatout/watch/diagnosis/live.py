@@ -188,9 +188,12 @@ class LiveDiagnosis:
         host = overloaded_host(since) if self._is_of_host else None
         if host is None or before is None or self._is_noise(finding, self._window[-1].step):
             return finding
-        if ranks_wait_for_cores(before, since) is False:
+        is_waiting = ranks_wait_for_cores(before, since)
+        if is_waiting is False:
             self._is_of_host = False
             return msgspec.structs.replace(finding, cause="unknown", evidence={})
+        if is_waiting is None and self._core_wait_s:  # it will be known after more steps
+            return finding
         return msgspec.structs.replace(finding, cause=host.cause, evidence=host.evidence)
 
     def _cause(self, before: JobParts | None, since: JobParts) -> NamedCause:
@@ -204,9 +207,13 @@ class LiveDiagnosis:
         waits = self._data_waits(shift)
         cores = self._core_waits.compared(shift.first_step, slower_s)
         # Without the waits for batches, a rank that comes late because it waits for one would be called slow.
-        exposed = UNKNOWN if waits is UNKNOWN else self._exchanges.compared(shift.first_step, slower_s)
-        before = _with_times(self._before, shift.before_s, exposed.before_s, waits.before_s, cores.before_s)
-        since = _with_times(parts, shift.after_s, exposed.since_s, waits.since_s, cores.since_s)
+        exposed = behind = UNKNOWN
+        if waits is not UNKNOWN:
+            exposed = self._exchanges.compared(shift.first_step, slower_s)
+            behind = self._exchanges.compared_behind(shift.first_step, slower_s)
+        known = {"exposed_s": exposed, "behind_s": behind, "data_s": waits, "core_wait_s": cores}
+        before = _with_times(self._before, shift.before_s, {part: times.before_s for part, times in known.items()})
+        since = _with_times(parts, shift.after_s, {part: times.since_s for part, times in known.items()})
         return before, since
 
     def _data_waits(self, shift: Shift) -> TimesBeforeAndSince:
@@ -309,12 +316,10 @@ class LiveDiagnosis:
             self._ended.append(msgspec.structs.replace(self._open.pop("memory"), last_step=step))
 
 
-def _with_times(parts: JobParts, step_s: float, exposed_s: OfRanks, data_s: OfRanks, core_waits_s: OfRanks) -> JobParts:
-    """Return the parts with the job's step time, and what is known of each rank's waits."""
+def _with_times(parts: JobParts, step_s: float, known: Mapping[str, OfRanks]) -> JobParts:
+    """Return the parts with the job's step time, and what is known of each rank's waits, by their names."""
     ranks = {
-        rank: msgspec.structs.replace(
-            of_rank, exposed_s=exposed_s.get(rank), data_s=data_s.get(rank), core_wait_s=core_waits_s.get(rank)
-        )
+        rank: msgspec.structs.replace(of_rank, **{part: times.get(rank) for part, times in known.items()})
         for rank, of_rank in parts.ranks.items()
     }
     return msgspec.structs.replace(parts, step_s=step_s, ranks=ranks)

@@ -14,7 +14,7 @@ from statistics import median
 
 import msgspec
 
-MOST_KEPT = 60
+MOST_KEPT = 200  # enough of before and since for slowdowns that are small next to the noise
 LEAST_BEFORE, MOST_BEFORE = 3, 20  # values before a slowdown that are compared with
 # The standard error of the median since a slowdown is at most this share of the slowdown. A rank's time "grew" or "did
 # not" at half and a quarter of the slowdown (see `causes`), so that a larger error could exchange the two.
