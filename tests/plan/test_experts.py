@@ -67,6 +67,26 @@ def test_selective_recomputation_of_operators_repeats_all_experts() -> None:
     assert activations("selective") > of_experts
 
 
+def test_experts_whose_kernels_the_host_launches_are_doubted_by_a_factor_of_two_on_blackwell(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    columns = f"{COLUMNS},framework,precision,notes,step_time_s"
+    silent, graphs, in_16_bits, on_hopper = (
+        MIXTRAL.format(ep=8).replace("H100", gpu) + f",Megatron-Core,{precision},{notes},10"
+        for gpu, precision, notes in (
+            ("GB200", "FP8", ""),
+            ("GB200", "FP8", "partial CUDA graphs"),
+            ("GB200", "BF16", ""),
+            ("H100", "FP8", ""),
+        )
+    )
+    path.write_text("\n".join([columns, silent, graphs, in_16_bits, on_hopper]))
+    runs = read_runs(path)[0]
+    deviations = predict_logs(as_inputs(runs), shipped())[1]
+    assert deviations[0] == pytest.approx((deviations[1] ** 2 + 0.4**2) ** 0.5)
+    assert np.exp(1.645 * deviations[0]) > 2.0 > np.exp(1.645 * deviations[1])
+    assert max(deviations[2:]) < 0.8 * deviations[0]
+
+
 def test_experts_of_an_early_release_are_doubted_by_a_factor_of_three(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     row = MIXTRAL.format(ep=8) + ",NeMo,{source},10"

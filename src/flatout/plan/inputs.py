@@ -105,6 +105,7 @@ class CostModelInputs:
     early_experts: Column
     overlaps_ep: Column
     graphs: Column
+    lacks_graphs: Column
     blocking: Column
     late_attention: Column
     first_flash: Column
@@ -281,6 +282,7 @@ def software_columns(software: Software) -> dict[str, float]:
         "early_experts": software.has_early_experts,
         "overlaps_ep": software.overlaps_ep,
         "graphs": software.uses_graphs,
+        "lacks_graphs": software.lacks_graphs,
         "blocking": software.is_blocking,
         "late_attention": software.has_late_attention,
         "first_flash": software.has_first_flash,

@@ -156,6 +156,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     has_early_experts: bool = False  # from before the releases whose mixtures of experts were published in numbers
     overlaps_ep: bool = False  # one micro-batch's dispatch runs during another's compute
     uses_graphs: bool = False  # the whole step is one CUDA graph: the host launches nothing
+    lacks_graphs: bool = False  # no part of a layer is a CUDA graph, or nobody says so
     is_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel before the next
     is_eager: bool = False  # elementwise operators are separate kernels: neither compiled nor fused
     gathers_per_layer: float = 1.0  # with ZeRO 3: FSDP gathers a layer at once, DeepSpeed each parameter
