@@ -6,7 +6,8 @@ Seven servers have one planted cause each (`tests/serving/scenarios.py`), on a s
 continuously, with a known time for each iteration, and starts that differ by 2 %. Each is tuned with `--seeds` seeds of
 requests and starts. A tuning is right if its first cause is the planted one and the knob for it is adopted. Three knobs
 are traps: twice as fast with other answers, twice as fast with half of the tokens, and refusing requests when many
-wait. None may be adopted. In `--aa` tunings all knobs do nothing: at most 5 % may end with one adopted.
+wait. None may be adopted. In `--aa` tunings all knobs do nothing: at most 5 % may end with one adopted, also where the
+budget is short (six trials), and goes to the first candidate that looks clearly better.
 
 It computes only, on one core; wall-clock time does not enter.
 """
@@ -28,6 +29,7 @@ from tests.serving.simulated import tuned
 
 NEEDED = 0.95
 MOST_FALSE = 0.05
+SHORT = 6  # trials
 
 
 def planted(scenario: Scenario, seed: int) -> dict[str, Any]:
@@ -77,7 +79,9 @@ def main() -> int:
     began_s = time.process_time()
     first = arguments.first_seed
     scenarios = [of_scenario(scenario, range(first, first + arguments.seeds)) for scenario in SCENARIOS]
-    false = [seed for seed in range(first, first + arguments.aa) if without_effect(seed).adopted]
+    aa_seeds = range(first, first + arguments.aa)
+    false = [seed for seed in aa_seeds if without_effect(seed).adopted]
+    false_in_short = [seed for seed in aa_seeds if without_effect(seed, SHORT).adopted]
     result = {
         "schema": "flatout/benchmark-serving-causes",
         "python": platform.python_version(),
@@ -85,12 +89,14 @@ def main() -> int:
         "cpu_s": round(time.process_time() - began_s),
         "aa_tunings": arguments.aa,
         "aa_adopted": len(false),
+        "aa_adopted_in_six_trials": len(false_in_short),
         "scenarios": scenarios,
     }
     keep(result, arguments.out)
     is_right = all(each["num_right"] >= NEEDED * each["num_seeds"] for each in scenarios)
     has_traps = any(each["traps_adopted"] for each in scenarios)
-    return 0 if is_right and not has_traps and len(false) <= MOST_FALSE * arguments.aa else 1
+    most_false = max(len(false), len(false_in_short))
+    return 0 if is_right and not has_traps and most_false <= MOST_FALSE * arguments.aa else 1
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import msgspec
 from tests.serving.scenarios import SCENARIOS, TRAPS, without_effect
-from tests.serving.simulated import tuned
+from tests.serving.simulated import table, tuned
 
+from flatout.records.change import Safety
 from flatout.serving.loop import Found, ServingOptions
 
 _BY_CAUSE = {scenario.cause: scenario for scenario in SCENARIOS}
@@ -77,7 +80,7 @@ def test_a_server_within_the_limits_has_nothing_to_gain() -> None:
     assert (result.ended_by, len(result.trials), result.adopted) == ("within_limits", 2, ())
 
 
-def starved(options: ServingOptions) -> Found:
+def starved(options: ServingOptions, **more: Any) -> Found:
     return tuned(
         ("--max-num-seqs", "2"),
         seed=0,
@@ -87,6 +90,7 @@ def starved(options: ServingOptions) -> Found:
         requests=32,
         prompt_tokens=8,
         output_tokens=16,
+        **more,
     )
 
 
@@ -99,3 +103,43 @@ def test_the_budget_ends_the_tuning_before_a_trial_that_does_not_fit() -> None:
     first, second = starved(ServingOptions(budget_s=1e9, max_trials=4)).trials[:2]
     cut = starved(ServingOptions(budget_s=1.6 * (first.took_s + second.took_s)))
     assert (cut.ended_by, len(cut.trials)) == ("budget", 3)
+
+
+def test_a_short_budget_goes_to_the_first_change_that_is_clearly_better() -> None:
+    """Six trials: two of the untouched server, one of the first candidate, which gained much, and those that decide."""
+    result = starved(ServingOptions(budget_s=1e9, max_trials=6))
+    assert [trial.arm for trial in result.trials[:5]] == [
+        "baseline",
+        "baseline",
+        "max-num-seqs=8",
+        "baseline",
+        "max-num-seqs=8",
+    ]
+    assert [change.name for change in result.adopted] == ["max-num-seqs=8"]
+    assert result.verdict is not None
+    assert result.verdict.verdict == "better"
+
+
+def test_a_tuning_that_was_cut_short_resumes_with_a_larger_budget_from_all_its_trials() -> None:
+    cut = starved(ServingOptions(budget_s=1e9, max_trials=5))
+    longer = starved(ServingOptions(budget_s=1e9, max_trials=14), recorded=cut.trials)
+    assert longer.trials[:5] == cut.trials
+
+
+def test_an_exact_change_whose_answers_differ_a_little_is_judged_as_rounding_where_that_is_allowed() -> None:
+    """The answers of the knob agree in three of five tokens."""
+
+    def tuned_with(allowed: Safety, held_tokens: int) -> Found:
+        engine = table()
+        knob = next(knob for knob in engine.knob if knob.name == "fast-math")
+        return starved(
+            ServingOptions(budget_s=1e9, max_trials=12, allowed=allowed),
+            engine=msgspec.structs.replace(engine, knob=(knob,)),
+            held_tokens=held_tokens,
+        )
+
+    rounding = tuned_with("rounding", 5)
+    assert [(change.name, change.safety) for change in rounding.adopted] == [("fast-math", "rounding")]
+    assert [change.safety for arm in rounding.tried for change in arm.changes] == ["rounding"]
+    assert [arm.gate.outcome for arm in tuned_with("exact", 5).tried] == ["failed"]
+    assert [arm.gate.outcome for arm in tuned_with("rounding", 12).tried] == ["failed"]

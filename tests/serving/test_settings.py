@@ -112,7 +112,7 @@ def names_of(engine: Engine) -> set[str]:
     """Return the options that a table knows, also those of which the user's command may have one."""
     single = (engine.port_option, engine.repository_option, engine.metrics_port_option, engine.metrics_need)
     more = (engine.batch_option, engine.batch_of_one_without, *engine.eager_with, *engine.eager_without)
-    of_knobs = {name for knob in engine.knob for name in (knob.option, *knob.unless)}
+    of_knobs = {name for knob in engine.knob for name in (knob.option, *knob.unless, *knob.needs, *knob.also)}
     words = {*single, *more, *engine.no_prefix_cache_with, *of_knobs} - {None}
     return {word.partition("=")[0] for word in words if word is not None and word.startswith("--")}
 
@@ -140,6 +140,9 @@ def test_a_knob_is_offered_only_if_the_servers_help_lists_its_option() -> None:
     offered, left_out = without_unlisted(engine, "usage: vllm serve [--max-num-seqs N] [--enforce-eager-mode]")
     assert {knob.option for knob in offered.knob} == {"--max-num-seqs"}
     assert "the server's help does not list --enforce-eager" in {knob.reason for knob in left_out}
+    flags = Engine(name="e", knob=(row(is_flag=True, also=("--m",)),))
+    assert without_unlisted(flags, "--n --m")[1] == ()
+    assert [knob.reason for knob in without_unlisted(flags, "--n")[1]] == ["the server's help does not list --m"]
     nothing, all_out = without_unlisted(engine, None)
     assert nothing.knob == ()
     assert len(all_out) == len(engine.knob)
@@ -224,3 +227,37 @@ def test_a_wrong_table_is_refused_with_the_rule(tmp_path: Path, lines: str, what
     )
     with pytest.raises(InputError, match=what):
         read_engine(path)
+
+
+def test_a_flag_comes_with_those_that_it_is_bundled_with() -> None:
+    knob = row(is_flag=True, also=("--m",))
+    assert offered(knob) == ["n with m"]
+    assert offered(knob, "s --m") == ["n"]
+    assert offered(knob, "s --n") == []
+    (candidate,) = candidates(
+        Engine(name="e", knob=(knob,)),
+        parse_command("s"),
+        [Cause(name="queueing", title="", share=0.5)],
+        machine=MACHINE,
+        allowed="exact",
+    )
+    assert changed(parse_command("s"), [candidate.change]).words == ("s", "--n", "--m")
+
+
+def test_a_knob_is_not_offered_where_an_option_that_it_needs_is_missing() -> None:
+    assert offered(row(values=(4,), needs=("--m",))) == []
+    assert offered(row(values=(4,), needs=("--m",)), "s --m") == ["n=4"]
+
+
+def test_transformers_is_batched_with_graphs_first_on_a_gpu() -> None:
+    engine, command = ENGINES["transformers"], parse_command("transformers serve m")
+    causes = [Cause(name="under-batched", title="", share=0.5), Cause(name="eager-mode", title="", share=None)]
+
+    def names(num_gpus: int) -> list[str]:
+        machine = ServerMachine(num_gpus=num_gpus, cores=2.0)
+        return [each.change.name for each in candidates(engine, command, causes, machine=machine, allowed="exact")]
+
+    on_gpu = ["continuous-batching with cb-use-cuda-graph", "continuous-batching", *names(0)[1:]]
+    assert names(1) == on_gpu
+    assert names(0)[0] == "continuous-batching"
+    assert not any(name.startswith("cb-") for name in on_gpu), "these have no effect without continuous batching"

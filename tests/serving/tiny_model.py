@@ -1,4 +1,4 @@
-"""A Llama with random weights and a tokenizer of bytes, as a folder that `transformers serve` loads.
+"""A Llama with random weights and a tokenizer of characters, as a folder that `transformers serve` loads.
 
 It is written without torch and transformers, whose import takes longer than all else.
 """
@@ -6,14 +6,20 @@ It is written without torch and transformers, whose import takes longer than all
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, product
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
+from numpy.typing import NDArray
 
 _END, _BEGIN = 257, 256
+Weights = dict[str, NDArray[np.floating]]
 
 
-def write_tiny_llama(folder: Path, *, hidden: int, layers: int, heads: int) -> Path:
+def write_tiny_llama(folder: Path, *, hidden: int, layers: int, heads: int, dtype: str = "float32") -> Path:
     """Write the model. Its weights are large enough that answers do not repeat one token."""
     from safetensors.numpy import save_file
 
@@ -33,53 +39,59 @@ def write_tiny_llama(folder: Path, *, hidden: int, layers: int, heads: int) -> P
         "eos_token_id": _END,
         "pad_token_id": _END,
         "tie_word_embeddings": False,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(
-        _weights(hidden, layers, hidden // heads * key_value_heads), folder / "model.safetensors", {"format": "pt"}
-    )
+    weights = _weights(hidden, layers, hidden // heads * key_value_heads, np.dtype(dtype))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     _write_tokenizer(folder)
     return folder
 
 
-def _weights(hidden: int, layers: int, key_value: int) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    draw = np.random.default_rng(0)
-
-    def random(rows: int, columns: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        return (draw.standard_normal((rows, columns)) * 1.6 / hidden**0.5).astype(np.float32)
-
-    ones = np.ones(hidden, dtype=np.float32)
-    weights = {
-        "model.embed_tokens.weight": random(258, hidden),
-        "lm_head.weight": random(258, hidden),
-        "model.norm.weight": ones,
+def _weights(hidden: int, layers: int, key_value: int, dtype: np.dtype[np.floating]) -> Weights:
+    """Return the weights; those of a layer are drawn by its own seed, so that threads share the work."""
+    weights: Weights = {
+        "model.embed_tokens.weight": _random(np.random.default_rng(0), 258, hidden, dtype),
+        "lm_head.weight": _random(np.random.default_rng(1), 258, hidden, dtype),
+        "model.norm.weight": np.ones(hidden, dtype=dtype),
     }
-    for layer in range(layers):
-        place = f"model.layers.{layer}"
-        weights |= {
-            f"{place}.self_attn.q_proj.weight": random(hidden, hidden),
-            f"{place}.self_attn.k_proj.weight": random(key_value, hidden),
-            f"{place}.self_attn.v_proj.weight": random(key_value, hidden),
-            f"{place}.self_attn.o_proj.weight": random(hidden, hidden),
-            f"{place}.mlp.gate_proj.weight": random(2 * hidden, hidden),
-            f"{place}.mlp.up_proj.weight": random(2 * hidden, hidden),
-            f"{place}.mlp.down_proj.weight": random(hidden, 2 * hidden),
-            f"{place}.input_layernorm.weight": ones,
-            f"{place}.post_attention_layernorm.weight": ones,
-        }
+    with ThreadPoolExecutor() as threads:
+        for of_layer in threads.map(lambda layer: _of_layer(layer, hidden, key_value, dtype), range(layers)):
+            weights |= of_layer
     return weights
+
+
+def _of_layer(layer: int, hidden: int, key_value: int, dtype: np.dtype[np.floating]) -> Weights:
+    draw = np.random.default_rng([2, layer])
+    place = f"model.layers.{layer}"
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (key_value, hidden),
+        "self_attn.v_proj": (key_value, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (2 * hidden, hidden),
+        "mlp.up_proj": (2 * hidden, hidden),
+        "mlp.down_proj": (hidden, 2 * hidden),
+    }
+    ones = np.ones(hidden, dtype=dtype)
+    norms = {f"{place}.input_layernorm.weight": ones, f"{place}.post_attention_layernorm.weight": ones}
+    return norms | {f"{place}.{name}.weight": _random(draw, *shape, dtype) for name, shape in shapes.items()}
+
+
+def _random(draw: np.random.Generator, rows: int, columns: int, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
+    values = draw.standard_normal((rows, columns), dtype=np.float32)
+    values *= np.float32(1.6 / columns**0.5)
+    return values.astype(dtype)
 
 
 def _write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: number for number, character in enumerate(alphabet)} | {"<s>": _BEGIN, "</s>": _END}
-    bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<s>"))
-    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_only.decoder = decoders.ByteLevel()
-    bytes_only.save(str(folder / "tokenizer.json"))
+    vocabulary = {piece: number for number, piece in enumerate(islice(_pieces(), _BEGIN))}
+    characters = Tokenizer(models.BPE(vocab=vocabulary | {"<s>": _BEGIN, "</s>": _END}, merges=[], unk_token="<s>"))
+    characters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    characters.decoder = decoders.ByteLevel()
+    characters.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
@@ -88,3 +100,14 @@ def _write_tokenizer(folder: Path) -> None:
         "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _pieces() -> Iterator[str]:
+    """Yield the printable characters and then pairs of letters, which only answers have.
+
+    Each token is text of its own: of the byte tokens of a random answer half would begin or continue a character that
+    never ends, and a server would hold them back until others complete it.
+    """
+    yield "\u0120"  # a space, as byte-level tokenizers write it
+    yield from (chr(code) for code in range(33, 127))
+    yield from (first + second for first, second in product(ascii_lowercase, repeat=2))

@@ -59,6 +59,9 @@ def refusal(row: KnobRow, command: ServerCommand, machine: ServerMachine, allowe
     set_already = [option for option in row.unless if has_option(command.words, option)]
     if set_already:
         return f"the command has {set_already[0]}"
+    missing = [option for option in row.needs if not has_option(command.words, option)]
+    if missing:
+        return f"it has no effect without {missing[0]}"
     return None
 
 
@@ -66,12 +69,14 @@ def without_unlisted(engine: Engine, help_text: str | None) -> tuple[Engine, tup
     """Return the engine without the knobs whose option its own help does not list. No help: no option is offered."""
     kept, left_out = [], []
     for row in engine.knob:
-        if row.option is None or (help_text is not None and lists(help_text, row.option)):
+        options = () if row.option is None else (row.option, *row.also)
+        unlisted = [option for option in options if help_text is None or not lists(help_text, option)]
+        if not unlisted:
             kept.append(row)
         elif help_text is None:
             left_out.append(UnofferedKnob(knob=row.name, reason="the server's help could not be read"))
         else:
-            left_out.append(UnofferedKnob(knob=row.name, reason=f"the server's help does not list {row.option}"))
+            left_out.append(UnofferedKnob(knob=row.name, reason=f"the server's help does not list {unlisted[0]}"))
     return msgspec.structs.replace(engine, knob=tuple(kept)), tuple(left_out)
 
 
@@ -104,15 +109,16 @@ def _changes(row: KnobRow, command: ServerCommand, machine: ServerMachine) -> It
                 yield ServerChange(name=name, environment={row.variable: value}, **common)  # type: ignore[arg-type]
         return
     assert row.option is not None
-    is_there = has_option(command.words, row.option)
     bare = row.option.lstrip("-")
     if row.removes:
-        if is_there:
+        if has_option(command.words, row.option):
             yield ServerChange(name=f"without-{bare}", removed=(row.option,), **common)  # type: ignore[arg-type]
         return
     if row.is_flag:
-        if not is_there:
-            yield ServerChange(name=bare, options={row.option: None}, **common)  # type: ignore[arg-type]
+        flags = [option for option in (row.option, *row.also) if not has_option(command.words, option)]
+        if row.option in flags:
+            name = " with ".join(option.lstrip("-") for option in flags)
+            yield ServerChange(name=name, options=dict.fromkeys(flags), **common)  # type: ignore[arg-type]
         return
     for value in _values(row, option_value(command.words, row.option), machine):
         yield ServerChange(name=f"{bare}={value}", options={row.option: value}, **common)  # type: ignore[arg-type]

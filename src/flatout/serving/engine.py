@@ -65,6 +65,8 @@ class KnobRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model_config: tuple[str, ...] = ()  # lines of Triton's config.pbtxt, instead of an option
     needs_gpus: int = 0
     unless: tuple[str, ...] = ()  # options of the command with which it is not offered
+    needs: tuple[str, ...] = ()  # options without all of which in the command it has no effect, and is not offered
+    also: tuple[str, ...] = ()  # flags that are added with it, where the command has none
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,8 @@
 
 In: a backend, a plan, options. Out: a `Found`, from which the result is made. Each round takes the causes of the server
 as it is now, tries the knobs that answer them once each, and compares the best with the present server in turn until
-the verdict stands. A change whose answers differ, fail, are cut or are shorter is unsafe, whatever its speed.
+the verdict stands. A budget that is too short for all of them goes to the first that is clearly better. A change whose
+answers differ, fail, are cut or are shorter is unsafe, whatever its speed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from flatout.records.serving import (
 from flatout.records.trial import BASELINE
 from flatout.records.verdict import Verdict
 from flatout.serving.answers import gate
+from flatout.serving.budget import TrialBudget
 from flatout.serving.candidates import ServerMachine, ServingCandidate, candidates
 from flatout.serving.causes import find_causes
 from flatout.serving.judge import Judge, mean_cost
-from flatout.serving.trial import ServerBackend, ServerTrialSetup, run_trial
+from flatout.serving.trial import ServerBackend, ServerTrialSetup, run_trial, told
 from flatout.serving.words import ServerCommand, changed
 
 Say = Callable[[str], None]
@@ -40,6 +42,8 @@ MOST_ROUNDS = 4
 BETWEEN_BASELINES = 3  # candidates that are screened between two trials of the present server
 LEAST_CANDIDATES = 3  # trials of a candidate before it is given up as unlikely to be better
 MIN_SCREENED = 1.01  # a candidate whose one trial gained less is not compared further
+CONFIRMING = 4  # trials that a short budget keeps for comparing the best candidate in turn
+CLEAR_GAIN = 1.5  # of one trial: a short budget goes to comparing such a candidate, and the others wait
 
 
 class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +116,12 @@ class Loop:
         self._trials: list[ServerTrial] = []
         self._tried: dict[str, TriedArm] = {}
         self._chosen_by: dict[str, tuple[int, frozenset[int]]] = {}  # arm -> number screened, trials that chose it
+        self._rounding: set[str] = set()  # arms of the class exact whose answers differ as by rounding
         self._applied = _UNTOUCHED
         self._ended_by: TuningEndedBy = "all_tried"
-        self._began_s = asyncio.get_running_loop().time()
         self._recorded, self._write = list(recorded), keep
-        self._recorded_s = 0.0  # that recorded trials took
+        now_s = asyncio.get_running_loop().time
+        self._budget = TrialBudget(options.budget_s, options.max_trials, trials=self._trials, now_s=now_s)
         self._is_resuming = bool(recorded)
         for trial in before:
             self._keep(trial)
@@ -154,11 +159,14 @@ class Loop:
             has_changed = self._applied is not _UNTOUCHED or bool(self._tried)
             self._ended_by = "all_tried" if has_changed else "no_knob"
             return False
-        screened = await self._screen(offered)
-        for arm in screened[:MOST_CONFIRMED]:
-            if await self._confirm(arm):
-                self._applied = arm
-                return True
+        num_tried = 0
+        while num_tried < len(offered):
+            screened, num_run = await self._screen(offered[num_tried:], num_before=num_tried)
+            num_tried += num_run
+            for arm in screened[:MOST_CONFIRMED]:
+                if await self._confirm(arm):
+                    self._applied = self._labelled(arm)
+                    return True
         return False
 
     def _serves_everything(self) -> bool:
@@ -177,19 +185,39 @@ class Loop:
         changes = (*kept, candidate.change)
         return _Arm(name=" + ".join(change.name for change in changes), changes=changes, cause=candidate.cause)
 
-    async def _screen(self, arms: Sequence[_Arm]) -> list[_Arm]:
-        """Run each arm once; return those that are safe and look better, the best first."""
-        trials: dict[str, ServerTrial] = {}
-        for number, arm in enumerate(arms):
+    async def _screen(self, arms: Sequence[_Arm], *, num_before: int) -> tuple[list[_Arm], int]:
+        """Run arms once each; return those that are safe and look better, the best first, and how many were run.
+
+        `num_before` arms were run before in this round: any of all these might have been chosen.
+        """
+        affordable = self._budget.affordable()
+        num_wanted = len(arms) + (len(arms) - 1) // BETWEEN_BASELINES + CONFIRMING
+        is_short = affordable < num_wanted and not self._recorded
+        most = max(affordable - CONFIRMING, 1) if is_short else len(arms)
+        num_screened = num_before + len(arms[:most])
+        run: list[_Arm] = []
+        for number, arm in enumerate(arms[:most]):
+            if number and self._was_passed_over(arm):
+                break
             if number and number % BETWEEN_BASELINES == 0:
                 await self._trial(self._applied)
-            trials[arm.name] = await self._try(arm)
-        num = len(arms)
-        for arm in arms:
-            self._chosen_by[arm.name] = (num, frozenset({trials[arm.name].index}))
-        good = [(self._screened(arm), arm) for arm in arms if self._tried[arm.name].gate.outcome == "passed"]
-        better = [(ratio, arm) for ratio, arm in good if ratio is not None and ratio >= MIN_SCREENED]
-        return [arm for _, arm in sorted(better, key=lambda pair: -pair[0])]
+            trial = await self._try(arm)
+            run.append(arm)
+            self._chosen_by[arm.name] = (num_screened, frozenset({trial.index}))
+            if is_short and self._looks_better(arm, CLEAR_GAIN):
+                break
+        better = [arm for arm in run if self._looks_better(arm, MIN_SCREENED)]
+        return sorted(better, key=lambda arm: -(self._screened(arm) or 0.0)), len(run)
+
+    def _looks_better(self, arm: _Arm, least: float) -> bool:
+        """Whether the arm is safe, and gained at least this ratio in its trials so far."""
+        ratio = self._screened(arm)
+        return self._tried[arm.name].gate.outcome == "passed" and ratio is not None and ratio >= least
+
+    def _was_passed_over(self, arm: _Arm) -> bool:
+        """Whether the tuning that is resumed ran another arm at this place, because its budget was short."""
+        others = [trial.arm for trial in self._recorded if trial.arm != self._applied.name]
+        return bool(others) and others[0] != arm.name
 
     async def _try(self, arm: _Arm) -> ServerTrial:
         trial = await self._trial(arm)
@@ -199,7 +227,7 @@ class Loop:
             judged = known.gate
         self._tried[arm.name] = TriedArm(
             name=arm.name,
-            changes=arm.changes,
+            changes=self._labelled(arm).changes,
             cause=arm.cause,
             gate=judged,
             screened=self._screened(arm),
@@ -211,7 +239,22 @@ class Loop:
     def _gate(self, arm: _Arm, trial: ServerTrial) -> AnswerGate:
         if not trial.is_complete:
             return AnswerGate(outcome="failed", reason=trial.problem)
-        return gate(trial, self._of(_UNTOUCHED), arm.safety)
+        untouched = self._of(_UNTOUCHED)
+        judged = gate(trial, untouched, self._labelled(arm).safety)
+        if judged.outcome != "failed" or self._options.allowed == "exact" or arm.safety != "exact":
+            return judged
+        as_rounding = gate(trial, untouched, "rounding")
+        if as_rounding.outcome == "passed":
+            self._rounding.add(arm.name)
+            return as_rounding
+        return judged
+
+    def _labelled(self, arm: _Arm) -> _Arm:
+        """Return the arm with its last change of the class rounding, if its answers showed that it is not exact."""
+        if arm.name not in self._rounding:
+            return arm
+        last = msgspec.structs.replace(arm.changes[-1], safety="rounding")
+        return msgspec.structs.replace(arm, changes=(*arm.changes[:-1], last))
 
     def _screened(self, arm: _Arm) -> float | None:
         own = mean_cost(self._trials, arm.name, self._options.objective)
@@ -227,7 +270,7 @@ class Loop:
             verdict = self._verdict_on(arm, self._applied, is_last=True)
             self._note(arm, verdict)
             if verdict.verdict == "better" and self._tried[arm.name].gate.outcome == "passed":
-                self._applied = arm
+                self._applied = self._labelled(arm)
             raise
         return is_better
 
@@ -270,7 +313,7 @@ class Loop:
     def _is_worth_more(self, arm: _Arm, other: _Arm) -> bool:
         num_screened, chosen_by = self._chosen_by.get(arm.name, (1, frozenset()))
         return self._judge.is_worth_more(
-            arm.name, other.name, num_screened=num_screened, chosen_by=chosen_by, max_trials=self._affordable()
+            arm.name, other.name, num_screened=num_screened, chosen_by=chosen_by, max_trials=self._budget.affordable()
         )
 
     def _note(self, arm: _Arm, verdict: Verdict) -> None:
@@ -282,7 +325,9 @@ class Loop:
             raise BaselineError(trial.problem)
 
     async def _trial(self, arm: _Arm) -> ServerTrial:
-        self._check_budget()
+        ended_by = self._budget.ended_by(arm.name)
+        if ended_by is not None:
+            raise _StopError(ended_by)
         return await self._recalled_or_run(arm)
 
     async def _recalled_or_run(self, arm: _Arm) -> ServerTrial:
@@ -297,7 +342,7 @@ class Loop:
             if trial.arm not in (arm.name, extra):
                 self._recorded.clear()
                 break
-            self._recorded_s += trial.took_s
+            self._budget.recorded_s += trial.took_s
             self._keep(trial)
             if trial.arm == arm.name:
                 return trial
@@ -316,23 +361,7 @@ class Loop:
     def _keep(self, trial: ServerTrial) -> None:
         self._trials.append(trial)
         self._judge.add(trial)
-        self._say(_told(trial))
-
-    def _check_budget(self) -> None:
-        if self._affordable() > 0:
-            return
-        is_by_number = self._options.max_trials is not None and len(self._trials) >= self._options.max_trials
-        raise _StopError("trials" if is_by_number else "budget")
-
-    def _affordable(self) -> int:
-        """Return how many more trials fit into the budget, if each takes as long as they took on average."""
-        spent_s = asyncio.get_running_loop().time() - self._began_s + self._recorded_s
-        mean_s = sum(trial.took_s for trial in self._trials) / max(len(self._trials), 1)
-        by_time = int((self._options.budget_s - spent_s) / mean_s) if mean_s > 0 else 1_000_000
-        by_number = 1_000_000
-        if self._options.max_trials is not None:
-            by_number = self._options.max_trials - len(self._trials)
-        return max(min(by_time, by_number), 0)
+        self._say(told(trial))
 
     def _of(self, arm: _Arm) -> list[ServerTrial]:
         return [trial for trial in self._trials if trial.arm == arm.name and trial.is_complete]
@@ -359,13 +388,3 @@ class Loop:
             verdict=self._verdict_on(self._applied, _UNTOUCHED, is_last=True) if is_changed else None,
             ended_by=self._ended_by,
         )
-
-
-def _told(trial: ServerTrial) -> str:
-    if not trial.is_complete:
-        return f"trial {trial.index}, {trial.arm}: {trial.problem}"
-    best = max(trial.points, key=lambda point: point.goodput_per_s)
-    return (
-        f"trial {trial.index}, {trial.arm}: {best.goodput_per_s:.3g} good requests/s, "
-        f"{max(point.tokens_per_s for point in trial.points):,.0f} tokens/s, in {trial.took_s:.0f} s"
-    )

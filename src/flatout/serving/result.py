@@ -66,7 +66,7 @@ def tuning_result(
         verdict=found.verdict,
         tried=found.tried,
         curves=tuple(load_curve(found.trials, arm) for arm in arms),
-        unoffered=(*unoffered, *_refused(plan.engine, command, machine, options)),
+        unoffered=(*unoffered, *_refused(plan.engine, command, machine, options, found)),
         ended_by=found.ended_by,
         took_s=took_s,
         order=_order(found.trials),
@@ -78,9 +78,12 @@ def tuning_result(
 
 
 def _refused(
-    engine: Engine, command: ServerCommand, machine: ServerMachine, options: ServingOptions
+    engine: Engine, command: ServerCommand, machine: ServerMachine, options: ServingOptions, found: Found
 ) -> tuple[UnofferedKnob, ...]:
-    reasons = ((row.name, refusal(row, command, machine, options.allowed)) for row in engine.knob)
+    """Return the knobs that no round tried, because of the command, the machine or the options."""
+    tried = {change.knob for arm in found.tried for change in arm.changes}
+    rows = [row for row in engine.knob if row.name not in tried]
+    reasons = ((row.name, refusal(row, command, machine, options.allowed)) for row in rows)
     return tuple(UnofferedKnob(knob=name, reason=reason) for name, reason in reasons if reason is not None)
 
 

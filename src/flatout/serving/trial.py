@@ -218,3 +218,14 @@ async def _sample(running: Running, readings: list[Readings]) -> None:
         reading = await running.metrics()
         if reading is not None:
             readings.append(reading)
+
+
+def told(trial: ServerTrial) -> str:
+    """Return a line about the trial, for the progress of a tuning."""
+    if not trial.is_complete:
+        return f"trial {trial.index}, {trial.arm}: {trial.problem}"
+    best = max(trial.points, key=lambda point: point.goodput_per_s)
+    return (
+        f"trial {trial.index}, {trial.arm}: {best.goodput_per_s:.3g} good requests/s, "
+        f"{max(point.tokens_per_s for point in trial.points):,.0f} tokens/s, in {trial.took_s:.0f} s"
+    )
