@@ -11,8 +11,8 @@ of the left-out ones are right by the estimate alone; phrases are not used there
 left-out texts. With `--sets vw=FILE`, the sets of these letters are also tried as they were at first sight: the weights
 do not know them, and the rules and phrases are those of `FILE`, a `failures.toml` from before these sets came.
 The result has the rules alone beside rules and estimate together, and how often the package as it is is right for the
-texts in `tests/data/failures/held_out`, which neither the rules nor the weights were made for. `--write` replaces
-`src/flatout/catalog/failure_words.json`.
+texts in `tests/data/failures/held_out`, which the weights do not know (`README.md` says what the rules know of them).
+`--write` replaces `src/flatout/catalog/failure_words.json`.
 """
 
 from __future__ import annotations

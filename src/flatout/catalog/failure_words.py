@@ -25,7 +25,7 @@ from flatout.catalog.failures import FailureClass, Phase, Restart, codes_in, gro
 from flatout.catalog.log_prefixes import without_prefixes
 
 Label = tuple[FailureClass, Restart]
-LEAST_LIKELY_ELSEWHERE = 0.8  # an estimate leaves a host at once only if it is at least so likely
+LEAST_LIKELY_ELSEWHERE = 0.9  # an estimate leaves a host at once only if it is at least so likely
 
 _FILE = Path(__file__).with_name("failure_words.json")
 # What a weak rule says is so much more likely than by the words alone, as a difference of logarithms: the best of five
