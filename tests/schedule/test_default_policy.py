@@ -1,8 +1,8 @@
 """The rules of the default policy, each on a history whose times are worked out by hand, on both sides of its number.
 
-Without a history the index of a job is 2 ** 0.25 times the beginning of the half octave that it has reached, of 64 s
-at the least; its level is the octave of the index times GPUs ** 0.75. So a job on one GPU has level 6 at first, and
-level 8 after 256 s.
+Without a history the index of a running job is 2 ** 0.25 times the beginning of the half octave that it has reached, of
+64 s at the least; that of a waiting one, if a start costs 60 s, is 196 s, or 2 ** 7.62. The level is the octave of the
+index times GPUs ** 0.75. So a waiting job on one GPU has level 7, and a running one has level 9 after 512 s.
 """
 
 from __future__ import annotations
@@ -37,9 +37,25 @@ def segments(
 
 
 def test_a_job_is_stopped_for_one_whose_index_is_two_octaves_better() -> None:
-    """The new job has level 6, and the running one reaches level 8 after 256 s."""
+    """The new job has level 7, and the running one reaches level 9 after 512 s."""
     rows = segments([job(0, 1, LONG), job(100, 1, 50)])
-    assert rows[1][0].start_s == pytest.approx(256, abs=0.1)
+    assert rows[1][0].start_s == pytest.approx(512, abs=0.1)
+
+
+@pytest.mark.parametrize(("checkpoint_s", "cost_s"), [(100.0, 60.0), (1000.0, 310.0), (5000.0, 310.0)])
+def test_a_start_costs_a_restart_and_half_of_the_most_that_a_stop_loses(checkpoint_s: float, cost_s: float) -> None:
+    policy = Default()
+    assumed = Assumptions(checkpoint_s=checkpoint_s, restart_s=10.0)
+    Simulation([job(0, 1, 50)], uniform(1, 1), policy, assumptions=assumed).run()
+    assert policy._start_cost_s == [cost_s]
+
+
+def test_a_small_chance_of_an_early_end_does_not_let_a_new_job_stop_others_that_are_like_it() -> None:
+    """Of jobs like these a few end after 80 s, and most take half an hour: none is stopped, for none is worth it."""
+    jobs = [job(2000 * number, 1, 80 if number % 20 == 0 else 1800) for number in range(100)]
+    jobs += [job(200_000 + number, 1, 1800) for number in range(10)]
+    rows = segments(jobs, checkpoint_s=1800.0)
+    assert [len(rows[number]) for number in range(100, 110)] == [1] * 10
 
 
 @pytest.mark.parametrize(
@@ -136,8 +152,8 @@ def test_turns_go_to_those_that_waited_longest() -> None:
 
 
 def test_width_counts_for_less_than_its_gpus_but_for_more_than_its_root() -> None:
-    """Jobs on 3 and 5 GPUs have level 7, on 4 too, and on 8 level 8: 6.25, plus 3/4 of log2(GPUs)."""
-    rows = segments([job(0, 7, 60), job(1, 5, 50), job(2, 3, 50)], gpus=7)
-    assert (rows[1][0].start_s, rows[2][0].start_s) == (60, 110)
+    """Waiting jobs on 4 GPUs and on 8 have level 9, on 3 level 8: 7.62, plus 3/4 of log2(GPUs)."""
     rows = segments([job(0, 8, 60), job(1, 8, 50), job(2, 4, 50)], gpus=8)
+    assert (rows[1][0].start_s, rows[2][0].start_s) == (60, 110)
+    rows = segments([job(0, 4, 60), job(1, 4, 50), job(2, 3, 50)], gpus=4)
     assert (rows[2][0].start_s, rows[1][0].start_s) == (60, 110)

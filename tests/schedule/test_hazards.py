@@ -44,6 +44,15 @@ def test_without_evidence_a_job_is_expected_to_run_about_as_long_again(bucket: i
     assert evidence([]).index(0, bucket, 0.0) == pytest.approx(edge(bucket) * 2**0.25)
 
 
+def test_what_a_start_costs_counts_until_the_job_ends_or_stops() -> None:
+    """One job in ten ends in the first half octave, all others in the second: alone the first is worth a try."""
+    hazards = [0.1, 1.0, *[1.0] * 54]
+    short_s, width_s, long_s = 2**0.25 - 1, 2**0.5 - 1, 2**0.75 - 2**0.5
+    stop_s, go_on_s = 0.1 * short_s + 0.9 * width_s, 0.1 * short_s + 0.9 * (width_s + long_s)
+    assert reciprocal_index(hazards, 0, 50.0) == pytest.approx(50 + go_on_s)
+    assert reciprocal_index(hazards, 0, 50.0) < (50 + stop_s) / 0.1
+
+
 @pytest.mark.parametrize("age_s", [64.0, 1024.0, 16_384.0])
 def test_with_much_evidence_the_index_is_that_of_the_durations(age_s: float) -> None:
     draw = random.Random(1)

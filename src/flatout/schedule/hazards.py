@@ -1,7 +1,8 @@
 """How soon a job ends that has run for some time: from similar jobs that ended, and from those that have not.
 
 In: jobs as they start and end, and how long each has run. Out: the reciprocal Gittins index of a job, in seconds, and
-its level: the octave of the index times a power of the job's GPUs.
+its level: the octave of the index times a power of the job's GPUs. The index of a job that waits counts what it costs
+to start it: otherwise a chance of one in fifty to end within half a minute would be worth stopping others for.
 
 A hazard is the share of the jobs that reach a half octave of running time and end within it. Jobs that have not ended
 count among those that reached it, as Kaplan and Meier (1958) count them: without them the jobs that take days are not
@@ -85,13 +86,14 @@ def hazards_of(larger: _Group, smaller: _Group | None, expected: Floats) -> Floa
 class _Kind:
     """Jobs with the same user, team and size: their groups, the smallest first, and their levels if computed."""
 
-    __slots__ = ("groups", "hazards", "levels", "outdated_num", "outdated_s", "own", "width")
+    __slots__ = ("groups", "hazards", "levels", "levels_to_start", "outdated_num", "outdated_s", "own", "width")
 
     def __init__(self, groups: Sequence[_Group], width: float) -> None:
         self.groups, self.own = groups, groups[0]
         self.width = width
         self.hazards: list[float] = []
         self.levels: dict[int, int] = {}
+        self.levels_to_start: dict[tuple[int, float], int] = {}
         self.outdated_s = -math.inf
         self.outdated_num = 0.0  # of ended jobs
 
@@ -103,7 +105,7 @@ class _Kind:
         for number in range(len(self.groups) - 1, -1, -1):
             smaller = self.groups[number - 1] if number else None
             hazards = hazards_of(self.groups[number], smaller, hazards)
-        self.hazards, self.levels = hazards.tolist(), {}
+        self.hazards, self.levels, self.levels_to_start = hazards.tolist(), {}, {}
         self.outdated_s, self.outdated_num = now + _LONGEST_S, self.own.num_ended * _GROWTH
 
     def level(self, bucket: int) -> int:
@@ -111,6 +113,14 @@ class _Kind:
         if level is None:
             level = int(math.log2(reciprocal_index(self.hazards, bucket) * self.width))
             self.levels[bucket] = level
+        return level
+
+    def level_to_start(self, bucket: int, start_cost_s: float) -> int:
+        level = self.levels_to_start.get((bucket, start_cost_s))
+        if level is None:
+            index = reciprocal_index(self.hazards, bucket, start_cost_s)
+            level = int(math.log2(index * self.width))
+            self.levels_to_start[bucket, start_cost_s] = level
         return level
 
 
@@ -198,7 +208,7 @@ class Hazards:
         return reciprocal_index(self._kind(job, now).hazards, bucket)
 
     def level(self, job: int, now: float) -> int:
-        """Return the level of a job."""
+        """Return the level of a job that runs."""
         if now >= self._next_s[job]:
             self._move(job, now)
         bucket = self._bucket[job]
@@ -209,6 +219,11 @@ class Hazards:
             kind = self._kind(job, now)
         level = kind.levels.get(bucket)
         return kind.level(bucket) if level is None else level
+
+    def level_to_start(self, job: int, now: float, start_cost_s: float) -> int:
+        """Return the level of a job that waits, if starting it costs as much as these seconds of its time."""
+        bucket = max(SHORTEST, self.bucket(job, now))
+        return self._kind(job, now).level_to_start(bucket, start_cost_s)
 
     def next_level(self, job: int, level: int, buckets: range, now: float) -> int:
         """Return the first of these half octaves in which a similar job has another level, or else their end."""
@@ -227,13 +242,15 @@ class Hazards:
         return kind
 
 
-def reciprocal_index(hazards: Sequence[float], first: int) -> float:
+def reciprocal_index(hazards: Sequence[float], first: int, start_cost_s: float = 0.0) -> float:
     """Return the reciprocal Gittins index of a job that has just reached this half octave.
+
+    The time until a stop includes what it costs to start the job.
 
     A job that ends within a half octave takes at least the time to its middle for it, so where that is longer than the
     least value found, no later stopping time has a smaller one.
     """
-    least, used_s, share_left = math.inf, 0.0, 1.0
+    least, used_s, share_left = math.inf, start_cost_s, 1.0
     enough_s = math.inf
     for hazard, to_middle_s, width_s in zip(hazards[first:], _TO_MIDDLES_S[first:], _WIDTHS_S[first:], strict=True):
         if to_middle_s > enough_s:

@@ -3,20 +3,20 @@
 Rule: a job's level is the octave of its index times GPUs ** 0.75. The index is the least GPU holding time per ended
 job, among jobs like it that ran as long as this job did; it counts those that have not ended, and leans on the jobs of
 the same team, and of all, where those of the same user and size are few (`schedule/hazards.py`). Better octaves are
-first, and levels are computed again every `update_s`. A running job is stopped only for a job that is `margin` octaves
-better, and still one if the running job's index is reduced by what the stop costs: the work since its last checkpoint,
-and its restart. It is not stopped before it has worked for as long as its restart takes, and, unless the other has
-waited for as long, not if it would lose more than `largest_loss_s` of work: then at its next checkpoint. Of the jobs
-that could be stopped, those with no more GPUs than the waiting job are first, and of equal octaves the one that loses
-least. A job that has waited for `ageing_s` has a turn: it is served before all others, keeps its GPUs for `quantum_s`
-and until its next checkpoint, and then gives them back, so that nothing starves and overload does not turn the order
-into FIFO. GPUs that a job leaves idle for `idle_s` are taken back until it has work again. Source: the proven parts of
-SRPT with unknown sizes (Gittins; Aalto et al. 2009), with costs of switching (Asawa and Teneketzis 1996), QSSF (Hu et
-al., SC'21), Tiresias (NSDI'19: no durations needed; a job without history is served by its attained service) and
-Slurm's age factor; the rules are chosen on thirty histories and tried on fifteen others
-(`benchmarks/schedule_sweep.py`). When wrong: in the first hours of users whose new jobs are unlike their earlier ones;
-if stopping a job costs more than stated (`restart_s`, `checkpoint_s`). If a deadline or a contract decides, use
-`priority`.
+first, and levels are computed again every `update_s`. The index of a waiting job counts what a start costs: a restart,
+and the work that a stop loses on average. A running job is stopped only for a job that is `margin` octaves better, and
+still one if the running job's index is reduced by what the stop costs: the work since its last checkpoint, and its
+restart. It is not stopped before it has worked for as long as its restart takes, and, unless the other has waited for
+as long, not if it would lose more than `largest_loss_s` of work: then at its next checkpoint. Of the jobs that could be
+stopped, those with no more GPUs than the waiting job are first, and of equal octaves the one that loses least. A job
+that has waited for `ageing_s` has a turn: it is served before all others, keeps its GPUs for `quantum_s` and until its
+next checkpoint, and then gives them back, so that nothing starves and overload does not turn the order into FIFO. GPUs
+that a job leaves idle for `idle_s` are taken back until it has work again. Source: the proven parts of SRPT with
+unknown sizes (Gittins; Aalto et al. 2009), with costs of switching (Asawa and Teneketzis 1996), QSSF (Hu et al.,
+SC'21), Tiresias (NSDI'19: no durations needed; a job without history is served by its attained service) and Slurm's age
+factor; the rules are chosen on forty-five histories and tried on thirty others (`benchmarks/schedule_sweep.py`). When
+wrong: in the first hours of users whose new jobs are unlike their earlier ones; if stopping a job costs more than
+stated (`restart_s`, `checkpoint_s`). If a deadline or a contract decides, use `priority`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.schedule.durations import NUM_BUCKETS, Durations, edge
+from flatout.schedule.engine import RUNNING
 from flatout.schedule.hazards import SHORTEST, Hazards
 from flatout.schedule.levels import URGENT, MultilevelPolicy
 
@@ -56,6 +57,7 @@ class Default(MultilevelPolicy):
         self.hazards = Hazards(sim.jobs, sim.elapsed, width_exponent=self.width_exponent)
         self.predicted: list[float] = [0.0] * len(sim.jobs)
         self._width: list[float] = [gpus**self.width_exponent for gpus in sim.requested_gpus]
+        self._start_cost_s: list[float] = [self._cost_of_starting_s(job) for job in range(len(sim.jobs))]
         self._idle: dict[int, None] = {}  # in the order in which they became idle
         self._in_system: dict[int, None] = {}
         self._next_update_s = math.inf
@@ -71,6 +73,8 @@ class Default(MultilevelPolicy):
     def start_at(self, job: int, placement: Placement) -> None:
         self.hazards.started(job)
         super().start_at(job, placement)
+        if self.levels[job] != URGENT:
+            self.levels[job] = self.level(job)
 
     def ended(self, job: int) -> None:
         self.hazards.ended(job, self.sim.held_s[job])
@@ -94,7 +98,14 @@ class Default(MultilevelPolicy):
         return advantage / self._width[job] - self.sim.restart_s[job]
 
     def level(self, job: int) -> int:
-        return self.hazards.level(job, self.sim.now)
+        if self.sim.status[job] == RUNNING:
+            return self.hazards.level(job, self.sim.now)
+        return self.hazards.level_to_start(job, self.sim.now, self._start_cost_s[job])
+
+    def _cost_of_starting_s(self, job: int) -> float:
+        """Return what it costs to stop a job like this one: its restart, and the work lost on average."""
+        largest_loss_s = min(self.largest_loss_s, self.sim.checkpoint_s[job])
+        return self.sim.restart_s[job] + largest_loss_s / 2
 
     def next_change(self, job: int) -> float:
         """Return the time at which the job reaches a half octave with another level, looking at most four ahead."""
