@@ -74,7 +74,13 @@ def test_active_parameters_are_the_published_ones(name: str, billions: float) ->
     assert num_active_parameters(workload) / 1e9 == pytest.approx(billions, rel=0.04)
 
 
-@pytest.mark.parametrize("model_type", ["clip", "chatglm", "deepseek_v4", "wav2vec2", "qwen2_vl_text"])
+NEW_AND_UNKNOWN = (
+    *("deepseek_v32", "deepseek_v4", "gemma4", "glm_moe_dsa", "hy_v3", "kimi_k25", "longcat_flash", "mimo_v2_flash"),
+    *("minimax_m3_vl", "qwen4_exp"),
+)
+
+
+@pytest.mark.parametrize("model_type", ["clip", "chatglm", "wav2vec2", "qwen2_vl_text", *NEW_AND_UNKNOWN])
 def test_an_unknown_type_is_refused_by_name_with_a_way_out(model_type: str) -> None:
     with pytest.raises(InputError, match=f"`{model_type}` cannot be planned") as caught:
         from_values(Path("config.json"), {"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 2})

@@ -15,7 +15,7 @@ from flatout.records.plan import Workload
 
 READERS: dict[str, Callable[[ModelConfig], Workload]] = {
     **dict.fromkeys(TRAITS, read_decoder),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), special.read_latent),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "sarvam_mla"), special.read_latent),
     "llama4_text": special.read_llama4,
     "dbrx": special.read_dbrx,
     "opt": special.read_opt,

@@ -78,6 +78,7 @@ TRAITS: dict[str, Traits] = {
     "glm": Traits(qkv_bias="attention_bias"),
     "glm4": Traits(qkv_bias="attention_bias", norms=4),
     "glm4_moe": Traits(qkv_bias="attention_bias", qk_norm="head", qk_norm_if="use_qk_norm"),
+    "sarvam_moe": Traits(qkv_bias="attention_bias", qk_norm="head", qk_norm_if="use_qk_norm"),
     "stablelm": Traits(
         qkv_bias="use_qkv_bias",
         norm="affine",
