@@ -97,6 +97,7 @@ def test_sharding_is_the_frameworks_usual_one_where_a_row_is_silent() -> None:
         ({"framework": "megatron-core", "notes": "partial cuda graphs"}, {"lacks_graphs": None}),
         ({"framework": "megatron-bridge"}, {"lacks_graphs": None}),
         ({"framework": "nanotron"}, {"is_known": False}),
+        ({"framework": "nemo automodel (fsdp2)"}, {"held_gradient_bytes": 2.0, "optimizer_share": 0.34}),
         ({"framework": "torchtitan fsdp2", "recompute": "selective"}, {"selective_share": 0.5}),
         ({"framework": "any", "notes": "eight loss chunks"}, {"logits_bytes": 1.5}),
         ({"framework": "deepspeed zero-2 + hf", "sharding": "zero-2"}, {"overlaps_dp": None, "gathers_again": None}),
