@@ -240,7 +240,7 @@ def power_cap(
         list[str],
         typer.Argument(
             metavar="CURVE.csv|COMMAND...",
-            help="Measured time and power of workloads at each power limit; with --sweep, the command, after `--`.",
+            help="Workloads measured at each power limit; with --sweep, the command to measure, after `--`.",
             show_default=False,
         ),
     ],

@@ -36,7 +36,7 @@ def carbon(
         ),
     ] = None,
     power: Annotated[
-        float | None, amount("--power", metavar="W", positive=True, help="Power of the whole job, for kg of CO2.")
+        float | None, amount("--power", metavar="W", positive=True, help="Power of the whole job, to report kg of CO2.")
     ] = None,
     now: Annotated[
         int | None,

@@ -35,7 +35,7 @@ def watch_node(
     ] = Duration("1h", 3600.0),
     history: Annotated[
         Path | None,
-        path_option(help="File of earlier readings of the GPUs, for rates; this reading is added. It keeps a week."),
+        path_option(help="Earlier GPU readings, for rates; this one is added, and the file keeps a week."),
     ] = None,
     ledger: Annotated[
         list[Path] | None,

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from flatout import __version__
-from flatout.doctor.graph import lspci_kind
+from flatout.doctor.lspci_tree import lspci_kind
 from flatout.doctor.machine import (
     FABRIC_MANAGER_LOG,
     KERNEL_LOG,

@@ -21,7 +21,7 @@ _MEANING = {
     LoaderFinding.PINNING: "copying batches to pinned memory takes longer than the training needs for them",
     LoaderFinding.OVERSUBSCRIBED: "there are more workers than cores: they wait for each other's cores",
     LoaderFinding.BUSY_CORES: "the cores are busy with other work: the processes that make samples wait for them",
-    LoaderFinding.UNEVEN_BATCHES: "the workers are fast enough on the whole, but single batches take far longer than "
+    LoaderFinding.UNEVEN_BATCHES: "the workers are fast enough on average, but some batches take far longer than "
     "others, and batches are delivered in order",
     LoaderFinding.TOO_FEW_SHARDS: "the data set has fewer shards than there are workers: some workers make no batch",
     LoaderFinding.UNEVEN_SHARDS: "some workers have far more samples in their shards than others, which end early",

@@ -23,7 +23,9 @@ def pair_lines(ceilings: Ceilings, style: TextStyle) -> list[str]:
     if not by_row:
         return []
     rows = [_row(name, place, pairs) for (name, place), pairs in by_row.items()]
-    title = "Pairs of ranks, in each direction, while the other ranks are in pairs too; every element is checked"
+    title = (
+        "Between two ranks, in each direction, while the other ranks exchange in pairs too; every element is checked"
+    )
     header = ["measurement", "pairs", "usual", "slowest"]
     return ["", *style.wrapped(title), *text_table(header, rows, style=style, flexible=[1, 3])]
 

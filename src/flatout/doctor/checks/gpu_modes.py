@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from flatout.catalog.xids import xid_fix, xid_name
 from flatout.doctor.check import check, fail, info, named, none_in_log, ok, warn, with_missing
 from flatout.doctor.gpu_values import gpu_values
-from flatout.doctor.graph import lspci_kind, pci_kind
 from flatout.doctor.log_lines import judge_log
+from flatout.doctor.lspci_tree import lspci_kind
 from flatout.doctor.machine import NVIDIA, SMI_LIST, Machine
 from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.parse.kernel_log import GpuEvent
 from flatout.doctor.parse.lspci import PciDevice
 from flatout.doctor.parse.nvidia_smi import SmiGpu, is_list_complete
+from flatout.doctor.sysfs_tree import pci_kind
 from flatout.doctor.unknown import NotReadError
 
 _SMI = "NVIDIA nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/"

@@ -6,11 +6,12 @@ import re
 from typing import NamedTuple
 
 from flatout.doctor.check import check, fail, info, named, need, none_in_log, ok, warn, with_missing
-from flatout.doctor.graph import lspci_kind, pci_kind, sysfs_link
 from flatout.doctor.log_lines import judge_log
+from flatout.doctor.lspci_tree import lspci_kind
 from flatout.doctor.machine import Machine
 from flatout.doctor.outcome import CheckOutcome
 from flatout.doctor.pcie_links import LinkComparison
+from flatout.doctor.sysfs_tree import pci_kind, sysfs_link
 from flatout.doctor.unknown import NotHereError, NotReadError
 from flatout.records.doctor import PcieLink
 

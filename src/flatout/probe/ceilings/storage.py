@@ -11,39 +11,41 @@ fsync reports that the data are on the device.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flatout.probe.ceilings.benchmark import Benchmark, CannotMeasureError
-from flatout.probe.ceilings.reader import message
+from flatout.probe.ceilings.uncached_files import (
+    ALIGN,
+    BLOCK,
+    THREADS,
+    ReaderPool,
+    UncachedFile,
+    cache_note,
+    dropping,
+    opened,
+    same_twice,
+)
 
 NAMES = (
     *("storage_sequential_read", "storage_random_read", "storage_small_files"),
     "storage_sequential_write",
 )
-BLOCK = 1 << 20
 SHARD_BYTES = 128 << 20  # size of each file that we write
 MIN_SHARD_BYTES = 64 << 20  # smallest file of the user that is read as a shard
 SMALL_FILE_BYTES = 256 << 10
 RECORDS = (4 << 10, 128 << 10)
-THREADS = 8
-_ALIGN = 4096
 _BYTES_A_CALL = 64 << 20
 _RECORDS_A_CALL = 1024
 _FILES_A_CALL = 128
 _MAX_LOOKED_AT = 20_000
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 @contextmanager
@@ -121,11 +123,11 @@ def _read_benchmarks(
 ) -> Iterator[tuple[list[Benchmark], dict[str, str]]]:
     missing: dict[str, str] = {}
     benchmarks: list[Benchmark] = []
-    pool: _ReaderPool | None = None
+    pool: ReaderPool | None = None
     hint = "or let Flatout write its own files with --allow-write"
-    readers = [reader for path in shards if (reader := _opened(path)) is not None]
+    readers = [reader for path in shards if (reader := opened(path)) is not None]
     if readers:
-        pool = _ReaderPool(readers)
+        pool = ReaderPool(readers)
         benchmarks += [_sequential(readers, is_ours, threads) for threads in (1, THREADS)]
         benchmarks += [_random(readers, size, pool) for size in RECORDS]
     else:
@@ -142,81 +144,13 @@ def _read_benchmarks(
             pool.end()
 
 
-def _opened(path: Path) -> _Reader | None:
-    """Open a file; None if it was deleted meanwhile or cannot be read."""
-    try:
-        return _Reader(path)
-    except OSError:
-        return None
-
-
-class _Reader:
-    """One file, read past the page cache if possible."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = path.stat().st_size
-        self.is_direct = True
-        try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            os.preadv(self.fd, [mmap.mmap(-1, _ALIGN)], 0)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise
-            self.is_direct = False
-            self.fd = os.open(path, os.O_RDONLY)
-
-    def read(self, buffer: mmap.mmap, offset: int) -> int:
-        return os.preadv(self.fd, [buffer], offset)
-
-    def drop_cache(self) -> None:
-        if not self.is_direct:
-            with suppress(OSError):
-                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def cached_share(self) -> float | None:
-        """Return the share of offsets, spread over the file, that the cache answers at once; None if it is unknown."""
-        if not _NOWAIT:
-            return None
-        fd = os.open(self.path, os.O_RDONLY)
-        try:
-            found = 0
-            places = range(0, self.size, max(_ALIGN, self.size // 64))
-            for offset in places:
-                try:
-                    found += os.preadv(fd, [bytearray(1)], offset, _NOWAIT) > 0
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    return None
-            return found / len(places)
-        finally:
-            os.close(fd)
-
-
-def _note(readers: list[_Reader]) -> str:
-    """Say how much the page cache can affect the numbers, as determined before the first call."""
-    if all(reader.is_direct for reader in readers):
-        return "bypassing the page cache (O_DIRECT)"
-    for reader in readers:
-        reader.drop_cache()
-    shares = [share for reader in readers if (share := reader.cached_share()) is not None]
-    if not shares:
-        return "the page cache was asked to drop the files; whether it did is unknown"
-    if max(shares) < 0.02:
-        return "the page cache was emptied of the files before each repetition"
-    return (
-        f"the page cache kept up to {max(shares):.0%} of a file although asked to drop it: partly the speed of memory"
-    )
-
-
-def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Benchmark:
+def _sequential(readers: list[UncachedFile], is_ours: bool, threads: int) -> Benchmark:
     """Return the benchmark of reading a part of a shard, MiB by MiB; each of several threads reads a different part."""
     buffers = [mmap.mmap(-1, BLOCK) for _ in range(threads)]
     share = max(BLOCK, _BYTES_A_CALL // threads // BLOCK * BLOCK)
     state = {"at": 0}
 
-    def part(thread: int) -> tuple[_Reader, int]:
+    def part(thread: int) -> tuple[UncachedFile, int]:
         reader = readers[(state["at"] + thread) % len(readers)]
         num_parts = max(1, reader.size // share)
         return reader, (state["at"] * threads + thread) % num_parts * share
@@ -237,7 +171,7 @@ def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Benchmar
     def check() -> str | None:
         reader = readers[0]
         if not is_ours:
-            return _same_twice(reader)
+            return same_twice(reader)
         for number, one in enumerate(readers):
             for block in (0, one.size // BLOCK // 2, one.size // BLOCK - 1):
                 one.read(buffers[0], block * BLOCK)
@@ -253,72 +187,13 @@ def _sequential(readers: list[_Reader], is_ours: bool, threads: int) -> Benchmar
         check=check,
         checked="blocks compared with what was written" if is_ours else "blocks read twice",
         who="first",
-        before=_dropping(readers),
+        before=dropping(readers),
         max_calls=4,
-        labels={"size": BLOCK, "threads": threads, "backend": "file", "note": _note(readers)},
+        labels={"size": BLOCK, "threads": threads, "backend": "file", "note": cache_note(readers)},
     )
 
 
-def _same_twice(reader: _Reader) -> str | None:
-    """Check that a foreign file reads the same twice, past the cache and through it; its content is unknown."""
-    fd = os.open(reader.path, os.O_RDONLY)
-    buffer = mmap.mmap(-1, BLOCK)
-    try:
-        for offset in range(0, min(reader.size, 8 * BLOCK) // BLOCK * BLOCK, BLOCK):
-            reader.read(buffer, offset)
-            if zlib.crc32(buffer) != zlib.crc32(os.pread(fd, BLOCK, offset)):
-                return (
-                    f"{reader.path.name} reads differently a second time at {offset}; or it was changed in the meantime"
-                )
-        return None
-    finally:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
-def _dropping(readers: list[_Reader]) -> Callable[[], None]:
-    def drop() -> None:
-        for reader in readers:
-            reader.drop_cache()
-
-    return drop
-
-
-class _ReaderPool:
-    """Processes that read records, started when first needed."""
-
-    def __init__(self, readers: list[_Reader]) -> None:
-        self._files = [f"{'d' if reader.is_direct else 'c'}{reader.path}" for reader in readers]
-        self._pool: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> None:
-        if not self._pool:
-            command = [sys.executable, "-m", "flatout.probe.ceilings.reader", *self._files]
-            self._pool = [
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-                for _ in range(THREADS)
-            ]
-
-    def read(self, size: int, places: list[tuple[int, int]]) -> None:
-        for number, process in enumerate(self._pool):
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # reported below
-                process.stdin.write(message(size, places[number::THREADS]))
-        for process in self._pool:
-            assert process.stdout is not None
-            if process.stdout.read(1) != b".":
-                raise CannotMeasureError("a file became shorter while it was read, or can no longer be read")
-
-    def end(self) -> None:
-        for process in self._pool:
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with suppress(OSError):
-                        stream.close()
-            process.wait()
-
-
-def _random(readers: list[_Reader], size: int, pool: _ReaderPool) -> Benchmark:
+def _random(readers: list[UncachedFile], size: int, pool: ReaderPool) -> Benchmark:
     """Return the benchmark of several processes reading records at random offsets, drawn again for each call."""
     draw = random.Random(6)
 
@@ -326,13 +201,13 @@ def _random(readers: list[_Reader], size: int, pool: _ReaderPool) -> Benchmark:
         places = []
         for _ in range(_RECORDS_A_CALL):
             file = draw.randrange(len(readers))
-            places.append((file, draw.randrange(max(1, (readers[file].size - size) // _ALIGN)) * _ALIGN))
+            places.append((file, draw.randrange(max(1, (readers[file].size - size) // ALIGN)) * ALIGN))
         pool.read(size, places)
 
     def check() -> str | None:
         pool.start()
         call()  # the processes have started when it returns
-        return _same_twice(readers[0])
+        return same_twice(readers[0])
 
     return Benchmark(
         name="storage_random_read",
@@ -342,9 +217,9 @@ def _random(readers: list[_Reader], size: int, pool: _ReaderPool) -> Benchmark:
         check=check,
         checked="blocks read twice",
         who="first",
-        before=_dropping(readers),
+        before=dropping(readers),
         max_calls=4,
-        labels={"size": size, "threads": THREADS, "backend": "file", "note": _note(readers)},
+        labels={"size": size, "threads": THREADS, "backend": "file", "note": cache_note(readers)},
     )
 
 
@@ -380,7 +255,7 @@ def _small_files(paths: list[Path]) -> Benchmark:
         return f"{len(bad)} files differ in length from what they state, e.g. {bad[0]}" if bad else None
 
     drop()
-    shares = [share for path in paths[:32] if (share := _Reader(path).cached_share()) is not None]
+    shares = [share for path in paths[:32] if (share := UncachedFile(path).cached_share()) is not None]
     kept = (
         "whether the page cache dropped them is unknown here"
         if not shares
