@@ -72,14 +72,7 @@ class BlameBook:
             self._at_until[rank], self._at_step[rank] = at[2 * n : 3 * n], at[3 * n :]
         self._level = {t.rank: self._level_kernels(t.rank) for t in timelines}
         self._exposed = {t.rank: self._exposed_waits(t.rank) for t in timelines}
-        # The last match that left two ranks in sync is found by walking one rank's matches, latest end first.
-        self._history: dict[int, list[tuple[int, int]]] = {t.rank: [] for t in timelines}
-        for index, match in enumerate(matches):
-            for rank, kernel in match.kernels.items():
-                if self._level[rank][kernel] and len(match.kernels) > 1:
-                    self._history[rank].append((int(self._kernels[rank].end_ns[kernel]), index))
-        for entries in self._history.values():
-            entries.sort()
+        self._history = self._level_matches()
         self._history_ends = {r: np.array([e for e, _ in h], dtype=np.int64) for r, h in self._history.items()}
         # rank -> its charged waits by time: (start of wait, charges)
         self._charged: dict[int, list[tuple[int, Charges]]] = defaultdict(list)
@@ -127,6 +120,20 @@ class BlameBook:
         others = [ns for s, ns in compute.items() if s != slowest]
         stands_out = compute[slowest] > MIN_STAGE_EXCESS * max(others)
         return slowest if stands_out and slowest != rank else None
+
+    def _level_matches(self) -> dict[int, list[tuple[int, int]]]:
+        """Return, by rank, the end and the index of each match after which the rank had nothing computed ahead, by end.
+
+        The last match that left two ranks in sync is found by walking one rank's matches, latest end first.
+        """
+        history: dict[int, list[tuple[int, int]]] = {rank: [] for rank in self._timelines}
+        for index, match in enumerate(self._matches):
+            if len(match.kernels) == 1:
+                continue
+            for rank, kernel in match.kernels.items():
+                if self._level[rank][kernel]:
+                    history[rank].append((int(self._kernels[rank].end_ns[kernel]), index))
+        return {rank: sorted(entries) for rank, entries in history.items()}
 
     def _level_kernels(self, rank: int) -> NDArray[np.bool_]:
         """Return True for each kernel after which the rank has nothing computed ahead.

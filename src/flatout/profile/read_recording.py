@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -51,6 +51,16 @@ def read_recording(path: Path, *, peaks: Mapping[str, float] | None = None) -> R
         ) from error
 
 
+def _training_hosts(files: Sequence[Path], ranks: list[RankRecording], damage: list[Quality]) -> list[HostUse]:
+    """Return the use of each host that has a rank, and so not of a login node where `srun` was called."""
+    sample_files = [file for file in files if File.SAMPLES.part(file.name) is not None]
+    hosts = [host for file in sample_files if (host := _host(file, ranks, damage)) is not None]
+    if not ranks:
+        return hosts
+    training = {rank.hostname for rank in ranks}
+    return [host for host in hosts if host.hostname in training]
+
+
 def _read(path: Path, peaks: Mapping[str, float] | None) -> Recording:
     damage: list[Quality] = []  # of files that cannot be used at all, or in part
     files = sorted(path.iterdir())
@@ -59,11 +69,7 @@ def _read(path: Path, peaks: Mapping[str, float] | None) -> Recording:
     ranks = attempts[number].ranks
     run_files = [file for file in files if File.HOST.part(file.name) is not None]
     runs = [run for file in run_files if (run := _run(file, damage)) is not None]
-    sample_files = [file for file in files if File.SAMPLES.part(file.name) is not None]
-    hosts = [host for file in sample_files if (host := _host(file, ranks, damage)) is not None]
-    if ranks:
-        training = {rank.hostname for rank in ranks}  # excludes a login node where `srun` was called
-        hosts = [host for host in hosts if host.hostname in training]
+    hosts = _training_hosts(files, ranks, damage)
     return Recording(
         path=str(path),
         ranks=tuple(ranks),

@@ -96,22 +96,27 @@ def _parts_table(diagnosis: Diagnosis, style: TextStyle) -> list[str]:
     base = "step" if diagnosis.job.num_steps else "time"
     label_width = max(4, *(len(row.label) for row in table_rows))
     duration_width = max(4, *(len(row.duration) for row in table_rows))
-    upper_head = " " * (label_width + 2 + duration_width)
-    lower_head = f"{'rank':>{label_width}}  {base:>{duration_width}}"
+    heads = (" " * (label_width + 2 + duration_width), f"{'rank':>{label_width}}  {base:>{duration_width}}")
 
     of_what = "traced step" if isinstance(diagnosis.recorded, RecordedTime) and base == "step" else base
     lines = [_title(f"Where the {of_what} goes, in % of the {base}", style)]
-    blocks = _fitting_columns(shares, style.width - len(upper_head))
+    blocks = _fitting_columns(shares, style.width - len(heads[0]))
     for number, columns in enumerate(blocks):
         if number > 0:
             lines.append("")
-        upper = upper_head + _aligned(columns, {name: _headers(name)[0] for name in columns})
-        lower = lower_head + _aligned(columns, {name: _headers(name)[1] for name in columns})
-        lines += [line.rstrip() for line in (upper, lower) if line.strip()]
+        lines += _header_lines(columns, heads)
         for row in table_rows:
             head = f"{row.label:>{label_width}}  {row.duration:>{duration_width}}"
             lines.append(head + _aligned(columns, {name: _tenths(row.shares[name]) for name in columns}))
     return lines + _legend(rows, style)
+
+
+def _header_lines(columns: Sequence[str], heads: tuple[str, str]) -> list[str]:
+    """Return the two lines above the rows, of which the upper one may be empty."""
+    lines = [
+        head + _aligned(columns, {name: _headers(name)[place] for name in columns}) for place, head in enumerate(heads)
+    ]
+    return [line.rstrip() for line in lines if line.strip()]
 
 
 def _aligned(columns: Iterable[str], cells: Mapping[str, str]) -> str:

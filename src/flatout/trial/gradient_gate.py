@@ -276,16 +276,16 @@ def _size_of(
     if not num_steps:
         return None, f"no step has known gradient norms{when} in all runs: not checked"
     own, base = together[0], together[1:]
-    repeated = [base, *(_logs(group) for group in groups[1:])]
-    repeated = [logs for logs in repeated if len(logs) > 1 and logs.shape[1]]
+    repeated = [logs for logs in (base, *map(_logs, groups[1:])) if len(logs) > 1 and logs.shape[1]]
     does_same_updates = not is_resampled and _updates_in_same_steps([mine, *groups[0]])
-    is_repeatable = does_same_updates and _is_repeatable(repeated)
     undisturbed = [logs[:, :1] for logs in repeated] if is_noise_known else repeated
     if does_same_updates and _is_repeatable(undisturbed):
         begins_alike, first_words = _first(when, own, base, FIRST_BAND[changes.safety])
         if not begins_alike:
             return first_words, ""
-    usual_band = BAND[changes.safety] if is_repeatable else max(BAND[changes.safety], UNSEEDED_BAND)
+    usual_band = BAND[changes.safety]
+    if not does_same_updates or not _is_repeatable(repeated):
+        usual_band = max(usual_band, UNSEEDED_BAND)
     allowed = _allowed(base, repeated, usual_band, is_resampled=is_resampled)
     if allowed > math.log(WIDEST):
         words = (

@@ -6,6 +6,7 @@ hooks saw in the warm-up shows the period too, so it may be longer than the wind
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,22 +78,19 @@ def _hooked_work(windows: Sequence[Window], kinds: tuple[SpellKind, ...]) -> Wor
     occurrences = {window.index: _occurrences(window, kinds) for window in windows}
     is_due = {window.index: window.has(occurrences[window.index]) for window in windows}
     of_job = _period_by_steps(windows, occurrences, kinds) or _rate(windows, occurrences)
-    arms = {window.arm for window in windows}
-    period, absent = {}, set()
-    for arm in arms:
-        of_arm = [window for window in windows if window.arm == arm]
-        period[arm] = _period_of_arm(of_arm, occurrences, kinds, of_job)
-        if of_job is not None and _is_absent(of_arm, occurrences, of_job):
-            absent.add(arm)
+    of_arms: dict[str, list[Window]] = defaultdict(list)
+    for window in windows:
+        of_arms[window.arm].append(window)
+    absent = [arm for arm, of_arm in of_arms.items() if of_job is not None and _is_absent(of_arm, occurrences, of_job)]
     is_exact = of_job is not None and of_job.is_exact
     has_firsts = is_exact and not _is_first_typical(windows, kinds)
     return Work(
         kinds=kinds,
         is_due=is_due,
         is_first={w.index: w.has(occurrences[w.index][:1]) & has_firsts for w in windows},
-        period=period,
+        period={arm: _period_of_arm(of_arm, occurrences, kinds, of_job) for arm, of_arm in of_arms.items()},
         absent_in=frozenset(absent),
-        hook_s={arm: _hook_s([w for w in windows if w.arm == arm], kinds) for arm in arms},
+        hook_s={arm: _hook_s(of_arm, kinds) for arm, of_arm in of_arms.items()},
     )
 
 

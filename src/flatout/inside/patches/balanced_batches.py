@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import wraps
 from typing import Any
 
@@ -197,9 +197,12 @@ def sample_length(sample: Any) -> int | None:
         keys = [key for key in _TOKEN_KEYS if key in sample] or list(sample)
         return _first_length(sample[key] for key in keys)
     if isinstance(sample, (list, tuple)):
-        is_of_numbers = bool(sample) and all(isinstance(item, (int, float)) for item in sample)
-        return len(sample) if is_of_numbers else _first_length(sample)
+        return len(sample) if _are_numbers(sample) else _first_length(sample)
     return None
+
+
+def _are_numbers(items: Sequence[Any]) -> bool:
+    return bool(items) and all(isinstance(item, (int, float)) for item in items)
 
 
 def _first_length(parts: Iterable[Any]) -> int | None:
