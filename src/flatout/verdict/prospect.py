@@ -155,8 +155,7 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
         half = np.minimum(half, normal_quantile(level / 2) * self.most_error)
         least = np.maximum(half, margin)
         most = margin - t_quantile(analysis.equivalence_level / divisor, self.later_freedom) * self.later_error
-        within = self._below(most) - self._below(-most)
-        each = [1 - self._below(least), self._below(-least), np.where(most > 0, within, 0.0)]
+        each = [1 - self._below(least), self._below(-least), self._within(most)]
         return np.array([(self.effect.probabilities * one).sum(axis=0) for one in each])
 
     def _hull_factor(self) -> Floats:
@@ -164,6 +163,13 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
         low, high = self.effect.interval(USUAL_LEVEL)
         of_one = 2 * t_quantile(USUAL_LEVEL / 2, self.effect.degrees_of_freedom) * self.effect.error
         return np.sqrt(np.maximum((high - low) / of_one, 1.0))
+
+    def _within(self, most: Floats) -> Floats:
+        """Return the probability that the later estimate is nearer to 0 than this; 0 where it is not positive."""
+        is_possible = most > 0
+        if not is_possible.any():  # too noisy to show that nothing changed
+            return np.zeros_like(most)
+        return np.where(is_possible, self._below(most) - self._below(-most), 0.0)
 
     def _below(self, value: Floats) -> Floats:
         """Return the probability that the later estimate is below the value."""
