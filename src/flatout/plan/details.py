@@ -15,7 +15,7 @@ import numpy as np
 from flatout.plan.constants import from_logs
 from flatout.plan.fits import out_of_memory_probability
 from flatout.plan.inputs import RECOMPUTE, SCHEDULES, CostModelInputs
-from flatout.plan.layouts import all_layouts
+from flatout.plan.layouts import COLUMNS
 from flatout.plan.memory import PARTS, MemoryEstimate, memory
 from flatout.plan.pipeline import simulate
 from flatout.plan.search_context import SearchContext
@@ -146,5 +146,5 @@ def inputs_of(context: SearchContext, layout: Layout) -> CostModelInputs:
     values |= {name: float(names.index(getattr(layout, name))) for name, names in _BY_INDEX.items()}
     values |= {"sp": float(layout.sequence_parallel), "num_micro": float(layout.num_micro_batches)}
     spec = replace(context.spec, offloads=layout.offload)
-    columns = {name: np.array([values[name]]) for name in all_layouts(spec)}
+    columns = {name: np.array([values[name]]) for name in COLUMNS}
     return replace(context, spec=spec).inputs(columns, slice(None))

@@ -29,7 +29,7 @@ Columns = dict[str, Array]
 LAYOUT_PARAMETERS = (
     *("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "zero", "shard", "offload", "micro_batch", "recompute", "schedule"),
 )
-_COLUMNS = (
+COLUMNS = (
     *("tp", "pp", "cp", "ep", "etp", "dp", "sp", "vpp", "zero", "shard", "offload"),
     *("micro_batch", "num_micro", "recompute", "schedule"),
 )
@@ -135,12 +135,12 @@ def all_layouts(spec: TrainingSpec) -> Columns:
         if spec.global_batch % dp == 0:
             blocks.append(_layouts_of(spec, split, dp))
     if not blocks:
-        return {name: np.zeros(0) for name in _COLUMNS}
-    return dict(zip(_COLUMNS, np.concatenate(blocks, axis=1), strict=True))
+        return {name: np.zeros(0) for name in COLUMNS}
+    return dict(zip(COLUMNS, np.concatenate(blocks, axis=1), strict=True))
 
 
 def _layouts_of(spec: TrainingSpec, split: Degrees, dp: int) -> Array:
-    """Return all layouts with these degrees, with one row per name in `_COLUMNS` and one column per layout."""
+    """Return all layouts with these degrees, with one row per name in `COLUMNS` and one column per layout."""
     tp, pp, cp, ep, etp = split
     sequences = spec.global_batch // dp
     most_chunks = -(-(spec.workload.num_layers + 2) // pp)  # of a layer each, and of the embedding and the logits
