@@ -130,6 +130,34 @@ def test_the_screen_has_exactly_the_size_of_the_terminal(width: int, height: int
     assert all("\x1b" not in line for line in lines), "readable without colour"
 
 
+def test_a_terminal_of_80_columns_shows_what_matters_on_gpus_and_the_rest_by_scrolling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = WatchStatus(
+        name="train.py", program="flatout run", pid=7, attempt=0, world_size=1, ranks=(rank_of(0),), missing_ranks=(),
+        step_s=0.3, goodput=0.9, devices=8,
+    )  # fmt: skip
+    beating_job(tmp_path, monkeypatch)
+    source = RunStatus(job_in(tmp_path), GpuReadings())
+    monkeypatch.setattr(source, "read", lambda: status)
+    view = JobScreen(source)
+
+    def header() -> str:
+        return next(line for line in view.render(TextStyle(), 24) if line.split()[:1] == ["rank"])
+
+    assert header().split() == ["rank", "state", "steps", "step", "data", "late", "GPU", "MHz", "watts", "GPU", "mem"]
+    view.on_key("left")
+    assert header().split()[1] == "state"
+    for key in ("right", "l"):
+        view.on_key(key)
+    assert header().split()[:2] == ["rank", "step"] and header().split()[-1] == "memory"
+    for _ in range(30):
+        view.on_key("right")
+    assert header().split() == ["rank", "host"]
+    view.on_key("h")
+    assert header().split() == ["rank", "phase", "host"]
+
+
 def test_a_view_sorts_pauses_and_keeps_the_last_status_of_a_job_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

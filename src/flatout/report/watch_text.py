@@ -1,7 +1,6 @@
 """A running job at one moment, as lines for a terminal. In: `WatchStatus` and the size. Out: lines that fit.
 
-The table has one row per rank. What does not fit the width is omitted from the right; what does not fit the height can
-be scrolled to.
+The table has one row per rank. What does not fit can be scrolled to.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from flatout.units import num_bytes, number, percent, rank_ranges, seconds
 UNKNOWN = "-"
 _OMITTED = "..."
 _LEAST_NAME = 14  # characters of a job's name in `flatout top`, before columns are omitted
-KEYS = "q quit   s sort   p pause   up/down scroll"
+KEYS = "q quit   s sort   p pause   arrows scroll"
 _MEGA = 1e6
 _CAUSES = {
     "late_rank": "one rank is late",
@@ -51,7 +50,7 @@ def _of_gpu(name: str, form: Callable[[float], str]) -> Callable[[RankStatus], s
     return lambda rank: UNKNOWN if rank.gpu is None else _known(getattr(rank.gpu, name), form)
 
 
-# In the order of their worth: the last ones are omitted on a narrow terminal.
+# In the order of their worth: on a narrow terminal one scrolls to the last ones.
 _COLUMNS = (
     _Column(title="rank", width=5, cell=lambda rank: _known(rank.rank, str)),
     _Column(title="state", width=8, cell=lambda rank: rank.state.upper() if rank.state == "lost" else rank.state),
@@ -59,12 +58,13 @@ _COLUMNS = (
     _Column(title="step", width=8, cell=lambda rank: _known(rank.step_s, seconds)),
     _Column(title="data", width=6, cell=lambda rank: _known(rank.data_share, percent)),
     _Column(title="late", width=8, cell=lambda rank: _known(rank.late_s, seconds)),
-    _Column(title="last", width=8, cell=lambda rank: _known(rank.age_s, seconds)),
-    _Column(title="memory", width=8, cell=lambda rank: _known(rank.memory_bytes, num_bytes)),
     _Column(title="GPU", width=5, cell=_of_gpu("busy_percent", lambda value: f"{value:.0f} %")),
     _Column(title="MHz", width=5, cell=_of_gpu("sm_clock_hz", lambda value: f"{value / _MEGA:.0f}")),
     _Column(title="watts", width=5, cell=_of_gpu("power_w", lambda value: f"{value:.0f}")),
     _Column(title="GPU mem", width=8, cell=_of_gpu("memory_used_bytes", num_bytes)),
+    _Column(title="last", width=8, cell=lambda rank: _known(rank.age_s, seconds)),
+    _Column(title="memory", width=8, cell=lambda rank: _known(rank.memory_bytes, num_bytes)),
+    _Column(title="exposed", width=8, cell=lambda rank: _known(rank.exposed_s, seconds)),
     _Column(title="cores", width=5, cell=lambda rank: _known(rank.cores_busy, lambda value: f"{value:.1f}")),
     _Column(title="phase", width=10, cell=lambda rank: rank.phase or UNKNOWN),
     _Column(title="host", width=16, cell=lambda rank: rank.host or UNKNOWN),
@@ -72,14 +72,23 @@ _COLUMNS = (
 
 
 def watch_lines(
-    status: WatchStatus, style: TextStyle, *, height: int | None = None, first_row: int = 0, has_keys: bool = False
+    status: WatchStatus,
+    style: TextStyle,
+    *,
+    height: int | None = None,
+    first_row: int = 0,
+    first_column: int = 0,
+    has_keys: bool = False,
 ) -> list[str]:
-    """Return the lines for one job. `height` None: all rows; `first_row` is the first rank that is shown."""
+    """Return the lines for one job. `height` None: all rows.
+
+    `first_row` is the first rank that is shown, and `first_column` the first column beside the rank's number.
+    """
     above = _heading(status, style)
     below = [*_finding_lines(status, style), *_notes(status, style, is_short=height is not None)]
     if has_keys:
         below.append(style.dim(_cut(KEYS, style)))
-    rows = _rows(status.ranks, style)
+    rows = _rows(status.ranks, style, first_column)
     if height is not None:
         num_rows = max(height - len(above) - len(below) - 1, 1)
         first_row = min(first_row, max(len(rows) - 1 - num_rows, 0))
@@ -128,9 +137,10 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
 
 
-def _rows(ranks: Sequence[RankStatus], style: TextStyle) -> list[str]:
+def _rows(ranks: Sequence[RankStatus], style: TextStyle, first_column: int) -> list[str]:
     """Return the header and a row for each rank, with the columns that fit and that have a value for some rank."""
-    useful = [column for column in _COLUMNS if not ranks or any(column.cell(rank) != UNKNOWN for rank in ranks)]
+    of_rank, *others = _useful_columns(ranks)
+    useful = [of_rank, *others[min(first_column, max(len(others) - 1, 0)) :]]
     columns: list[_Column] = []
     width = 0
     for column in useful:
@@ -140,6 +150,16 @@ def _rows(ranks: Sequence[RankStatus], style: TextStyle) -> list[str]:
         columns.append(column)
     header = style.dim(" ".join(f"{column.title:>{column.width}}" for column in columns))
     return [header, *(_row(rank, columns, style) for rank in ranks)]
+
+
+def _useful_columns(ranks: Sequence[RankStatus]) -> list[_Column]:
+    """Return the columns that have a value for some rank; the first one is always the rank's number."""
+    of_rank, *others = _COLUMNS
+    return [of_rank, *(each for each in others if not ranks or any(each.cell(rank) != UNKNOWN for rank in ranks))]
+
+
+def num_scrollable_columns(ranks: Sequence[RankStatus]) -> int:
+    return len(_useful_columns(ranks)) - 1
 
 
 def _row(rank: RankStatus, columns: Sequence[_Column], style: TextStyle) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from flatout.errors import InputError
 from flatout.records.watch import RankStatus, WatchStatus
 from flatout.report.terminal import TextStyle
-from flatout.report.watch_text import top_lines, watch_lines
+from flatout.report.watch_text import num_scrollable_columns, top_lines, watch_lines
 from flatout.watch.jobs import RunningJob, choose_job, running_jobs
 from flatout.watch.view.gpu_status import GpuReadings
 from flatout.watch.view.process_status import ProcessStatus
@@ -56,6 +56,7 @@ class JobScreen:
         self._status = source.read()
         self._sort = 0
         self._first_row = 0
+        self._first_column = 0
         self._is_paused = False
 
     def show(self, interval_s: float) -> None:
@@ -65,12 +66,22 @@ class JobScreen:
         if not self._is_paused:
             self._status = _last_known(self._status, self._source.read())
         status = msgspec.structs.replace(self._status, ranks=self._sorted(self._status.ranks))
-        return watch_lines(status, style, height=height, first_row=self._first_row, has_keys=True)
+        return watch_lines(
+            status,
+            style,
+            height=height,
+            first_row=self._first_row,
+            first_column=self._first_column,
+            has_keys=True,
+        )
 
     def on_key(self, key: str) -> None:
         moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page-up": -_PAGE_ROWS, "page-down": _PAGE_ROWS}
         last_row = max(len(self._status.ranks) - 1, 0)
         self._first_row = min(max(self._first_row + moves.get(key, 0), 0), last_row)
+        sideways = {"left": -1, "h": -1, "right": 1, "l": 1}
+        last_column = num_scrollable_columns(self._status.ranks) - 1
+        self._first_column = min(max(self._first_column + sideways.get(key, 0), 0), last_column)
         if key == "s":
             self._sort = (self._sort + 1) % len(_SORTS)
         elif key == "p":

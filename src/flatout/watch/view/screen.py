@@ -18,7 +18,16 @@ from contextlib import contextmanager
 from flatout.report.streams import standard_output
 from flatout.report.terminal import TextStyle, style_of
 
-_KEYS = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[5~": "page-up", b"\x1b[6~": "page-down", b"\x03": "q", b"\x1b": "q"}
+_KEYS = {
+    b"\x1b[A": "up",
+    b"\x1b[B": "down",
+    b"\x1b[C": "right",
+    b"\x1b[D": "left",
+    b"\x1b[5~": "page-up",
+    b"\x1b[6~": "page-down",
+    b"\x03": "q",
+    b"\x1b": "q",
+}
 SMALLEST_WIDTH, SMALLEST_HEIGHT = 40, 10
 
 # From a style with the width of the terminal, and the height, to the lines.
