@@ -13,10 +13,12 @@ import msgspec
 from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.probe.gpu_counters import GpuCounters
 from flatout.probe.port_counters import PortCounters
+from flatout.records.ceilings import CollectiveFit
 from flatout.records.watch import ExporterRequest
 from flatout.storage.counts import Counts
 from flatout.watch.exporter.host_metrics import XidCounts, add_gpus, add_ports
 from flatout.watch.exporter.ledger_tail import LedgerTail, add_ledger
+from flatout.watch.exporter.network_latency import add_latencies
 from flatout.watch.exporter.page import MetricPage
 from flatout.watch.exporter.rank_metrics import add_mfu, add_ranks
 from flatout.watch.exporter.storage_metrics import add_storage
@@ -29,6 +31,7 @@ class HostSources(msgspec.Struct, frozen=True, kw_only=True):
     ports: Callable[[], Sequence[PortCounters]]
     xids: XidCounts
     storage: Callable[[], Mapping[str, Counts]] = dict
+    latencies: Sequence[CollectiveFit] = ()  # of the network, as measured before
 
 
 class Collector:
@@ -58,6 +61,7 @@ class Collector:
         add_ports(page, ports)
         storage = self._sources.storage()
         add_storage(page, storage)
+        add_latencies(page, self._sources.latencies)
         if request.promised_step_s is not None:
             text = "Step time that the tuning of this job measured."
             page.gauge("flatout_step_seconds_promised", text, request.promised_step_s)

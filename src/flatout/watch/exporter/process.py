@@ -23,6 +23,7 @@ from flatout.probe.port_counters import read_port_counters
 from flatout.records.watch import ExporterRequest
 from flatout.watch.exporter.collector import Collector, HostSources
 from flatout.watch.exporter.host_metrics import XidCounts
+from flatout.watch.exporter.network_latency import measured_latencies
 from flatout.watch.exporter.otlp import Pusher, otlp_exporter
 from flatout.watch.exporter.storage_metrics import read_storage
 
@@ -129,7 +130,11 @@ def host_sources() -> HostSources:
     """Return the sources of this host."""
     gpus = Gpus()
     return HostSources(
-        gpus=gpus.counters, ports=read_port_counters, xids=XidCounts(gpus.xids().read), storage=read_storage
+        gpus=gpus.counters,
+        ports=read_port_counters,
+        xids=XidCounts(gpus.xids().read),
+        storage=read_storage,
+        latencies=measured_latencies(),
     )
 
 
