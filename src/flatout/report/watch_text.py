@@ -82,7 +82,7 @@ def watch_lines(
 ) -> list[str]:
     """Return the lines for one job. `height` None: all rows.
 
-    `first_row` is the first rank that is shown, and `first_column` the first column beside the rank's number.
+    `first_row` is the first rank that is shown, and `first_column` the first column next to the rank's number.
     """
     above = _heading(status, style)
     below = [*_finding_lines(status, style), *_notes(status, style, is_short=height is not None)]
