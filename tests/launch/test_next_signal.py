@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 
 import pytest
 
+from flatout.launch import next_signal as next_signal_module
 from flatout.launch.next_signal import next_signal
 
 AWAITED = {signal.SIGTERM, signal.SIGUSR1}
@@ -46,3 +48,12 @@ def test_a_stop_is_no_signal() -> None:
 @pytest.mark.parametrize("number", sorted(AWAITED))
 def test_a_signal_that_comes_during_the_stop_is_received_once(number: signal.Signals) -> None:
     assert stopped_while_it_waits(number) == [number, 0]
+
+
+def test_without_a_descriptor_a_stop_is_no_signal_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(numbers: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(next_signal_module, "_signal_descriptor", refuse)
+    assert stopped_while_it_waits() == [0, 0]
+    assert stopped_while_it_waits(signal.SIGTERM) == [0, signal.SIGTERM]

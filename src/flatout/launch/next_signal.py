@@ -20,7 +20,11 @@ _CLOSE_ON_EXEC = os.O_CLOEXEC  # SFD_CLOEXEC has the same value
 def next_signal(awaited: Iterable[int], limit_s: float) -> signal.struct_siginfo | None:
     """Return the next of the awaited signals; None if none arrives within `limit_s`."""
     numbers = set(awaited)
-    descriptor = _signal_descriptor(numbers)
+    try:
+        descriptor = _signal_descriptor(numbers)
+    except OSError:  # no descriptor is free, or a sandbox forbids the call
+        received = signal.sigtimedwait(numbers, limit_s)
+        return received if received is not None and received.si_signo in numbers else None
     try:
         select.select([descriptor], [], [], limit_s)
     finally:
