@@ -20,6 +20,7 @@ _WITHOUT_TRACE = (
     "test_simulated_jobs.py",
     "test_call_limit.py",
     "test_noise_check.py",
+    "test_nothing_helps.py",
 )
 
 

@@ -102,7 +102,8 @@ def test_without_findings_the_computation_of_the_job_gives_the_bound(profiled: P
         )
 
     (bound,) = bounds(found_nothing(compute_s=0.96))
-    assert bound == Bound(finding=ALL_BUT_COMPUTATION, speedup=pytest.approx(1 / 0.96, rel=0.01))
+    most = pytest.approx(1 / 0.96)  # the steps are alike
+    assert bound == Bound(finding=ALL_BUT_COMPUTATION, speedup=pytest.approx(1 / 0.96, rel=0.01), most=most)
     (bound,) = bounds(found_nothing(compute_s=0.96, traced_share=0.5))
     assert bound.speedup == pytest.approx(2 / 0.96, rel=0.05)
     assert bounds(found_nothing(compute_s=0.96, device=None)) == ()

@@ -167,6 +167,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     finding: str
     speedup: float
     is_of_trials_only: bool = False  # the profile did not hold it, e.g. because it was shorter than an epoch
+    most: float | None = None  # upper limit of the speedup, at 95 % confidence; None: not estimated
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from flatout.records.diagnosis import Finding
 from flatout.records.prediction import Prediction
-from flatout.records.tuning import Bound, TuneResult
+from flatout.records.tuning import ALL_BUT_COMPUTATION, Bound, TuneResult
 from flatout.report.tuning_ratios import DEFAULT_OBJECTIVES, measured_text, ratio
 from flatout.report.tuning_rows import adopted_rows, not_adopted
 from flatout.units import percent, seconds
 
 TRIALS_ONLY = "seen only by the trials"
+NEGLIGIBLE = 0.03  # gain of which the report says that nothing brings it, where that is shown
 
 
 def profile_finding_sentence(finding: Finding, summary: str) -> str:
@@ -32,6 +33,28 @@ def _cost(finding: Finding) -> str:
 def bound_name(bound: Bound) -> str:
     """Name the finding of a bound, and say if only trials showed it."""
     return f"{bound.finding} ({TRIALS_ONLY})" if bound.is_of_trials_only else bound.finding
+
+
+def nothing_helps_by(result: TuneResult) -> float | None:
+    """Return the gain that no change brings which leaves the computation as it is; None if that is not shown."""
+    most = _most_besides_computation(result)
+    return NEGLIGIBLE if most is not None and most < 1 + NEGLIGIBLE else None
+
+
+def besides_computation(result: TuneResult) -> str:
+    """Say what changes that leave the computation as it is bring at most; empty if that has no limit."""
+    most = _most_besides_computation(result)
+    if most is None:
+        return ""
+    return (
+        f"a change that leaves the computation as it is brings at most {percent(most - 1)} (limit at 95 % confidence)"
+    )
+
+
+def _most_besides_computation(result: TuneResult) -> float | None:
+    if result.objective not in DEFAULT_OBJECTIVES:
+        return None
+    return next((bound.most for bound in result.bounds if bound.finding == ALL_BUT_COMPUTATION), None)
 
 
 def above_bound_sentences(result: TuneResult) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from flatout.records.tuning import (
 )
 from flatout.records.verdict import NoiseFloor, Objective, Verdict, VerdictName
 from flatout.report.json import enveloped_json
+from flatout.report.tuning_bounds import nothing_helps_by
 from flatout.report.tuning_errors import in_interval, median_error, screening_error
 from flatout.report.tuning_phrases import why_ended
 from flatout.report.tuning_rows import Adopted, adopted_rows
@@ -122,6 +123,7 @@ class TuningReport(msgspec.Struct, frozen=True, kw_only=True):
     outlook: Outlook | None  # what the budget could show; null: no trial ran
     tried: tuple[TriedChange, ...]  # in the order in which they were tried, adopted ones too
     bounds: tuple[Bound, ...]
+    nothing_helps_by: float | None  # gain that no change brings which leaves the computation as it is; null: not shown
     noise_floor: NoiseFloor | None
     median_prediction_error: float | None  # relative; null if no prediction has a measurement
     # the same for predictions as replayed; null if history changed none
@@ -202,6 +204,7 @@ def tuning_report(result: TuneResult) -> TuningReport:
         outlook=result.outlook,
         tried=tuple(_tried(one) for one in result.tried),
         bounds=result.bounds,
+        nothing_helps_by=nothing_helps_by(result),
         noise_floor=result.floor,
         median_prediction_error=median_error(result),
         median_prediction_error_without_history=median(without) if without else None,

@@ -30,6 +30,7 @@ from flatout.report.outlook_phrases import more_sentence, probability
 from flatout.report.phrases import counted
 from flatout.report.separation import separation_sentence
 from flatout.report.step_phrases import step_sentences, work_name
+from flatout.report.tuning_bounds import besides_computation, nothing_helps_by
 from flatout.report.tuning_ratios import UNKNOWN, gain, measured_text, ratio_estimate
 from flatout.report.tuning_rows import OUTCOME_ORDER
 
@@ -151,13 +152,21 @@ def _nothing(result: TuneResult) -> str:
         return f"no change is shown to help: {num_undecided} of {len(tried)} stayed undecided{_more_open(num_open)}"
     if was_cut_short(result):
         return f"no change was shown to help before the tuning run ended: {why_ended(result.end)}"
-    return "no change helps: nothing was better than the baseline"
+    return _with_limit(result, "no change helps: nothing was better than the baseline")
 
 
 def _nothing_tried(result: TuneResult) -> str:
     if result.floor is None or was_cut_short(result):
-        return f"no change was tried: {why_ended(result.end)}"
-    return "no change helps: Flatout found none to try"
+        return _with_limit(result, f"no change was tried: {why_ended(result.end)}")
+    return _with_limit(result, "no change helps: Flatout found none to try")
+
+
+def _with_limit(result: TuneResult, outcome: str) -> str:
+    """Add to an outcome without a gain what is still possible, or say that it is next to nothing."""
+    limit, negligible = besides_computation(result), nothing_helps_by(result)
+    if negligible is not None:
+        return f"nothing helps by {units.percent(negligible)}: {limit}"
+    return f"{outcome}; {limit}" if limit else outcome
 
 
 def _nothing_usable(outcomes: Counter[TriedOutcome], num_open: int) -> str:

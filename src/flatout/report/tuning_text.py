@@ -15,7 +15,7 @@ from flatout.records.verdict import Verdict
 from flatout.report.command import quoted
 from flatout.report.terminal import TextStyle
 from flatout.report.text_table import text_table
-from flatout.report.tuning_bounds import above_bound_sentences, bound_name
+from flatout.report.tuning_bounds import above_bound_sentences, besides_computation, bound_name
 from flatout.report.tuning_errors import error_sentence
 from flatout.report.tuning_next import next_reason, next_words
 from flatout.report.tuning_phrases import (
@@ -131,7 +131,8 @@ def _bounds(result: TuneResult, style: TextStyle) -> list[str]:
     cells = [[bound_name(bound), ratio(bound.speedup)] for bound in result.bounds]
     lines += text_table(("finding", "speedup of a step, at most"), cells, style=style, flexible=(0,))
     if result.bounds[0].finding == ALL_BUT_COMPUTATION:
-        lines += style.wrapped("Nothing was found. A change that leaves the computation as it is brings at most this.")
+        limit = besides_computation(result) or "a change that leaves the computation as it is brings at most this"
+        lines += style.wrapped(f"Nothing was found: {limit}.")
     for sentence in above_bound_sentences(result):
         lines += style.wrapped(sentence)
     return lines

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from statistics import fmean, median, pstdev
+from statistics import fmean, median, pstdev, stdev
+from typing import NamedTuple
 
 from flatout.change.candidates import MAX_SAVED_SHARE, regular_share, share_in_trial
 from flatout.records.change import JobFacts
@@ -22,6 +24,10 @@ from flatout.tune.progress import NOTHING, Progress, Setup
 from flatout.tune.trial_findings import is_seen_only_by_trials, with_evidence
 from flatout.verdict.arm_step import arm_step
 from flatout.verdict.cost import trial_costs
+from flatout.verdict.student import t_quantile
+
+CONFIDENCE_TAIL = 0.05  # of the upper limit of a bound
+MIN_STEPS = 2  # of which a spread can be taken
 
 
 def tune_result(setup: Setup, progress: Progress, end: TuningEnd) -> TuneResult:
@@ -123,17 +129,33 @@ def bounds(profiled: Profiled) -> tuple[Bound, ...]:
 def _bound_of_computation(diagnosis: Diagnosis) -> tuple[Bound, ...]:
     """Return what a step would gain if its GPUs always computed, at the rank that computes most; () if unknown."""
     shares = [_share_computing(rank) for rank in diagnosis.ranks]
-    known = [share for share in shares if share]
+    known = [share for share in shares if share is not None and share.mean]
     if diagnosis.job.device is None or not known or len(known) < len(shares):
         return ()
-    share = max(known) * regular_share(diagnosis)
-    return (Bound(finding=ALL_BUT_COMPUTATION, speedup=1 / max(share, 1 - MAX_SAVED_SHARE)),)
+    busiest, regular = max(known), regular_share(diagnosis)
+    least = 1 - MAX_SAVED_SHARE
+    most = None if busiest.low is None else 1 / max(busiest.low * regular, least)
+    return (Bound(finding=ALL_BUT_COMPUTATION, speedup=1 / max(busiest.mean * regular, least), most=most),)
 
 
-def _share_computing(rank: RankDiagnosis) -> float | None:
+class _Share(NamedTuple):
+    """The share of a rank's complete steps in which its GPU computes."""
+
+    mean: float
+    low: float | None  # lower limit at 95 % confidence, by how much the steps differ; None: a single step shows none
+
+
+def _share_computing(rank: RankDiagnosis) -> _Share | None:
     """Return the share of a rank's complete steps in which its GPU computes; None without steps."""
     steps_s = sum(step.window_s for step in rank.steps)
-    return sum(step.parts_s["compute"] for step in rank.steps) / steps_s if steps_s else None
+    if not steps_s:
+        return None
+    mean = sum(step.parts_s["compute"] for step in rank.steps) / steps_s
+    shares = [step.parts_s["compute"] / step.window_s for step in rank.steps if step.window_s]
+    if len(shares) < MIN_STEPS:
+        return _Share(mean, None)
+    error = stdev(shares) / math.sqrt(len(shares))
+    return _Share(mean, mean - t_quantile(CONFIDENCE_TAIL, len(shares) - 1) * error)
 
 
 def _bound(diagnosis: Diagnosis, finding: Finding) -> Bound:
