@@ -214,6 +214,7 @@ def test_the_first_value_of_each_knob_comes_before_second_values() -> None:
     ("lines", "what"),
     [
         ('option = "--n"', "must have `values`, `multiply`, `is_flag` or `removes`"),
+        ('option = "--n"\nvalues = [4]\nalso = ["--m"]', "has `also`, and must then have `is_flag`"),
         ('option = "--n"\nvariable = "N"\nvalues = [1]', "exactly one of `option`, `variable` and `model_config`"),
         ('option = "--n"\nvalue = [1]', "the nearest one is `values`"),
         ('option = "--n"\nvalues = [1]\nanswers = ["slow"]', "one of"),

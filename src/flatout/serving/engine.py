@@ -120,6 +120,8 @@ def _check(path: Path, knob: KnobRow) -> None:
         raise InputError(
             f"`{path}`: the knob `{knob.name}` must have `values`, `multiply`, `is_flag` or `removes`", hint=_HINT
         )
+    if knob.also and not knob.is_flag:
+        raise InputError(f"`{path}`: the knob `{knob.name}` has `also`, and must then have `is_flag`", hint=_HINT)
 
 
 def engine_of(command: Sequence[str], named: str | None) -> Engine:
