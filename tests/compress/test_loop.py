@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.compress.simulated import SimulatedBackend, Truth
 
@@ -139,7 +140,31 @@ def test_a_budget_ends_it_with_what_is_known() -> None:
     plan = CompressionPlan(metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, budget_s=18.0)
     found, backend = compressed({"first": GOOD, "second": GOOD}, plan)
     assert (found.ended_by, len(backend.benched)) == ("budget", 1)
+    assert refusals(found) == {"first": None, "second": "speed_not_shown"}  # no run was needed to judge the first
+
+
+def test_after_its_budget_no_evaluation_is_run_for_the_final_word() -> None:
+    plan = CompressionPlan(
+        metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, budget_s=18.0, has_final=True
+    )
+    found, backend = compressed({"first": GOOD, "second": GOOD}, plan)
     assert refusals(found) == {"first": "another_chosen", "second": "speed_not_shown"}
+    assert not any(is_final for _, is_final in backend.evaluated)
+
+
+def test_what_is_slower_at_one_batch_size_gives_its_time_to_the_others() -> None:
+    """The budget ends before its other batch sizes; what was measured at some sizes alone is not recommended."""
+    plan = CompressionPlan(
+        metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, batches=(1, 64), budget_s=4 + 3 * 16
+    )
+    slow = Truth(speedup=0.5, size=0.1)
+    found, backend = compressed({"slow": slow, "good": GOOD}, plan)
+    assert (found.ended_by, backend.benched) == ("budget", [("slow", 1), ("good", 1), ("good", 64)])
+    assert (found.recommended, refusals(found)) == (("good",), {"slow": "slower", "good": None})
+    short = msgspec.structs.replace(plan, budget_s=4 + 2 * 16)
+    found, backend = compressed({"slow": slow, "good": GOOD}, short)
+    assert backend.benched == [("slow", 1), ("good", 1)]
+    assert refusals(found) == {"slow": "slower", "good": "speed_not_shown"}
 
 
 def test_the_untouched_model_must_run() -> None:

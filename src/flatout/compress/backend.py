@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from flatout.compress.reports import ModelReport
-from flatout.records.compression import UNTOUCHED, AppliedBy, Evaluation
+from flatout.records.compression import UNTOUCHED, AppliedBy, Evaluation, MemoryKind
 from flatout.records.verdict import Verdict
 
 
@@ -55,6 +55,7 @@ class Benched(msgspec.Struct, frozen=True, kw_only=True):
     variant_step_s: float | None = None
     untouched_memory_bytes: int | None = None
     variant_memory_bytes: int | None = None
+    memory_kind: MemoryKind | None = None
     untouched_load_s: float | None = None
     variant_load_s: float | None = None
     num_trials: int = 0

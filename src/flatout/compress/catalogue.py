@@ -45,7 +45,14 @@ ROWS: tuple[VariantRow, ...] = (
         name="torchao-int8-dynamic", summary="torchao's int8 with scales found at each call", needs=("torchao",)
     ),
     VariantRow(name="torchao-int8-weights", summary="torchao's int8 weights", needs=("torchao",)),
-    VariantRow(name="torchao-int4-weights", summary="torchao's int4 weights", needs=("torchao",)),
+    VariantRow(name="torchao-int4-weights", summary="torchao's int4 weights in groups", needs=("torchao",)),
+    VariantRow(
+        name="torchao-fp8-dynamic",
+        summary="torchao's float8 for weights and inputs, a scale for each row; compute capability 8.9 and bfloat16",
+        needs=("torchao",),
+        needs_gpu=True,
+    ),
+    VariantRow(name="torchao-fp8-weights", summary="torchao's float8 weights, computing as before", needs=("torchao",)),
     VariantRow(
         name="bitsandbytes-int8", summary="bitsandbytes' `Linear8bitLt`", needs=("bitsandbytes",), needs_gpu=True
     ),
@@ -53,6 +60,7 @@ ROWS: tuple[VariantRow, ...] = (
         name="bitsandbytes-nf4", summary="bitsandbytes' `Linear4bit` with nf4", needs=("bitsandbytes",), needs_gpu=True
     ),
     VariantRow(name="prune-channels", summary="a quarter of the hidden channels removed, without training"),
+    VariantRow(name="prune-channels-half", summary="half of the hidden channels removed, without training"),
     VariantRow(name="prune-heads", summary="a quarter of the attention heads removed, without training"),
     VariantRow(
         name="2:4", summary="two of each four weights 0, for GPUs that compute faster with them", needs_gpu=True

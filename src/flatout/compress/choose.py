@@ -15,7 +15,9 @@ LEAST_SAVING = 0.1  # of the disk space: a variant that is not faster must save 
 _TOLERANCES = {"speed": 0.01, "disk": 0.001, "memory": 0.03, "load": 0.1, "metric": 0.0}
 
 
-def refusal(variant: VariantResult, untouched: VariantResult, max_loss: MaxLoss) -> Refusal | None:
+def refusal(
+    variant: VariantResult, untouched: VariantResult, max_loss: MaxLoss, num_batches: int = 1
+) -> Refusal | None:
     """Return why a variant is not eligible for the final evaluation; None if it is."""
     if variant.outcome != "measured":
         return variant.outcome
@@ -24,14 +26,19 @@ def refusal(variant: VariantResult, untouched: VariantResult, max_loss: MaxLoss)
         return "loss_not_shown"
     if search.outcome == "inferior" or not search.loss <= max_loss.value:
         return "inferior"
-    verdicts = {speed.verdict.verdict for speed in variant.speeds}
-    if "worse" in verdicts:
+    if is_slower(variant):
         return "slower"
-    if not verdicts or "undecided" in verdicts:
+    verdicts = {speed.verdict.verdict for speed in variant.speeds}
+    if len(variant.speeds) < num_batches or "undecided" in verdicts:
         return "speed_not_shown"
     if "better" not in verdicts and not _is_smaller(variant, untouched):
         return "no_gain"
     return None
+
+
+def is_slower(variant: VariantResult) -> bool:
+    """Return whether a variant is shown to be slower than the untouched model at a batch size."""
+    return any(speed.verdict.verdict == "worse" for speed in variant.speeds)
 
 
 def _is_smaller(variant: VariantResult, untouched: VariantResult) -> bool:

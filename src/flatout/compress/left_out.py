@@ -15,6 +15,7 @@ SEARCHABLE = frozenset(
     {
         *("int8-dynamic", "int8-static", "int8-weights", "int4-weights", "fp8"),
         *("torchao-int8-dynamic", "torchao-int8-weights", "torchao-int4-weights"),
+        *("torchao-fp8-dynamic", "torchao-fp8-weights"),
     }
 )
 

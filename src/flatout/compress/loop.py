@@ -20,7 +20,7 @@ from flatout.compress.backend import (
     NotPreparedError,
     Variant,
 )
-from flatout.compress.choose import dominated_by, finalists, refusal
+from flatout.compress.choose import dominated_by, finalists, is_slower, refusal
 from flatout.compress.held_out import held_out_part, is_repeatable, search_part
 from flatout.compress.left_out import SEARCHABLE, skipped_layers
 from flatout.errors import InputError
@@ -97,10 +97,16 @@ class CompressionLoop:
                 self._bench_all()
             self._judge_finalists()
         except _StopError as stop:
-            self._ended_by = stop.ended_by
+            self._end_early(stop.ended_by)
         except KeyboardInterrupt:
-            self._ended_by = "interrupted"
+            self._end_early("interrupted")
         return self._found()
+
+    def _end_early(self, ended_by: CompressionEndedBy) -> None:
+        """Judge what was measured, if that takes no further run."""
+        self._ended_by = ended_by
+        if not self._plan.has_final:
+            self._judge_finalists()
 
     def _evaluate_untouched(self) -> None:
         """Evaluate the untouched model twice: if its results differ, samples cannot be compared one by one."""
@@ -152,22 +158,25 @@ class CompressionLoop:
         )
 
     def _bench_all(self) -> None:
-        """Compare the speed of what was applied and is not shown to be worse."""
+        """Compare the speed of what was applied and does not lose too much.
+
+        What was slower at one batch size cannot be recommended any more, so that its other batch sizes come last.
+        """
         waiting = [result for result in self._results.values() if not result.speeds]
         names = [result.name for result in waiting if self._is_worth_a_benchmark(result)]
-        left = len(names) * len(self._plan.batches)
-        for name in names:
-            for batch in self._plan.batches:
-                self._check_budget()
-                budget_s = (self._plan.budget_s - self._backend.spent_s()) / left
-                left -= 1
-                benched = self._backend.bench(self._variants[name], batch, budget_s)
-                self._num_trials += benched.num_trials
-                self._results[name] = self._with_benchmark(self._results[name], batch, benched)
-                if benched.is_interrupted:
-                    raise _StopError("interrupted")
-                if benched.verdict is None:
-                    break
+        left = [(name, batch) for name in names for batch in self._plan.batches]
+        while left:
+            self._check_budget()
+            name, batch = next((each for each in left if not is_slower(self._results[each[0]])), left[0])
+            budget_s = (self._plan.budget_s - self._backend.spent_s()) / len(left)
+            left.remove((name, batch))
+            benched = self._backend.bench(self._variants[name], batch, budget_s)
+            self._num_trials += benched.num_trials
+            self._results[name] = self._with_benchmark(self._results[name], batch, benched)
+            if benched.is_interrupted:
+                raise _StopError("interrupted")
+            if benched.verdict is None:
+                left = [each for each in left if each[0] != name]
 
     def _is_worth_a_benchmark(self, result: VariantResult) -> bool:
         is_worse = result.search is not None and result.search.outcome == "inferior"
@@ -182,6 +191,7 @@ class CompressionLoop:
         self._untouched = msgspec.structs.replace(
             self._untouched,
             memory_bytes=_most(self._untouched.memory_bytes, benched.untouched_memory_bytes),
+            memory_kind=self._untouched.memory_kind or benched.memory_kind,
             load_s=self._untouched.load_s or benched.untouched_load_s,
         )
         speed = SpeedAt(
@@ -194,6 +204,7 @@ class CompressionLoop:
             result,
             speeds=(*result.speeds, speed),
             memory_bytes=_most(result.memory_bytes, benched.variant_memory_bytes),
+            memory_kind=result.memory_kind or benched.memory_kind,
             load_s=result.load_s or benched.variant_load_s,
         )
 
@@ -250,7 +261,7 @@ class CompressionLoop:
         return search.loss <= self._plan.max_loss.value
 
     def _refusal(self, result: VariantResult) -> Refusal | None:
-        return refusal(result, self._untouched, self._plan.max_loss)
+        return refusal(result, self._untouched, self._plan.max_loss, len(self._plan.batches))
 
     def _check_budget(self) -> None:
         if self._backend.spent_s() >= self._plan.budget_s:

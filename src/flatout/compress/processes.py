@@ -32,7 +32,7 @@ from flatout.input_files import decode_json, read_bytes, read_lines
 from flatout.inside.protocol import Variable, partial_name
 from flatout.launch import ExitStatus, LocalLauncher, StandardInput
 from flatout.launch.loaded import with_inside
-from flatout.records.compression import variant_file_name
+from flatout.records.compression import MemoryKind, variant_file_name
 from flatout.records.start_costs import StartCosts
 from flatout.records.trial import TrialResult
 from flatout.secrets import Masker, mask_file
@@ -191,6 +191,7 @@ class CompressionProcesses:
             variant_step_s=result.b.step_s,
             untouched_memory_bytes=_memory(reports["a"]),
             variant_memory_bytes=_memory(reports["b"]),
+            memory_kind=_memory_kind([*reports["a"], *reports["b"]]),
             untouched_load_s=_load_s(folder / "a"),
             variant_load_s=_load_s(folder / "b"),
             num_trials=result.num_trials,
@@ -257,6 +258,12 @@ def _last_report(arm: Path) -> ModelReport | None:
 def _memory(reports: Sequence[ModelReport]) -> int | None:
     known = [report.memory_bytes for report in reports if report.memory_bytes is not None]
     return int(median(known)) if known else None
+
+
+def _memory_kind(reports: Sequence[ModelReport]) -> MemoryKind | None:
+    """Return what the reports call memory; None if they differ, so that no two of them are compared."""
+    kinds = {report.memory_kind for report in reports if report.memory_bytes is not None}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _load_s(arm: Path) -> float | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from flatout.input_files import decode_json, read_bytes
 from flatout.inside.protocol import File
+from flatout.records.compression import MemoryKind
 
 _MAX_BYTES = 16 << 20
 
@@ -29,6 +30,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_after: int | None = None
     convert_s: float | None = None
     memory_bytes: int | None = None
+    memory_kind: MemoryKind | None = None
     device: str | None = None
     notes: tuple[str, ...] = ()
 

@@ -58,6 +58,11 @@ class Variable:
 
 DEFAULT_NUM_STEPS = 3  # number of traced steps
 
+# What the memory in a report of a compression is; `records.compression.MemoryKind` lists them.
+GPU_PEAK = "gpu_peak"  # the most that torch's allocator held on all GPUs since the model was changed
+RESIDENT_PEAK = "resident_peak"  # the most resident memory of the process since then
+RESIDENT_PEAK_WITH_START = "resident_peak_with_start"  # the same since the process began
+
 # Attributes of a model that is trained with a hook on its gradients, for the checkpoints of `flatout.checkpoint`.
 GRADIENT_HOOK = "_flatout_gradient_hook"  # what the hook keeps; has state_dict and load_state_dict
 GRADIENT_HOOK_STATE = "_flatout_gradient_hook_state"  # a restored state, until the hook is put on

@@ -34,6 +34,9 @@ Refusal = Literal[
     "no_held_out_data",
     "another_chosen",
 ]
+# `gpu_peak`: the most that torch's allocator held on all GPUs since the model was changed. `resident_peak`: the most
+# resident memory of the process since then, or `resident_peak_with_start` since the process began.
+MemoryKind = Literal["gpu_peak", "resident_peak", "resident_peak_with_start"]
 CompressionEndedBy = Literal["all_tried", "budget", "interrupted"]
 
 
@@ -91,7 +94,8 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int | None = None  # in memory
     disk_bytes: int | None = None
     disk_path: str | None = None
-    memory_bytes: int | None = None  # of the process at the end of a benchmark, median over trials
+    memory_bytes: int | None = None  # peak of a benchmark, median over trials, the largest of the batch sizes
+    memory_kind: MemoryKind | None = None  # what it is; None: unknown
     load_s: float | None = None  # from the import of torch to the end of the first call, median over trials
     search: LossVerdict | None = None  # on data that may have chosen the variant
     final: LossVerdict | None = None  # on data that chose nothing

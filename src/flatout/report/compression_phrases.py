@@ -13,6 +13,7 @@ from flatout.records.compression import (
     LossMethod,
     LossVerdict,
     MaxLoss,
+    MemoryKind,
     Refusal,
     SpeedAt,
     VariantResult,
@@ -43,6 +44,15 @@ REFUSAL_WORDS: Mapping[Refusal, str] = {
     "no_gain": "neither faster nor smaller",
     "no_held_out_data": "no data were held out to judge it: pass --eval-final, or print the result of each sample",
     "another_chosen": "another variant is faster or smaller",
+}
+
+
+# The head of the column of memory.
+MEMORY_NAMES: Mapping[MemoryKind | None, str] = {
+    "gpu_peak": "peak GPU memory",
+    "resident_peak": "peak memory",
+    "resident_peak_with_start": "peak memory, start included",
+    None: "memory",
 }
 
 
@@ -137,7 +147,22 @@ def facts(result: Compression) -> list[str]:
 
 def header(result: Compression) -> tuple[str, ...]:
     batches = [f"speed, batch {batch}" for batch in result.batches] or ["speed"]
-    return ("variant", result.metric, "loss (95 %)", *batches, "disk", "memory", "load", "outcome")
+    return (
+        "variant",
+        result.metric,
+        "loss (95 %)",
+        *batches,
+        "disk",
+        MEMORY_NAMES[_memory_kind(result)],
+        "load",
+        "outcome",
+    )
+
+
+def _memory_kind(result: Compression) -> MemoryKind | None:
+    """Return what the memory of all variants is; None if it is unknown, or not the same of all."""
+    kinds = {variant.memory_kind for variant in (result.untouched, *result.variants) if variant.memory_bytes}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def cells(variant: VariantResult, result: Compression) -> tuple[str, ...]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import nn
 
 from flatout.inside.compression import apply as apply_module
+from flatout.inside.compression import memory_peak
 from flatout.inside.compression.apply import install_compression
-from flatout.inside.compression.changed import NotAppliedError
+from flatout.inside.compression.changed import Changed, NotAppliedError
 from flatout.inside.compression.first_model import FirstModel
 from flatout.inside.compression.layers import num_bytes
+from flatout.inside.compression.memory_peak import MemoryPeak
 from flatout.inside.compression.variants import compress
-from flatout.inside.protocol import Variable
+from flatout.inside.protocol import GPU_PEAK, RESIDENT_PEAK, RESIDENT_PEAK_WITH_START, Variable
+from flatout.records.compression import MemoryKind
 
 
 class Classifier(nn.Module):
@@ -137,6 +140,7 @@ def test_the_model_is_changed_before_its_first_call_and_reported(report: Any, tm
     assert found["bytes_before"] == num_bytes(classifier())
     assert found["bytes_after"] == num_bytes(model)
     assert found["memory_bytes"] > 1 << 20
+    assert found["memory_kind"] == "resident_peak"
     (tmp_path / "again").mkdir()
     torch.save(model.state_dict(), tmp_path / "again" / "w.pt")
     assert (tmp_path / "w.pt").read_bytes() == (tmp_path / "again" / "w.pt").read_bytes()
@@ -189,3 +193,72 @@ def test_nothing_is_left_after_the_first_call() -> None:
     with torch.no_grad():
         held(model, INPUTS, scale=SCALE)  # a loop that holds the old one, as `generate` of transformers does
     assert found == [model]
+
+
+def test_random_generators_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that draws samples after the change draws those that it draws without one; the new heads draw theirs."""
+    drawn = {0: torch.tensor([5]), 1: torch.tensor([6])}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: drawn[device].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: drawn[device].copy_(state + 10))
+    model = classifier()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    compress(model, "prune-heads")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [int(each) for each in drawn.values()] == [15, 16]  # each was set to what it was
+
+
+class Gpu:
+    """A GPU whose conversion takes 5 s after Python has asked for it, and that needs 900 bytes during it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.left_s, self.peak = 100.0, 0.0, 0
+        monkeypatch.setattr(apply_module, "_device", lambda model: "cuda")
+        monkeypatch.setattr(apply_module.time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(apply_module, "compress", self.convert)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
+
+    def convert(self, *_: object) -> Changed:
+        self.now_s, self.left_s, self.peak = self.now_s + 1.0, 5.0, 900
+        return Changed(("first",))
+
+    def wait(self) -> None:
+        self.now_s, self.left_s = self.now_s + self.left_s, 0.0
+
+    def reset(self, device: int) -> None:
+        self.peak = 300
+
+
+def test_on_a_gpu_the_conversion_is_waited_for_and_its_copies_are_not_counted(
+    report: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Gpu(monkeypatch).left_s = 7.0  # of what the script asked for before
+    model = classifier()
+    found = report(lambda: answers(model), variant="bf16")
+    assert found["convert_s"] == 6.0
+    assert (found["memory_kind"], found["memory_bytes"]) == ("gpu_peak", 2 * 300)
+
+
+def test_the_memory_of_a_process_is_its_peak_since_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.ones(20 << 20)
+    del before
+    peak = MemoryPeak("cpu")
+    start = peak.num_bytes() or 0
+    held = torch.ones(10 << 20)
+    del held
+    assert 35 << 20 < (peak.num_bytes() or 0) - start < 80 << 20
+    assert peak.kind == RESIDENT_PEAK
+
+
+def test_where_a_peak_cannot_be_forgotten_it_is_called_that_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str, mode: str, **options: Any) -> Any:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(memory_peak, "open", refused, raising=False)
+    assert MemoryPeak("cpu").kind == RESIDENT_PEAK_WITH_START
+    assert set(get_args(MemoryKind)) == {GPU_PEAK, RESIDENT_PEAK, RESIDENT_PEAK_WITH_START}

@@ -24,6 +24,7 @@ from flatout.inside.compression.changed import Changed, NotAppliedError
 from flatout.inside.compression.first_model import FirstCall, FirstModel
 from flatout.inside.compression.int8_static import record_ranges
 from flatout.inside.compression.layers import num_bytes
+from flatout.inside.compression.memory_peak import MemoryPeak, wait_for
 from flatout.inside.compression.sensitivity import measure_sensitivity
 from flatout.inside.compression.variants import NEED_CALL, OPTIONS, compress
 from flatout.inside.exit_handlers import EXIT_HANDLERS
@@ -40,6 +41,7 @@ class CompressionReport:
 
     def __init__(self, folder: Path | None, variant: str) -> None:
         self._folder = folder
+        self._peak: MemoryPeak | None = None
         self.content: dict[str, Any] = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -52,6 +54,7 @@ class CompressionReport:
             "bytes_after": None,
             "convert_s": None,
             "memory_bytes": None,
+            "memory_kind": None,
             "device": None,
             "notes": [],
         }
@@ -68,11 +71,16 @@ class CompressionReport:
         except OSError:
             LOG.error("the report of the compression")
 
+    def begin_peak(self) -> None:
+        """Begin to measure memory, without the copies of the conversion."""
+        self._peak = MemoryPeak(self.content["device"])
+
     def write_end(self) -> None:
-        """Write the memory that the process uses at its end, when no copy of a conversion is left."""
-        if self.content["device"] is None:
+        """Add the most memory that was in use since the model was changed."""
+        if self._peak is None:
             return
-        self.content["memory_bytes"] = _memory_bytes(self.content["device"])
+        self.content["memory_bytes"] = self._peak.num_bytes()
+        self.content["memory_kind"] = self._peak.kind
         self.write()
 
 
@@ -106,10 +114,12 @@ def change(model: nn.Module, call: FirstCall, asked: Mapping[str, Any], report: 
     content["num_modules"] = sum(_has_weights(module) for module in model.modules())
     content["bytes_before"] = num_bytes(model)
     content["device"] = _device(model)
+    wait_for(content["device"])
     began_s = time.perf_counter()
     try:
         with torch.no_grad():
             changed = _changed(model, call, asked)
+        wait_for(content["device"])
     except NotAppliedError as error:
         content["reason"] = str(error)
         return
@@ -123,6 +133,7 @@ def change(model: nn.Module, call: FirstCall, asked: Mapping[str, Any], report: 
     content["bytes_after"] = changed.stored_bytes if changed.stored_bytes is not None else num_bytes(model)
     if asked.get("save") and asked["variant"] not in NEED_CALL:
         torch.save(model.state_dict(), asked["save"])
+    report.begin_peak()
 
 
 def _changed(model: nn.Module, call: FirstCall, asked: Mapping[str, Any]) -> Changed:
@@ -152,14 +163,3 @@ def _has_weights(module: nn.Module) -> bool:
 def _device(model: nn.Module) -> str:
     parameter = next(model.parameters(), None)
     return "cpu" if parameter is None else parameter.device.type
-
-
-def _memory_bytes(device: str) -> int | None:
-    """Return the bytes that the process uses: those of the allocator on a GPU, else its resident memory."""
-    if device == "cuda":
-        return int(torch.cuda.memory_allocated())
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None

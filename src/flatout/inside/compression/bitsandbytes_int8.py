@@ -13,10 +13,9 @@ from flatout.inside.compression.changed import Changed
 
 def compress(model: nn.Module, skip: Collection[str] = ()) -> Changed:
     """Replace the linear layers of the model."""
-    return replaced_by_bitsandbytes(model, skip, _layer)
+    return replaced_by_bitsandbytes(model, skip, int8_layer)
 
 
-def _layer(layers: Any, linear: nn.Linear) -> nn.Module:
-    has_bias = linear.bias is not None
-    layer: nn.Module = layers.Linear8bitLt(linear.in_features, linear.out_features, has_bias, has_fp16_weights=False)
-    return layer
+def int8_layer(layers: Any, linear: nn.Linear) -> Any:
+    sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+    return layers.Linear8bitLt(*sizes, has_fp16_weights=False, device="meta")

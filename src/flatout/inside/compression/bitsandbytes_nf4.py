@@ -13,12 +13,9 @@ from flatout.inside.compression.changed import Changed
 
 def compress(model: nn.Module, skip: Collection[str] = ()) -> Changed:
     """Replace the linear layers of the model."""
-    return replaced_by_bitsandbytes(model, skip, _layer)
+    return replaced_by_bitsandbytes(model, skip, nf4_layer)
 
 
-def _layer(layers: Any, linear: nn.Linear) -> nn.Module:
-    has_bias = linear.bias is not None
-    layer: nn.Module = layers.Linear4bit(
-        linear.in_features, linear.out_features, has_bias, compute_dtype=linear.weight.dtype, quant_type="nf4"
-    )
-    return layer
+def nf4_layer(layers: Any, linear: nn.Linear) -> Any:
+    sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+    return layers.Linear4bit(*sizes, compute_dtype=linear.weight.dtype, quant_type="nf4", device="meta")

@@ -36,26 +36,26 @@ class Pair(NamedTuple):
     repeats: int  # inputs of the reader for each channel: more than one after a Flatten
 
 
-def compress(model: nn.Module, skip: Collection[str] = ()) -> Changed:
-    """Remove channels of the model's hidden layers."""
+def compress(model: nn.Module, skip: Collection[str] = (), share: float = SHARE) -> Changed:
+    """Remove this share of the channels of the model's hidden layers."""
     changed: list[str] = []
     for pair in _pairs(model):
         if any(is_skipped(name, skip) for name in pair.names):
             continue
-        _remove(pair)
+        _remove(pair, share)
         changed += pair.names
     if not changed:
         raise NotAppliedError("the model has no two layers of which only the second reads the first")
     use_replaced_layers(model)
-    return Changed(tuple(dict.fromkeys(changed)), (f"removed {SHARE:.0%} of the channels in between",))
+    return Changed(tuple(dict.fromkeys(changed)), (f"removed {share:.0%} of the channels in between",))
 
 
-def _remove(pair: Pair) -> None:
+def _remove(pair: Pair, share: float) -> None:
     with torch.no_grad():
         importance = sum(writer.weight.flatten(1).square().sum(1) for writer in pair.writers)
         reads = pair.reader.weight.transpose(0, 1).flatten(1).square().sum(1)
         importance = importance * reads.reshape(-1, pair.repeats).sum(1)
-        num_kept = max(round(len(importance) * (1 - SHARE)), 1)
+        num_kept = max(round(len(importance) * (1 - share)), 1)
         kept = importance.topk(num_kept).indices.sort().values
         for writer in (*pair.writers, *pair.between):
             _keep_outputs(writer, kept)

@@ -7,9 +7,10 @@ from collections.abc import Collection
 from torch import nn
 
 from flatout.inside.compression.changed import Changed
-from flatout.inside.compression.torchao_layers import quantized_by_torchao
+from flatout.inside.compression.torchao_layers import plain_layers, quantized_by_torchao, torchao_config
 
 
 def compress(model: nn.Module, skip: Collection[str] = ()) -> Changed:
     """Quantize the linear layers of the model."""
-    return quantized_by_torchao(model, skip, "Int8WeightOnlyConfig")
+    config = torchao_config("Int8WeightOnlyConfig")
+    return quantized_by_torchao(model, plain_layers(model, skip), config)

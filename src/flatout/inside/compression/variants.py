@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from flatout.inside.compression.changed import Changed
+from flatout.inside.compression.kept_generators import kept_generators
 
 # The module of each variant in this folder; it has a function `compress(model, skip)`.
 MODULES: Mapping[str, str] = {
@@ -26,9 +27,12 @@ MODULES: Mapping[str, str] = {
     "torchao-int8-dynamic": "torchao_int8_dynamic",
     "torchao-int8-weights": "torchao_int8_weights",
     "torchao-int4-weights": "torchao_int4_weights",
+    "torchao-fp8-dynamic": "torchao_fp8_dynamic",
+    "torchao-fp8-weights": "torchao_fp8_weights",
     "bitsandbytes-int8": "bitsandbytes_int8",
     "bitsandbytes-nf4": "bitsandbytes_nf4",
     "prune-channels": "prune_channels",
+    "prune-channels-half": "prune_channels_half",
     "prune-heads": "prune_heads",
     "2:4": "two_four",
 }
@@ -38,12 +42,13 @@ NEED_CALL = frozenset({"onnx", "onnx-int8"})  # variants that export the model, 
 
 
 def compress(model: Any, variant: str, skip: Collection[str] = (), **options: Any) -> Changed:
-    """Change the model in place, except the modules named in `skip`.
+    """Change the model in place, except the modules named in `skip`. Random generators stay as they are.
 
     `options` are those of the variant: `calibration` of `int8-static`, the file with its ranges; `call` of `onnx` and
     `onnx-int8`, a call of the model that is exported. Raises NotAppliedError if the variant fits nothing in the model,
     and KeyError if there is no such variant.
     """
     module = import_module(f"{__package__}.{MODULES[variant]}")
-    changed: Changed = module.compress(model, skip, **options)
+    with kept_generators():
+        changed: Changed = module.compress(model, skip, **options)
     return changed
