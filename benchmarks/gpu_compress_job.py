@@ -37,7 +37,7 @@ class Size(NamedTuple):
     held_out: int  # sequences
 
 
-FULL = Size(width=4096, hidden=12288, layers=2, heads=32, vocabulary=64, length=128, rows=64, held_out=64)
+FULL = Size(width=4096, hidden=12288, layers=2, heads=32, vocabulary=96, length=128, rows=64, held_out=64)
 TINY = Size(width=128, hidden=384, layers=2, heads=4, vocabulary=16, length=32, rows=16, held_out=64)
 
 
@@ -174,7 +174,7 @@ def trained(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step % 20 == 0:
+        if step % 10 == 0:
             graded_answers = graded(model, *others)
             right = sum(graded_answers) / len(graded_answers)
             told = f"rate {rate:g}, step {step}: loss {loss.item():.3f}, right {right:.3f}"
@@ -289,7 +289,7 @@ def main() -> None:
     parser.add_argument("--variants", default="")
     parser.add_argument("--calls", type=int, default=10_000_000)
     parser.add_argument("--seconds", type=float, default=30.0, help="of the training, at most")
-    parser.add_argument("--enough", type=float, default=0.97, help="share of right answers at which training ends")
+    parser.add_argument("--enough", type=float, default=0.96, help="share of right answers at which training ends")
     parser.add_argument("--rate", type=float, default=1e-4)
     arguments = parser.parse_args()
     size = TINY if arguments.tiny else FULL

@@ -25,6 +25,7 @@ class Truth:
     size: float = 1.0
     is_applied: bool = True
     fails: bool = False
+    is_lost: bool = False  # it fails before a model is called
     noise: float = 0.03  # of a trial's log cost
 
 
@@ -59,7 +60,7 @@ class SimulatedBackend:
         applied = truth.is_applied or variant.name == UNTOUCHED
         report = ModelReport(variant=variant.name, applied=applied, reason=None if applied else "nothing fits")
         if truth.fails:
-            return EvaluationRun(evaluation=None, report=report, problem="ValueError: no")
+            return EvaluationRun(evaluation=None, report=None if truth.is_lost else report, problem="ValueError: no")
         right = self._answers(truth, self._right[is_final])
         evaluation = Evaluation(
             value=float(right.mean()),

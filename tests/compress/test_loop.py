@@ -143,6 +143,11 @@ def test_a_budget_ends_it_with_what_is_known() -> None:
     assert refusals(found) == {"first": None, "second": "speed_not_shown"}  # no run was needed to judge the first
 
 
+def test_what_fails_before_a_model_is_called_is_a_failure() -> None:
+    found, _ = compressed({"lost": Truth(fails=True, is_lost=True)})
+    assert (found.variants[0].outcome, found.variants[0].reason) == ("failed", "ValueError: no")
+
+
 def test_after_its_budget_no_evaluation_is_run_for_the_final_word() -> None:
     plan = CompressionPlan(
         metric="accuracy", is_higher_better=True, max_loss=PLAN.max_loss, budget_s=18.0, has_final=True

@@ -323,6 +323,8 @@ def _result_of(variant: Variant, evaluated: EvaluationRun) -> VariantResult:
         weight_bytes=report.bytes_after if report is not None else None,
         notes=report.notes if report is not None else (),
     )
+    if report is None and evaluated.problem:
+        return msgspec.structs.replace(result, outcome="failed", reason=evaluated.problem)
     if variant.applied_by == "patch" and (report is None or not report.applied):
         reason = report.reason if report is not None else None
         return _not_applied(variant, reason or "no process reported a model that infers")

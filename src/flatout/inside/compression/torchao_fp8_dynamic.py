@@ -7,16 +7,16 @@ compute capability 8.9 or higher (Ada, Hopper), weights in bfloat16, and sizes t
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from torch import nn
 
-from flatout.inside.compression.changed import Changed, NotAppliedError
+from flatout.inside.compression.changed import Changed
 from flatout.inside.compression.layers import Linear
 from flatout.inside.compression.torchao_layers import (
     check_capability,
     fitting_sizes,
     in_bfloat16,
+    per_row,
     plain_layers,
     quantized_by_torchao,
     torchao_config,
@@ -29,20 +29,12 @@ MULTIPLE = 16  # the kernel takes sizes that are multiples of it
 
 def compress(model: nn.Module, skip: Collection[str] = ()) -> Changed:
     """Quantize the linear layers of the model."""
-    config = torchao_config("Float8DynamicActivationFloat8WeightConfig", granularity=_per_row())
+    config = torchao_config("Float8DynamicActivationFloat8WeightConfig", granularity=per_row())
     linears = plain_layers(model, skip)
     check_capability(linears, LEAST_CAPABILITY, WHAT)
     linears = in_bfloat16(linears, WHAT)
     linears = fitting_sizes(linears, _fits, f"{WHAT} needs sizes that are multiples of {MULTIPLE}")
     return quantized_by_torchao(model, linears, config)
-
-
-def _per_row() -> Any:
-    try:
-        from torchao.quantization import PerRow
-    except ImportError as error:
-        raise NotAppliedError("torchao is not installed, or has no scales for single rows") from error
-    return PerRow()
 
 
 def _fits(linear: Linear) -> bool:

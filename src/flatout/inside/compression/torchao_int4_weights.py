@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 
 from torch import nn
 
-from flatout.inside.compression.changed import Changed, NotAppliedError
+from flatout.inside.compression.changed import Changed
 from flatout.inside.compression.layers import Linear
 from flatout.inside.compression.torchao_layers import (
     check_capability,
-    configured,
+    cpu_prototype_config,
     fitting_sizes,
     in_bfloat16,
     plain_layers,
@@ -45,12 +45,7 @@ def _on_cpu(model: nn.Module, linears: Sequence[Linear]) -> Changed:
     of_size = f"{WHAT} on CPUs needs outputs in multiples of {CPU_OUTPUTS}"
     linears = fitting_sizes(linears, lambda linear: linear.weight.shape[0] % CPU_OUTPUTS == 0, of_size)
     linears, group = _grouped(linears)
-    name = "PrototypeInt4WeightOnlyConfig"
-    try:
-        from torchao.prototype.quantization import int4
-    except ImportError as error:
-        raise NotAppliedError("this torchao has no int4 weights for CPUs") from error
-    config = configured(getattr(int4, name, None), name, group_size=group)
+    config = cpu_prototype_config("PrototypeInt4WeightOnlyConfig", group_size=group)
     return quantized_by_torchao(model, linears, config, _notes(group))
 
 

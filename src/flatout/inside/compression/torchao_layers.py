@@ -50,6 +50,24 @@ def torchao_config(name: str, **options: Any) -> Any:
     return configured(getattr(quantization, name, None), name, **options)
 
 
+def cpu_prototype_config(name: str, **options: Any) -> Any:
+    """Return the configuration of this name of torchao's prototypes of int4."""
+    try:
+        from torchao.prototype.quantization import int4
+    except ImportError as error:
+        raise NotAppliedError("torchao is not installed, or has no int4 weights for CPUs") from error
+    return configured(getattr(int4, name, None), name, **options)
+
+
+def per_row() -> Any:
+    """Return what asks torchao for a scale for each row."""
+    try:
+        from torchao.quantization import PerRow
+    except ImportError as error:
+        raise NotAppliedError("torchao is not installed, or has no scales for single rows") from error
+    return PerRow()
+
+
 def configured(config: Any, name: str, **options: Any) -> Any:
     """Make a configuration. It leaves the compiler's settings alone, which also change layers that stay as they are."""
     if config is None:
