@@ -25,6 +25,7 @@ WRITERS = {
     "inside/checks/gradients.py": "numbers",
     "inside/checks/model_outputs.py": "numbers",
     "inside/compression/int8_static.py": "names of modules and the ranges of their inputs and outputs",
+    "inside/compression/memory_peak.py": "a number, to the kernel",
     "inside/compression/sensitivity.py": "names of modules and numbers",
     "inside/data_cache/reads.py": "numbers of reads",
     "inside/data_cache/store.py": "copies of the user's files, for the user alone; the size of all copies",
