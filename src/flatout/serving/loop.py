@@ -192,7 +192,7 @@ class Loop:
         """
         affordable = self._budget.affordable()
         num_wanted = len(arms) + (len(arms) - 1) // BETWEEN_BASELINES + CONFIRMING
-        is_short = affordable < num_wanted and not self._recorded
+        is_short = affordable < num_wanted
         most = max(affordable - CONFIRMING, 1) if is_short else len(arms)
         num_screened = num_before + len(arms[:most])
         run: list[_Arm] = []
