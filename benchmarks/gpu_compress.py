@@ -180,12 +180,10 @@ class Benchmark:
     def own_clock(self) -> Any:
         """Return the untouched model's time over the variant's, at each batch size, by the job's own clock.
 
-        A process notes its median as it runs; its last note counts, and the median over processes.
+        A trial prints its median as it runs; its last line counts, and the median over trials.
         """
         last: dict[tuple[str, int, int], float] = {}
-        path = self.folder / "own_steps.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else []:
-            row = json.loads(line)
+        for row in self.printed_by_trials():
             if row["calls"] >= FEWEST_CALLS:
                 last[row["variant"], row["batch"], row["pid"]] = row["median_ms"]
         times: dict[tuple[str, int], list[float]] = {}
@@ -196,6 +194,15 @@ class Benchmark:
             baseline = times.get(("none", batch))
             ratio = middle(baseline) / middle(found) if baseline else None
             rows[f"{variant}, batch {batch}"] = {"ms": [round(each, 4) for each in found], "speedup": ratio}
+        return rows
+
+    def printed_by_trials(self) -> list[dict[str, Any]]:
+        rows = []
+        for path in sorted((self.folder / "compressed" / "benchmarks").rglob("output.log")):
+            for line in path.read_text(errors="replace").splitlines():
+                with suppress(ValueError):  # a line of something else, or one that was cut
+                    row = json.loads(line)
+                    rows += [row] if isinstance(row, dict) and "median_ms" in row else []
         return rows
 
     def check(self) -> list[str]:

@@ -5,7 +5,7 @@
 The rule: the token that follows is a fixed random table's entry for the last two tokens. `train` learns it in float32
 with autocast until the answers on other samples are right, and writes bfloat16 weights to FOLDER. `eval` prints the
 accuracy on held-out sequences with the result of each sample. `infer` calls the model on a batch until it is stopped,
-and notes its own time per call in FOLDER/own_steps.jsonl. `by-hand` times each variant in one process, without
+and prints its own time per call now and then. `by-hand` times each variant in one process, without
 Flatout's trials, and prints a line of JSON for each: what the comparisons should agree with.
 """
 
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-WEIGHTS, OWN_STEPS = "weights.pt", "own_steps.jsonl"
+WEIGHTS = "weights.pt"
 
 
 class Size(NamedTuple):
@@ -230,8 +230,7 @@ def infer(folder: Path, size: Size, arguments: argparse.Namespace) -> None:
                 median_s = counted[len(counted) // 2]
                 row = {"variant": asked.get("variant"), "batch": arguments.batch, "pid": os.getpid()}
                 row |= {"calls": len(times), "median_ms": median_s * 1e3, "first_s": times[0], "all_s": now_s - began_s}
-                with (folder / OWN_STEPS).open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                print(json.dumps(row), flush=True)
                 noted_s = now_s
 
 
