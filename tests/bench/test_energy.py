@@ -58,6 +58,33 @@ def test_the_power_is_that_of_the_settled_seconds_and_of_the_operations_in_them(
     assert SECONDS + SETTLING_S <= gpu.now < SECONDS + SETTLING_S + 0.5
 
 
+class SlowToRead(Gpu):
+    """Works on what was queued while its counter is read, which takes 5 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free_at = 0.0
+
+    def call(self) -> None:
+        self.free_at = max(self.free_at, self.now) + 0.006
+
+    def sync(self) -> None:
+        self.now = max(self.now, self.free_at)
+
+    def joules(self) -> float:
+        self.now += 0.005
+        return super().joules()
+
+
+def test_the_gpu_works_while_its_counter_is_read() -> None:
+    gpu = SlowToRead()
+    benchmark = gpu.matmul()
+    benchmark.sync = gpu.sync
+    measured = sustained(benchmark, gpu.joules, clock=lambda: gpu.now)
+    assert measured is not None
+    assert measured.rate_per_w * measured.watts == pytest.approx(FLOP / 0.006, rel=0.03)
+
+
 def test_a_counter_that_does_not_advance_ends_it() -> None:
     gpu = Gpu(advances=False)
     assert sustained(gpu.matmul(), gpu.joules, clock=lambda: gpu.now) is None

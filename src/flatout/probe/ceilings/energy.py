@@ -2,7 +2,8 @@
 
 In: a benchmark and the GPU's energy counter, or its power where it has no such counter. Out: watts, and the rate per
 watt over the same seconds. The counter advances some ten times per second, so the time between two of its advances
-counts. A repetition of a few milliseconds is too short for it, and its clocks are higher than those of a job.
+counts. It is read while the GPU works, since reading it can take milliseconds, above all in a virtual machine. A
+repetition of a few milliseconds is too short for it, and its clocks are higher than those of a job.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST_TIMES = 3.0  # a counter that has not advanced within this multiple of the
 _ORDER = ("bf16", "fp8", "fp16", "tf32", "fp32")  # if there is no time for all operand types
 STANDS_STILL = "the GPU's energy counter does not advance"
 NO_POWER = "the driver gives neither the energy nor the power of the GPU"
-_BATCH_S = 0.01
+_BATCH_S = 0.02
 Joules = Callable[[], float | None]
 
 
@@ -98,10 +99,10 @@ def sustained(
         batch_began = clock()
         for _ in range(in_batch):
             benchmark.call()
-        benchmark.sync()
-        num_calls += in_batch
         now, now_j = clock(), joules()
-        if now - batch_began < _BATCH_S / 2:
+        benchmark.sync()
+        num_done, num_calls = num_calls, num_calls + in_batch
+        if clock() - batch_began < _BATCH_S / 2:
             in_batch *= 2
         if now_j is None or last_j is None:
             return None
@@ -109,11 +110,11 @@ def sustained(
         if not has_advanced or now - began < SETTLING_S:
             continue
         if first is None:
-            first = now, now_j, num_calls
+            first = now, now_j, num_done
         elif now - first[0] >= seconds:
             took_s = now - first[0]
             watts = (now_j - first[1]) / took_s
-            rate = benchmark.work * (num_calls - first[2]) / took_s
+            rate = benchmark.work * (num_done - first[2]) / took_s
             return Sustained(watts=watts, rate_per_w=rate / watts, seconds=took_s)
     return None
 
