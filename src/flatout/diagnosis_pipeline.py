@@ -17,6 +17,7 @@ from flatout.attribute.job import attribute_job
 from flatout.attribute.rank import attribute_rank
 from flatout.attribute.start import waited_at_start
 from flatout.diagnose.find import diagnose
+from flatout.diagnose.launched_ahead import without_waits_for_gpu
 from flatout.diagnose.recorded import with_recording
 from flatout.diagnose.recorder import Untraced
 from flatout.errors import InputError
@@ -124,6 +125,7 @@ def diagnose_paths(
         timelines, quality, source_of_rank = _read_all(sources, attribute_source, engine, given_ranks, progress)
         timelines = [_with_hostname(timeline, recording) for timeline in timelines]
         job = attribute_job(timelines)
+        log = None if log is None else without_waits_for_gpu(log, job)
         hosts = {timeline.meta.hostname or "" for timeline in timelines}
         diagnosis = diagnose(
             job,
@@ -135,7 +137,7 @@ def diagnose_paths(
             stall_trace=None if recording is None else stall_trace_of(recording, engine),
         )
         if recording is not None:
-            diagnosis = with_recording(diagnosis, recording, recorded_time_of(recording))
+            diagnosis = with_recording(diagnosis, recording, recorded_time_of(recording, log))
         diagnosis = _with_hosts(diagnosis, timelines, recording)
         result = Diagnosed(diagnosis=diagnosis, job=job, sources=source_of_rank)
         if then is not None:
@@ -191,7 +193,7 @@ def _without_traces(recording: Recording, then: Callable[[Diagnosed], None] | No
         effect="findings come from its step log alone: nothing is known about what happens within a regular step",
     )
     of_log = diagnose(job, quality=[note], facts=facts_of(recording), log=log)
-    diagnosis = with_recording(of_log, recording, recorded_time_of(recording))
+    diagnosis = with_recording(of_log, recording, recorded_time_of(recording, log))
     done = Diagnosed(diagnosis=_with_hosts(diagnosis, (), recording), job=job, sources={})
     if then is not None:
         then(done)

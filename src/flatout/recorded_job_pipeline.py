@@ -57,9 +57,9 @@ def recording_at(paths: Sequence[Path], ceilings: Path | None) -> Recording | No
     return with_known_ceilings(read_recording(paths[0]), ceilings)
 
 
-def recorded_time_of(recording: Recording) -> RecordedTime | None:
-    """Return the parts of the whole recording's time; None if it has no ordinary step."""
-    log = job_log(recording.ranks)
+def recorded_time_of(recording: Recording, log: JobLog | None = None) -> RecordedTime | None:
+    """Return the parts of the whole recording's time, by its log if there is one; None if it has no ordinary step."""
+    log = log or job_log(recording.ranks)
     return None if log is None else recorded_time(recording, log)
 
 

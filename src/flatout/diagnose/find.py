@@ -12,6 +12,7 @@ from flatout.diagnose.by_group import communication_by_group
 from flatout.diagnose.confidence import limited
 from flatout.diagnose.context import MIN_TRACED_SHARE, DiagnosisContext
 from flatout.diagnose.finding import rank_words
+from flatout.diagnose.launched_ahead import note_of
 from flatout.diagnose.recorder import Untraced
 from flatout.diagnose.rules import LOG_RULES, TRACE_RULES
 from flatout.diagnose.xla_advice import with_xla_advice
@@ -99,6 +100,7 @@ def diagnose(
 def _quality(context: DiagnosisContext, stall_share: float) -> list[Quality]:
     job = context.job
     return [
+        *note_of(context.log),
         *_untypical(context, stall_share),
         *_stalled(context),
         *_gathered(job),

@@ -56,6 +56,15 @@ class Sawtooth(msgspec.Struct, frozen=True, kw_only=True):
     is_epoch: bool  # a loader ran out of batches at each start; False: the starts were found in the step times alone
 
 
+class LaunchedAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a host that launches many steps before it waits for the GPU, which works all the time."""
+
+    period_steps: int | None  # from one wait of the host to the next; None: irregular
+    busy_share: float  # share of the traced time in which the GPU works, the least of all ranks
+    traced_step_s: float  # the mean over the ranks
+    mean_step_s: float  # of the step log, over the steps from one wait to another
+
+
 class CallColumns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What is known of each call, of a script that only infers. Rows and columns as in `JobLog`; unknown is NaN."""
 
@@ -89,6 +98,7 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     stalls: tuple[Stall, ...]  # by step
     sawtooth: Sawtooth | None = None
     calls: CallColumns | None = None  # None: the steps are not calls of a model without gradients
+    launched_ahead: LaunchedAhead | None = None  # with it, the waits for the GPU are not among `stalls`
 
     @property
     def is_ordinary(self) -> NDArray[np.bool_]:

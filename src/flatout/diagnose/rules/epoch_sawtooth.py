@@ -23,7 +23,8 @@ Change to try
 When this is wrong
     Something else can start again with each epoch: outputs that are kept until it ends, or a cache that is emptied.
     If the lengths of the samples do not change within the epoch, look for what is collected in it. Stop at the same
-    step of an epoch when comparing two runs.
+    step of an epoch when comparing two runs. Steps also grow while the queue of launches fills, until the host waits
+    for the GPU: where the trace shows a GPU that works all the time, the data quality says so instead.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NUM_EXAMPLES = 8
 
 def find(context: DiagnosisContext) -> list[Finding]:
     log = context.log
-    if log is None or log.sawtooth is None:
+    if log is None or log.sawtooth is None or log.launched_ahead is not None:
         return []
     sawtooth = log.sawtooth
     cost = max(sawtooth.mean_s - min(sawtooth.first_s, sawtooth.last_s), 0.0)

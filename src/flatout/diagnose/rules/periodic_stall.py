@@ -21,7 +21,9 @@ Change to try
 When this is wrong
     Other processes on the same machine, a network that is shared, or a throttled clock stall a job too, mostly at
     irregular steps. Batches that come late at least once in as many steps as the loader has workers are not counted
-    here: the workers deliver together, and the loader is too slow in every step (`data-loading`).
+    here: the workers deliver together, and the loader is too slow in every step (`data-loading`). A host that launches
+    many steps before it waits for the GPU has one long step at each wait, which costs nothing. It is not counted where
+    the trace shows a GPU that works all the time, for as long per step as the mean step; the data quality says so.
 """
 
 from __future__ import annotations
