@@ -20,6 +20,7 @@ from flatout.records.change import ChangeSet, JobFacts, Safety
 from flatout.records.trial import TrialResult
 from flatout.trial.model_outputs import read_model_outputs
 from flatout.trial.output_gate import check_model_outputs, output_note, reference_notes
+from flatout.trial.output_samples import ROUNDED
 
 
 def trial(tmp_path: Path, outputs: list[object]) -> TrialResult:
@@ -187,6 +188,29 @@ def test_another_batch_size_is_compared_sample_by_sample(tmp_path: Path, size: i
     assert not wrong.is_passed
     assert "each batch size must read the same samples in the same order" in wrong.reason
     assert not check_model_outputs(of_batch(tmp_path, samples, other), base, changes("exact")).is_passed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float32, "fp32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")]
+)
+@pytest.mark.parametrize(("share", "is_passed"), [(0.8, True), (1.2, False)])
+def test_another_batch_size_may_round_otherwise(
+    tmp_path: Path, dtype: torch.dtype, name: str, share: float, is_passed: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(600, 10, generator=generator)
+    rounded = samples * (1 + share * ROUNDED[name] * torch.randn(600, 10, generator=generator))
+    base = [of_batch(tmp_path, samples.to(dtype), 16)]
+    assert check_model_outputs(of_batch(tmp_path, rounded.to(dtype), 64), base, BATCH).is_passed is is_passed
+
+
+def test_whole_numbers_are_not_rounded(tmp_path: Path) -> None:
+    classes = torch.randint(0, 1000, (600, 1), generator=torch.Generator().manual_seed(0)).float()
+    other = classes.clone()
+    other[100] += 1
+    base = [of_batch(tmp_path, classes, 16)]
+    assert check_model_outputs(of_batch(tmp_path, classes, 64), base, BATCH).is_passed
+    assert not check_model_outputs(of_batch(tmp_path, other, 64), base, BATCH).is_passed
 
 
 def test_too_few_samples_in_both_runs_judge_nothing(tmp_path: Path) -> None:
