@@ -81,7 +81,7 @@ def _difference(own: NDArray[np.float64], other: NDArray[np.float64]) -> float:
 
 
 def _rounded(rows: _Rows) -> float:
-    """Return how much outputs of this type may differ: its values tell the type, whole numbers are not rounded.
+    """Return how much outputs of this type may differ: its values show the type, and whole numbers are not rounded.
 
     The last entry of a row is its size.
     """
