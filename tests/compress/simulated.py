@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
-from flatout.compress.backend import Benched, EvaluationRun, Sensitivity, Variant
+from flatout.compress.backend import Benched, EvaluationRun, ScreeningStart, Sensitivity, Variant
 from flatout.compress.reports import ModelReport
 from flatout.records.compression import UNTOUCHED, Evaluation
 from flatout.records.trial import BASELINE, TrialResult
@@ -40,6 +41,7 @@ class SimulatedBackend:
     final_samples: int = 2000
     clock_s: float = 0.0
     sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
     benched: list[tuple[str, int | None]] = field(default_factory=list)
     evaluated: list[tuple[str, bool]] = field(default_factory=list)
 
@@ -84,6 +86,12 @@ class SimulatedBackend:
     def sensitivity(self, variant: Variant) -> dict[str, Sensitivity]:
         return self.sensitivities
 
+    def start(self, variant: Variant, batch: int | None, budget_s: float, num_starts: int) -> ScreeningStart:
+        self.started.append(variant.name)
+        self.clock_s += self.trial_s
+        trial = self._drawn(self._truth(variant), 0, is_variant=variant.name != UNTOUCHED)
+        return ScreeningStart(trial=msgspec.structs.replace(trial, took_s=self.trial_s), memory_bytes=100, load_s=2.0)
+
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched:
         """Judge drawn trials, eight of each arm in turn, by the rules of `verdict/`."""
         self.benched.append((variant.name, batch))
@@ -91,18 +99,19 @@ class SimulatedBackend:
         trials = []
         for index in range(16):
             is_variant = index % 4 in (1, 2)
-            cost = (1 / truth.speedup if is_variant else 1.0) * np.exp(self._random.normal(0, truth.noise))
-            trials.append(
-                TrialResult(
-                    index=index,
-                    arm="B" if is_variant else BASELINE,
-                    outcome="completed",
-                    step_s=(float(cost),),
-                    samples_per_step=1.0,
-                )
-            )
+            trials.append(self._drawn(truth, index, is_variant=is_variant))
         self.clock_s += len(trials) * self.trial_s
         return Benched(verdict=judge_arms(trials, "B", is_last=True, objective="s_per_sample"), num_trials=len(trials))
+
+    def _drawn(self, truth: Truth, index: int, *, is_variant: bool) -> TrialResult:
+        cost = (1 / truth.speedup if is_variant else 1.0) * np.exp(self._random.normal(0, truth.noise))
+        return TrialResult(
+            index=index,
+            arm="B" if is_variant else BASELINE,
+            outcome="completed",
+            step_s=(float(cost),),
+            samples_per_step=1.0,
+        )
 
     def _truth(self, variant: Variant) -> Truth:
         return self.truths.get(variant.name, Truth())

@@ -20,7 +20,8 @@ from flatout.report.terminal import TextStyle
 
 TRUTHS = {
     "int8<b>": Truth(speedup=2.0, size=0.25),
-    "slow": Truth(speedup=0.5, size=0.3),
+    "slow": Truth(speedup=0.9, noise=0.005, size=0.3),
+    "very slow": Truth(speedup=0.1, size=0.3),
     "wrong": Truth(speedup=3.0, size=0.1, loss=0.5),
     "absent": Truth(is_applied=False),
     "second": Truth(speedup=1.5, size=0.5),
@@ -45,6 +46,7 @@ def result(**more: Any) -> Compression:
         variants=found.variants,
         recommended=found.recommended,
         num_trials=found.num_trials,
+        num_screening_starts=found.num_screening_starts,
         unoffered=(UnofferedVariant(name="2:4", reason="this machine has no NVIDIA GPU"),),
     )
 
@@ -62,21 +64,24 @@ def test_each_variant_has_its_outcome(compression: Compression) -> None:
     words = words_of(compression)
     assert words["int8<b>"] == "recommended"
     assert words["slow"].startswith("slower than the untouched model; dominated by int8<b>")
+    assert words["very slow"] == "looks slower in one start: not compared further"
     assert words["wrong"].startswith("its loss is above the limit")
     assert words["absent"] == "not applied"
     assert words["second"] == "another variant is faster or smaller; dominated by int8<b>"
     kinds = [kind_of(variant) for variant in compression.variants]
-    assert kinds == ["recommended", "slower", "refused", "refused", "dominated"]
+    assert kinds == ["recommended", "slower", "other", "refused", "refused", "dominated"]
 
 
 def test_the_terminal_has_the_table_and_the_conditions(compression: Compression) -> None:
     text = compression_text(compression, Path("out"), style=TextStyle(width=200))
     for part in (
-        "recommended: int8<b> (2.",
+        "recommended: int8<b> (1.9",
         "2.0 % of accuracy",
         "untouched: accuracy 0.",
         "on 2,000 samples, higher is better",
         "absent: not applied: nothing fits",
+        "48 trials of the benchmark in turn, after 6 starts to screen the variants",
+        "x in one start, against 2 starts of the untouched model: it looks slower and was not compared further; one",
         "2:4 is not offered: this machine has no NVIDIA GPU",
         "held-out data: loss 0.0 %, below",
         "samples)",
@@ -90,6 +95,8 @@ def test_the_page_shows_the_same_and_escapes_names(compression: Compression) -> 
     assert "int8&lt;b&gt;" in page
     assert page.count("<circle") == 1 + 3  # the untouched model, and what was benchmarked
     assert "slower than the untouched model" in page
+    assert "looks slower in one start: not compared further" in page
+    assert "x in one start</td>" in page
     assert "<script" not in page
 
 

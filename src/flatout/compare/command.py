@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from flatout import __version__
 from flatout.checkpoint.lock import NAME as LOCK
-from flatout.compare.arms import ArmRequest, arm_environment
+from flatout.compare.arm_runner import JOURNAL, arm_runner
+from flatout.compare.arms import ArmRequest
 from flatout.compare.loop import compare
 from flatout.compare.options import CompareOptions
 from flatout.compare.result import comparison
@@ -36,25 +36,21 @@ from flatout.compare.worktrees import (
     untracked_words,
 )
 from flatout.errors import OutputError, UsageError
-from flatout.inside.protocol import Variable
-from flatout.launch import LocalLauncher, StandardInput, end_marked
+from flatout.launch import StandardInput
 from flatout.launch.abandoned import abandoned_jobs
 from flatout.launch.guard import guarded
 from flatout.records.comparison import Arm, ArmName, Comparison
 from flatout.report.comparison_json import comparison_json
 from flatout.report.files import write_new
 from flatout.report.separation import separation_sentence
-from flatout.secrets import masked_command, masked_environment, masked_text
-from flatout.trial.journal import Heading, Journal, is_journal
-from flatout.trial.separation import choose_separation
+from flatout.secrets import masked_command, masked_text
+from flatout.trial.journal import is_journal
 from flatout.tune.files import RESULTS, is_of_tuning
 from flatout.tune.folder_lock import lock_folder
 from flatout.tune.runner import Runner, Say
 from flatout.tune.signals import EndedBySignal, signals_raised
-from flatout.tune.trial_files import settle_interrupted
 
 RESULT = "comparison.json"
-JOURNAL = "journal.jsonl"
 _ARMS = ("a", "b")
 _OURS = (*_ARMS, FOLDER, RESULT, LOCK)
 
@@ -113,36 +109,17 @@ class CompareCommand:
         self, request: ArmRequest, place: _Place, folder: Path, standard_input: StandardInput, mark: str, say: Say
     ) -> Runner:
         """Return the runner of one arm, with its journal, environment and working folder."""
-        out = folder / request.name.lower()
-        out.mkdir(exist_ok=True)
-        environment = arm_environment(request, os.environ, place.moved)
-        options = {
-            "warmup": repr(self.warmup),
-            "commit": repr(place.checkout.commit.name if place.checkout is not None else None),
-            "python": repr(str(request.python) if request.python is not None else None),
-            "variables": repr(sorted(masked_environment(request.variables).items())),
-        }
-        shown = masked_command(request.command)
-        journal = Journal(out / JOURNAL, Heading(tool_version=__version__, command=tuple(shown), options=options))
-        if journal.num_before:
-            say(f"resuming with {journal.num_before} trials of {request.name}")
-        runs = f"{out / 'runs'}{os.sep}"
-        end_marked(lambda environment: environment.get(Variable.RECORDING, "").startswith(runs))
-        settle_interrupted(out)
-        working_folder = str(place.tree) if place.tree is not None else None
-        return Runner(
-            request.command,
-            out,
-            journal,
-            shown_command=shown,
+        return arm_runner(
+            request,
+            folder / request.name.lower(),
             budget_s=self.options.budget_s,
-            say=lambda line: say(f"{request.name}: {line}"),
-            environment=environment,
-            warmup=self.warmup,
-            launcher=LocalLauncher(standard_input, place.tree),
-            separation=choose_separation(request.command, out, environment, working_folder),
-            reports_trials=False,
+            standard_input=standard_input,
             mark=mark,
+            say=say,
+            warmup=self.warmup,
+            commit=place.checkout.commit.name if place.checkout is not None else None,
+            tree=place.tree,
+            moved=place.moved,
         )
 
     def write(self, result: Comparison, typed_command: Sequence[str]) -> str:

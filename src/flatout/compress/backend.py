@@ -11,6 +11,7 @@ import msgspec
 
 from flatout.compress.reports import ModelReport
 from flatout.records.compression import UNTOUCHED, AppliedBy, Evaluation, MemoryKind
+from flatout.records.trial import TrialResult
 from flatout.records.verdict import Verdict
 
 
@@ -65,12 +66,25 @@ class Benched(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = False  # a limit or a signal ended it before it was decided: it can continue
 
 
+class ScreeningStart(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of the benchmark with a variant, to see roughly how fast it is."""
+
+    trial: TrialResult | None  # None: it failed
+    memory_bytes: int | None = None
+    memory_kind: MemoryKind | None = None
+    load_s: float | None = None
+    problem: str = ""
+    is_applied: bool = True  # False: the benchmark's model was not changed, although that of the evaluation was
+
+
 class CompressionBackend(Protocol):
     def evaluate(self, variant: Variant, *, is_final: bool) -> EvaluationRun: ...
 
     def prepared(self, variant: Variant) -> Variant: ...
 
     def sensitivity(self, variant: Variant) -> dict[str, Sensitivity]: ...
+
+    def start(self, variant: Variant, batch: int | None, budget_s: float, num_starts: int) -> ScreeningStart: ...
 
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched: ...
 

@@ -28,6 +28,8 @@ def refusal(
         return "inferior"
     if is_slower(variant):
         return "slower"
+    if looks_slower(variant):
+        return "looks_slower"
     verdicts = {speed.verdict.verdict for speed in variant.speeds}
     if len(variant.speeds) < num_batches or "undecided" in verdicts:
         return "speed_not_shown"
@@ -39,6 +41,11 @@ def refusal(
 def is_slower(variant: VariantResult) -> bool:
     """Return whether a variant is shown to be slower than the untouched model at a batch size."""
     return any(speed.verdict.verdict == "worse" for speed in variant.speeds)
+
+
+def looks_slower(variant: VariantResult) -> bool:
+    """Return whether a variant was left without a comparison, because its start in the screening looked slower."""
+    return variant.screened is not None and variant.screened.looks_slower
 
 
 def _is_smaller(variant: VariantResult, untouched: VariantResult) -> bool:

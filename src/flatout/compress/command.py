@@ -160,6 +160,7 @@ class CompressCommand:
             unoffered=unoffered,
             recommended=found.recommended,
             num_trials=found.num_trials,
+            num_screening_starts=found.num_screening_starts,
             took_s=took_s,
             budget_s=self.limits.budget_s,
             ended_by=found.ended_by,

@@ -14,14 +14,21 @@ from typing import Any, Literal
 import msgspec
 
 from flatout import __version__
-from flatout.compress.backend import Benched, CompressionBackend, EvaluationRun, Sensitivity, Variant
+from flatout.compress.backend import (
+    Benched,
+    CompressionBackend,
+    EvaluationRun,
+    ScreeningStart,
+    Sensitivity,
+    Variant,
+)
 from flatout.errors import InputError
 from flatout.input_files import decode_json, open_file
 from flatout.secrets import open_private
 from flatout.tune.result_folder import not_written
 
 NAME = "runs.jsonl"
-RunKind = Literal["evaluation", "final_evaluation", "preparation", "sensitivity", "benchmark"]
+RunKind = Literal["evaluation", "final_evaluation", "preparation", "sensitivity", "screening", "benchmark"]
 
 
 class _Heading(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +46,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: EvaluationRun | None = None
     prepared: Variant | None = None
     sensitivity: dict[str, Sensitivity] | None = None
+    start: ScreeningStart | None = None
     benched: Benched | None = None
 
 
@@ -139,6 +147,16 @@ class ResumedBackend:
         if found:
             self._keep("sensitivity", variant, began_s, sensitivity=found)
         return found
+
+    def start(self, variant: Variant, batch: int | None, budget_s: float, num_starts: int) -> ScreeningStart:
+        recorded = self._recalled("screening", variant, batch)
+        if recorded is not None and recorded.start is not None:
+            return recorded.start
+        began_s = self._backend.spent_s()
+        start = self._backend.start(variant, batch, budget_s, num_starts)
+        if start.trial is not None:
+            self._keep("screening", variant, began_s, batch=batch, start=start)
+        return start
 
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched:
         recorded = self._recalled("benchmark", variant, batch)

@@ -1,7 +1,8 @@
 """The compression: evaluate the untouched model and each variant, compare speeds, choose, and judge the chosen.
 
 In: a backend, variants and a plan. Out: a `CompressionFound`. The order is: accuracy first, on the data that may
-choose; then speed, of what was applied and is not shown to be worse. If nothing is left, variants that lose too much
+choose; then speed, of what was applied and is not shown to be worse: one start of each orders them, and comparisons in
+turn decide, the most promising first. If nothing is left, variants that lose too much
 are tried again without the layers that cost the most. Then comes the final word on held-out data, on the fastest and
 the smallest of those that are left.
 """
@@ -20,9 +21,10 @@ from flatout.compress.backend import (
     NotPreparedError,
     Variant,
 )
-from flatout.compress.choose import dominated_by, finalists, is_slower, refusal
+from flatout.compress.choose import dominated_by, finalists, is_slower, looks_slower, refusal
 from flatout.compress.held_out import held_out_part, is_repeatable, search_part
 from flatout.compress.left_out import SEARCHABLE, skipped_layers
+from flatout.compress.screening import FEWEST_VARIANTS, screening, with_screening
 from flatout.errors import InputError
 from flatout.records.compression import (
     UNTOUCHED,
@@ -32,12 +34,14 @@ from flatout.records.compression import (
     MaxLoss,
     Refusal,
     SpeedAt,
+    VariantOutcome,
     VariantResult,
 )
 from flatout.verdict.non_inferiority import LEVEL, judge_loss
 
 Say = Callable[[str], None]
 MOST_SEARCHED = 2  # variants of which some layers are kept unchanged
+FEWEST_TRIALS = 8  # that a comparison gets the time for, where the budget is too short for all of them
 
 
 class CompressionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,7 @@ class CompressionFound(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[VariantResult, ...]
     recommended: tuple[str, ...]
     num_trials: int
+    num_screening_starts: int
     ended_by: CompressionEndedBy
 
 
@@ -82,7 +87,8 @@ class CompressionLoop:
         self._untouched = VariantResult(name=UNTOUCHED, applied_by="patch", outcome="measured")
         self._evaluation = Evaluation(value=0.0)
         self._is_repeatable: bool | None = None
-        self._num_trials = 0
+        self._num_trials, self._num_starts = 0, 0
+        self._trial_s = 0.0  # that a start of the screening took, on average; 0: unknown
         self._ended_by: CompressionEndedBy = "all_tried"
 
     def run(self) -> CompressionFound:
@@ -160,15 +166,17 @@ class CompressionLoop:
     def _bench_all(self) -> None:
         """Compare the speed of what was applied and does not lose too much.
 
-        What was slower at one batch size cannot be recommended any more, so that its other batch sizes come last.
+        The most promising come first. What was slower at one batch size cannot be recommended any more, so that its
+        other batch sizes come last.
         """
-        waiting = [result for result in self._results.values() if not result.speeds]
-        names = [result.name for result in waiting if self._is_worth_a_benchmark(result)]
+        if len(self._waiting()) >= FEWEST_VARIANTS:
+            self._screen(self._waiting())
+        names = sorted(self._waiting(), key=self._screened_speedup, reverse=True)
         left = [(name, batch) for name in names for batch in self._plan.batches]
         while left:
             self._check_budget()
             name, batch = next((each for each in left if not is_slower(self._results[each[0]])), left[0])
-            budget_s = (self._plan.budget_s - self._backend.spent_s()) / len(left)
+            budget_s = self._share_s(len(left))
             left.remove((name, batch))
             benched = self._backend.bench(self._variants[name], batch, budget_s)
             self._num_trials += benched.num_trials
@@ -178,9 +186,38 @@ class CompressionLoop:
             if benched.verdict is None:
                 left = [each for each in left if each[0] != name]
 
+    def _waiting(self) -> list[str]:
+        """Return the variants whose speed is still to be compared."""
+        waiting = [result for result in self._results.values() if not result.speeds]
+        return [result.name for result in waiting if self._is_worth_a_benchmark(result)]
+
     def _is_worth_a_benchmark(self, result: VariantResult) -> bool:
         is_worse = result.search is not None and result.search.outcome == "inferior"
-        return result.outcome == "measured" and not is_worse
+        return result.outcome == "measured" and not is_worse and not looks_slower(result)
+
+    def _screened_speedup(self, name: str) -> float:
+        screened = self._results[name].screened
+        return 0.0 if screened is None else screened.speedup
+
+    def _left_s(self) -> float:
+        return self._plan.budget_s - self._backend.spent_s()
+
+    def _share_s(self, num_left: int) -> float:
+        """Return the time for the next of several comparisons: an equal share, but enough for a verdict if possible."""
+        left_s = self._left_s()
+        return min(max(left_s / num_left, FEWEST_TRIALS * self._trial_s), left_s)
+
+    def _screen(self, names: Sequence[str]) -> None:
+        """Start each variant once at the first batch size, and keep how fast it looks."""
+        variants = [self._variants[name] for name in names]
+        found = screening(self._backend, variants, self._plan.batches[0], self._left_s, self._say)
+        self._num_starts += found.num_starts
+        self._trial_s = found.trial_s
+        for name, start in found.failed.items():
+            outcome: VariantOutcome = "failed" if start.is_applied else "not_applied"
+            self._results[name] = msgspec.structs.replace(self._results[name], outcome=outcome, reason=start.problem)
+        for name, speed in found.speeds.items():
+            self._results[name] = with_screening(self._results[name], speed, found.starts[name])
 
     def _with_benchmark(self, result: VariantResult, batch: int | None, benched: Benched) -> VariantResult:
         """Return the result with a comparison, and keep what its trials say about the untouched model."""
@@ -264,7 +301,7 @@ class CompressionLoop:
         return refusal(result, self._untouched, self._plan.max_loss, len(self._plan.batches))
 
     def _check_budget(self) -> None:
-        if self._backend.spent_s() >= self._plan.budget_s:
+        if self._left_s() <= 0:
             raise _StopError("budget")
 
     def _found(self) -> CompressionFound:
@@ -287,6 +324,7 @@ class CompressionLoop:
             variants=tuple(results),
             recommended=tuple(result.name for result in results if result.is_recommended),
             num_trials=self._num_trials,
+            num_screening_starts=self._num_starts,
             ended_by=self._ended_by,
         )
 

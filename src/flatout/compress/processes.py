@@ -17,10 +17,18 @@ from typing import Any
 
 import msgspec
 
+from flatout.compare.arm_runner import JOURNAL, arm_runner
 from flatout.compare.arms import ArmRequest
-from flatout.compare.command import JOURNAL, CompareCommand
+from flatout.compare.command import CompareCommand
 from flatout.compare.options import CompareOptions
-from flatout.compress.backend import Benched, EvaluationRun, NotPreparedError, Sensitivity, Variant
+from flatout.compress.backend import (
+    Benched,
+    EvaluationRun,
+    NotPreparedError,
+    ScreeningStart,
+    Sensitivity,
+    Variant,
+)
 from flatout.compress.commands import UserCommand
 from flatout.compress.model_files import make_model
 from flatout.compress.onnx_files import NotMadeError
@@ -32,18 +40,24 @@ from flatout.input_files import decode_json, read_bytes, read_lines
 from flatout.inside.protocol import Variable, partial_name
 from flatout.launch import ExitStatus, LocalLauncher, StandardInput
 from flatout.launch.loaded import with_inside
-from flatout.records.compression import MemoryKind, variant_file_name
+from flatout.records.change import ChangeSet
+from flatout.records.compression import UNTOUCHED, MemoryKind, variant_file_name
 from flatout.records.start_costs import StartCosts
 from flatout.records.trial import TrialResult
 from flatout.secrets import Masker, mask_file
 from flatout.trial.journal import JournaledTrial
 from flatout.trial.result import error_line
+from flatout.tune.trial_length import trial_length
+from flatout.tune.trials import measured_times
 
 Say = Callable[[str], None]
 UNCHANGED = "none"  # the kind that only reports
 WEIGHTS, EXPORT = "weights.pt", "model.onnx"
 CALIBRATION, SENSITIVITY = "ranges.json", "sensitivity.json"
 EVALUATIONS, VARIANTS, BENCHMARKS = "evaluations", "variants", "benchmarks"
+SCREENING = "screening"  # the folder of its starts, in that of the benchmarks
+SCREENING_SHARE = 0.5  # of the time that is left, from which the lengths of the starts follow
+SCREENED_EFFECT = 0.2  # the difference in speed that one start should help to see
 OPEN_ENDS = ("time_budget", "trial_budget", "interrupted")  # of a comparison that more trials can still decide
 
 
@@ -72,6 +86,8 @@ class CompressionProcesses:
         self._limit_s, self._max_trials = limit_s, max_trials
         self._standard_input = standard_input or StandardInput()
         self._num_evaluations = len(list((folder / EVALUATIONS).glob("*")))  # of the compression that is resumed
+        self._num_starts = len(list((folder / BENCHMARKS / SCREENING).glob("*")))
+        self._untouched_starts: dict[int | None, list[TrialResult]] = {}  # by batch size
         self._began_s = time.monotonic()
 
     def spent_s(self) -> float:
@@ -166,6 +182,35 @@ class CompressionProcesses:
                 mask_file(output, Masker(environment, command.words))
         return ended, output
 
+    def start(self, variant: Variant, batch: int | None, budget_s: float, num_starts: int) -> ScreeningStart:
+        """Start the benchmark once with the variant, as the first of `num_starts` in a part of `budget_s`."""
+        name = f"{self._num_starts:03d}-{variant_file_name(variant.name)}"
+        folder = (self._folder / BENCHMARKS / SCREENING / name).absolute()
+        self._num_starts += 1
+        untouched = self._untouched_starts.setdefault(batch, [])
+        rule = trial_length(
+            measured_times(untouched, None),
+            effect=SCREENED_EFFECT,
+            budget_left_s=SCREENING_SHARE * budget_s,
+            num_trials=num_starts,
+        )
+        is_untouched = variant.name == UNTOUCHED
+        try:
+            runner = arm_runner(
+                self._arm("A" if is_untouched else "B", variant, batch),
+                folder,
+                budget_s=max(budget_s, 1.0),
+                standard_input=self._standard_input,
+                mark=self._mark,
+                say=lambda line: None,
+            )
+            trial = runner.trial(ChangeSet(), rule)
+        except FlatoutError as error:
+            return ScreeningStart(trial=None, problem=str(error))
+        if is_untouched and trial.is_complete:
+            untouched.append(trial)
+        return _screening_start(variant, trial, folder)
+
     def bench(self, variant: Variant, batch: int | None, budget_s: float) -> Benched:
         """Compare the variant's speed with the untouched model's, in turn, until the verdict stands."""
         at = "" if batch is None else f"-batch-{batch}"
@@ -228,6 +273,23 @@ def _asked(variant: Variant, save: Path | None) -> str:
     if save is not None:
         asked["save"] = str(save.absolute())
     return json.dumps(asked)
+
+
+def _screening_start(variant: Variant, trial: TrialResult, folder: Path) -> ScreeningStart:
+    """Return what a trial and its report say about a variant, without what only gates need."""
+    report = _last_report(folder)
+    is_applied = variant.kind is None or (report.applied if report is not None else not trial.is_complete)
+    if not is_applied:
+        reason = report.reason if report is not None else "no process reported a model that infers"
+        return ScreeningStart(trial=None, problem=f"in the benchmark: {reason}", is_applied=False)
+    if not trial.is_complete:
+        return ScreeningStart(trial=None, problem=trial.problem)
+    return ScreeningStart(
+        trial=msgspec.structs.replace(trial, losses=(), gradients=(), model_outputs=(), start=()),
+        memory_bytes=report.memory_bytes if report is not None else None,
+        memory_kind=report.memory_kind if report is not None else None,
+        load_s=None if trial.start_costs is None else _start_s(trial.start_costs),
+    )
 
 
 def _weights_name(variant: Variant) -> str:

@@ -29,6 +29,7 @@ Refusal = Literal[
     "inferior",
     "loss_not_shown",
     "slower",
+    "looks_slower",  # in one start; it was not compared further, and nothing is proven
     "speed_not_shown",
     "no_gain",
     "no_held_out_data",
@@ -78,6 +79,15 @@ class SpeedAt(msgspec.Struct, frozen=True, kw_only=True):
     variant_step_s: float | None = None
 
 
+class ScreenedSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """The speed of a variant in its one start of the screening, which orders the variants and proves nothing."""
+
+    batch: int | None  # None: the benchmark has no `{batch}`
+    speedup: float  # relative to the starts of the untouched model before and after it
+    num_untouched: int  # starts of the untouched model in this screening
+    looks_slower: bool  # by clearly more than they differ: it was not compared further
+
+
 class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was found about one variant."""
 
@@ -99,6 +109,7 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float | None = None  # from the import of torch to the end of the first call, median over trials
     search: LossVerdict | None = None  # on data that may have chosen the variant
     final: LossVerdict | None = None  # on data that chose nothing
+    screened: ScreenedSpeed | None = None  # None: it was not screened
     speeds: tuple[SpeedAt, ...] = ()
     is_recommended: bool = False
     refusal: Refusal | None = None
@@ -130,7 +141,8 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[VariantResult, ...] = ()
     unoffered: tuple[UnofferedVariant, ...] = ()
     recommended: tuple[str, ...] = ()
-    num_trials: int = 0
+    num_trials: int = 0  # of the comparisons
+    num_screening_starts: int = 0  # of the benchmark, those of the untouched model included
     took_s: float = 0.0
     budget_s: float = 0.0
     ended_by: CompressionEndedBy = "all_tried"

@@ -15,6 +15,7 @@ from flatout.records.compression import (
     MaxLoss,
     MemoryKind,
     Refusal,
+    ScreenedSpeed,
     SpeedAt,
     VariantResult,
     variant_file_name,
@@ -40,6 +41,7 @@ REFUSAL_WORDS: Mapping[Refusal, str] = {
     "inferior": "its loss is above the limit",
     "loss_not_shown": "its loss is not shown to be below the limit",
     "slower": "slower than the untouched model",
+    "looks_slower": "looks slower in one start: not compared further",
     "speed_not_shown": "not shown to be as fast as the untouched model",
     "no_gain": "neither faster nor smaller",
     "no_held_out_data": "no data were held out to judge it: pass --eval-final, or print the result of each sample",
@@ -121,6 +123,17 @@ def speed_words(speed: SpeedAt) -> str:
     )
 
 
+def screened_words(screened: ScreenedSpeed) -> str:
+    """Return the speed of a variant in one start, and that this proves nothing."""
+    at = "" if screened.batch is None else f" at batch {screened.batch}"
+    untouched = counted(screened.num_untouched, "start")
+    slower = "it looks slower and was not compared further" if screened.looks_slower else "it was not compared"
+    return (
+        f"{screened.speedup:.2f}x{at} in one start, against {untouched} of the untouched model: {slower}; one start "
+        "proves nothing"
+    )
+
+
 def facts(result: Compression) -> list[str]:
     """Return the conditions of the result, a sentence each."""
     direction = "higher" if result.is_higher_better else "lower"
@@ -131,8 +144,8 @@ def facts(result: Compression) -> list[str]:
         f"benchmark: {shlex.join(result.bench_command)}",
         f"untouched: {result.metric} {result.evaluation.value:.4g} on {of_samples}, {direction} is better; the largest "
         f"acceptable loss is {limit_words(result.max_loss, result.metric)}",
-        f"{counted(result.num_trials, 'trial')} of the benchmark in turn, in {seconds(result.took_s)}; it ended "
-        f"because {ENDED_WORDS[result.ended_by]}",
+        f"{counted(result.num_trials, 'trial')} of the benchmark in turn{_screening_words(result)}, in "
+        f"{seconds(result.took_s)}; it ended because {ENDED_WORDS[result.ended_by]}",
     ]
     if result.is_repeatable is False:
         lines.append(
@@ -143,6 +156,12 @@ def facts(result: Compression) -> list[str]:
             f"the number of samples is unknown, so no loss can be shown to be small: print `{result.metric}=... n=...`"
         )
     return lines
+
+
+def _screening_words(result: Compression) -> str:
+    if not result.num_screening_starts:
+        return ""
+    return f", after {counted(result.num_screening_starts, 'start')} to screen the variants"
 
 
 def header(result: Compression) -> tuple[str, ...]:
@@ -205,6 +224,8 @@ def _loss_cell(verdict: LossVerdict | None, limit: MaxLoss) -> str:
 
 def _speed_cells(variant: VariantResult, count: int) -> list[str]:
     cells = []
+    if variant.screened is not None and not variant.speeds:
+        cells.append(f"{variant.screened.speedup:.2f}x in one start")
     for speed in variant.speeds:
         verdict = speed.verdict
         ratio = "" if verdict.speedup is None else f"{verdict.speedup:.2f}x "
@@ -246,4 +267,6 @@ def details(variant: VariantResult, result: Compression) -> list[str]:
         lines.append(f"search data: {loss_words(variant.search, result)}; {_METHOD_WORDS[variant.search.method]}")
     if variant.final is not None:
         lines.append(f"held-out data: {loss_words(variant.final, result)}; {_METHOD_WORDS[variant.final.method]}")
+    if variant.screened is not None and not variant.speeds:
+        lines.append(screened_words(variant.screened))
     return [*lines, *map(speed_words, variant.speeds), *variant.notes]
