@@ -60,6 +60,7 @@ def screening(
     for position, name in enumerate(order):
         if left_s() <= 0:
             break
+        say(f"screening: start {position + 1} of {len(order)}: {by_name[name].name}")
         start = backend.start(by_name[name], batch, left_s(), len(order) - position)
         num_starts += 1
         if start.trial is not None:
