@@ -21,6 +21,7 @@ from flatout.records.compression import (
     Evaluation,
     LossVerdict,
     MaxLoss,
+    ScreenedSpeed,
     SpeedAt,
     UnofferedVariant,
     VariantResult,
@@ -93,7 +94,15 @@ CONTRACTS: Mapping[str, Contract] = {
         *(UnofferedKnob, ServerTrial, LoadPoint, Spread, ServingWindow, Covariates),
     ),
     "model_compression_json": contract(
-        "flatout/compression", Compression, MaxLoss, Evaluation, VariantResult, LossVerdict, SpeedAt, UnofferedVariant
+        "flatout/compression",
+        Compression,
+        MaxLoss,
+        Evaluation,
+        VariantResult,
+        LossVerdict,
+        ScreenedSpeed,
+        SpeedAt,
+        UnofferedVariant,
     ),
     "data_profile_json": contract(
         "flatout/data-profile",

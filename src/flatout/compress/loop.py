@@ -2,9 +2,9 @@
 
 In: a backend, variants and a plan. Out: a `CompressionFound`. The order is: accuracy first, on the data that may
 choose; then speed, of what was applied and is not shown to be worse: one start of each orders them, and comparisons in
-turn decide, the most promising first. If nothing is left, variants that lose too much
-are tried again without the layers that cost the most. Then comes the final word on held-out data, on the fastest and
-the smallest of those that are left.
+turn decide, of what looks fastest first. If nothing is left, variants that lose too much are tried again without the
+layers that cost the most. Then comes the final word on held-out data, on the fastest and the smallest of those that are
+left.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class CompressionLoop:
     def _bench_all(self) -> None:
         """Compare the speed of what was applied and does not lose too much.
 
-        The most promising come first. What was slower at one batch size cannot be recommended any more, so that its
+        What looks fastest comes first. What was slower at one batch size cannot be recommended any more, so that its
         other batch sizes come last.
         """
         if len(self._waiting()) >= FEWEST_VARIANTS:

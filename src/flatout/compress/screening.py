@@ -2,8 +2,8 @@
 
 In: a backend and variants. Out: a `ScreenedSpeed` for each variant that completed its start. Starts of the untouched
 model come first, last and after every fourth variant, so that a drift of the machine shows. One start is too few for a
-verdict, which needs two of each arm, so nothing here is proven: the comparisons that follow begin anew and do not count
-these starts, and what looks clearly slower is left without one.
+verdict, which needs two of each arm, so nothing here is proven: the comparisons that follow do not count these starts,
+and what looks clearly slower is left without one.
 """
 
 from __future__ import annotations
