@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from tests.diagnose.jobs import GEMM, attributed, names
@@ -21,6 +22,7 @@ from flatout.records.diagnosis import Diagnosis
 from flatout.records.job_log import JobLog, StallCause
 from flatout.records.recorded_time import BinKind
 from flatout.records.recording import RankRecording, Recording
+from flatout.report.recorded_text import latency_sentence
 from flatout.step_log.job_log import job_log
 from flatout.testing import TraceBuilder
 
@@ -228,3 +230,30 @@ def test_the_time_of_the_whole_recording_has_no_stalls_either() -> None:
     assert sum(after.parts_s.values()) == pytest.approx(before.wall_s)
     assert BinKind.STALL in before.timeline.lanes[0].kinds
     assert BinKind.STALL not in after.timeline.lanes[0].kinds
+
+
+def test_times_of_calls_that_are_only_launched_are_said_to_be_so() -> None:
+    """Batches of 8 and 16 samples take as long to launch, and the script does something else for 2 ms between two."""
+    awaited_calls = run(EVEN, awaited=AWAITED, busy_s=dict.fromkeys(range(NUM_STEPS), 0.003))
+    rank = recorded(awaited_calls)
+    steps = msgspec.structs.replace(
+        rank.steps,
+        model_s=rank.steps.duration_s - 0.002,
+        num_samples=np.tile([8.0, 16.0], NUM_STEPS // 2),
+        num_tokens=np.full(NUM_STEPS, np.nan),
+        num_known_tokens=np.full(NUM_STEPS, np.nan),
+        num_backward=np.zeros(NUM_STEPS, dtype=np.int64),
+    )
+    rank = msgspec.structs.replace(rank, steps=steps, steps_from="forward")
+    log = job_log([rank])
+    assert log is not None
+    job = attributed(traced(GPU_S))
+    assert {"small-batch", "preprocessing"} <= set(names(diagnose(job, log=log)))
+    executed = without_waits_for_gpu(log, job)
+    assert names(diagnose(job, log=executed)) == []
+    recording = Recording(path="r", ranks=(rank,), hosts=(), runs=(), measured=measured(), problems=())
+    launching, usual = recorded_time_of(recording, executed), recorded_time_of(recording)
+    assert launching is not None and usual is not None
+    assert "as the host launches them, ahead of the GPU: p50" in latency_sentence(launching.calls[0])
+    assert "from one call to the next: p50" in latency_sentence(usual.calls[0])
+    assert launching.calls[0].is_launching is True and usual.calls[0].is_launching is msgspec.UNSET

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ def call_latencies(ranks: Sequence[RankRecording], log: JobLog) -> tuple[CallLat
     if not _are_calls(ranks):
         return ()
     measured = set(log.number[log.is_measured].tolist())
-    calls = _Calls(ranks, measured)
+    calls = _Calls(ranks, measured, is_launching=log.launched_ahead is not None)
     unknown = np.isnan(calls.num_samples)
     known, counts = np.unique(calls.num_samples[~unknown], return_counts=True)
     frequent = known[np.argsort(-counts, kind="stable")][:MOST_SIZES]
@@ -59,7 +60,7 @@ def _num_calls(ranks: Sequence[RankRecording], numbers: NDArray[np.int64]) -> in
 class _Calls:
     """The measured calls of all ranks, as columns."""
 
-    def __init__(self, ranks: Sequence[RankRecording], measured: set[int]) -> None:
+    def __init__(self, ranks: Sequence[RankRecording], measured: set[int], *, is_launching: bool) -> None:
         latencies, periods, samples = [], [], []
         for rank in ranks:
             is_measured = np.array([number in measured for number in rank.steps.number.tolist()], dtype=np.bool_)
@@ -70,6 +71,7 @@ class _Calls:
         self.period_s = np.concatenate(periods)
         self.num_samples = np.concatenate(samples)
         self.is_pooled = any(rank.is_pooled for rank in ranks)
+        self.is_launching = is_launching
 
 
 def _latency_s(rank: RankRecording) -> NDArray[np.float64]:
@@ -96,4 +98,5 @@ def _latency(calls: _Calls, rows: NDArray[np.bool_], num_samples: float | None) 
         p99_s=quantile(0.99),
         samples_per_s=None if num_samples is None else num_samples / mean_period_s,
         num_at_once=float(seconds.sum() / calls.period_s[rows].sum()) if calls.is_pooled else None,
+        is_launching=calls.is_launching or msgspec.UNSET,
     )

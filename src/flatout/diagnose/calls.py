@@ -50,6 +50,15 @@ def rank_calls(context: DiagnosisContext) -> list[RankCalls]:
     return [_of_rank(log, row) for row in range(len(log.ranks))]
 
 
+def timed_calls(context: DiagnosisContext) -> list[RankCalls]:
+    """Return the calls of each rank if a call's time is the model's own; [] if not.
+
+    Calls of several threads overlap, and a host that runs ahead of the GPU only launches the work of a call.
+    """
+    is_ahead = context.log is not None and context.log.launched_ahead is not None
+    return [] if is_ahead or is_pooled(context) else rank_calls(context)
+
+
 def is_pooled(context: DiagnosisContext) -> bool:
     return context.log is not None and context.log.calls is not None and context.log.calls.is_pooled
 

@@ -73,6 +73,7 @@ class CallLatency(msgspec.Struct, frozen=True, kw_only=True):
     p99_s: float | None
     samples_per_s: float | None  # of a rank, while it calls with such batches
     num_at_once: float | None = None  # calls at the same time, of several threads: times are those within the model
+    is_launching: bool | msgspec.UnsetType = msgspec.UNSET  # true: the host runs ahead of the GPU, and only launches
 
 
 class UncountedCalls(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,6 +50,8 @@ def latency_sentence(latency: CallLatency) -> str:
     span = "from one call to the next"
     if latency.num_at_once is not None:
         span = f"{latency.num_at_once:.1f} at once on several threads, each in the model"
+    if latency.is_launching is True:
+        span = "as the host launches them, ahead of the GPU"
     return f"{counted(latency.num_calls, 'call')} {size}, {span}: {', '.join(shown)}{rate}"
 
 

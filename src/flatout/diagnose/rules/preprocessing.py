@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flatout.diagnose.calls import RankCalls, is_pooled, rank_calls
+from flatout.diagnose.calls import RankCalls, timed_calls
 from flatout.diagnose.context import DiagnosisContext
 from flatout.diagnose.finding import MIN_SHARE_OF_STEP
 from flatout.diagnose.host_evidence import busy_cores
@@ -47,7 +47,7 @@ _PARTS = (Part.COMPUTE, Part.HOST_LAUNCH, Part.HOST_SYNC, Part.MEMORY_COPY, Part
 
 def find(context: DiagnosisContext) -> list[Finding]:
     log = context.log
-    ranks = [] if is_pooled(context) else rank_calls(context)
+    ranks = timed_calls(context)
     if log is None or not any(calls.is_measured.any() for calls in ranks):
         return []
     between_s = float(np.mean([_between_s(calls) for calls in ranks]))

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flatout.diagnose.calls import is_pooled, rank_calls
+from flatout.diagnose.calls import timed_calls
 from flatout.diagnose.context import HOST_PARTS, DiagnosisContext
 from flatout.diagnose.finding import MIN_SHARE_OF_STEP, finding
 from flatout.records.diagnosis import Finding
@@ -53,7 +53,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 def _rates(context: DiagnosisContext) -> dict[int, tuple[float, float]]:
     """Return the share of the calls and the samples per second in the model, by the size of the batch."""
-    ranks = [] if is_pooled(context) else rank_calls(context)
+    ranks = timed_calls(context)
     if not ranks:
         return {}
     rows = [calls.is_measured & np.isfinite(calls.num_samples) for calls in ranks]
