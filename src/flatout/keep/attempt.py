@@ -26,6 +26,7 @@ from flatout.keep.heartbeats import HeartbeatReader, HeartbeatSample, ranks_of
 from flatout.keep.pass_on import WARNINGS, PassOn
 from flatout.keep.peer_board import PeerBoard
 from flatout.keep.stacks import ask_stacks, loader_stacks
+from flatout.keep.trace_requests import TraceRequests
 from flatout.launch import ExitStatus, end_marked, run_local, with_environment
 from flatout.secrets import masked_command
 
@@ -66,6 +67,7 @@ class AttemptRunner:
         self._read_xids = read_xids
         self._on_problem = on_problem
         self._nodes = nodes
+        self.trace_requests = TraceRequests(nodes)
         self.is_reverting = is_reverting  # asked after each look: whether to end the attempt to revert the changes
         self.was_asked_to_end = False
 
@@ -171,6 +173,7 @@ class _Attempt:
         self._deaths.follow(pulses)
         self._xids.extend(self._runner.read_xids())
         is_given_up = self._runner.report_look(ranks, self._watch)
+        self._runner.trace_requests.look(self._folder)
         if is_given_up and not any(pulse.is_alive for pulse in ranks):
             end_attempt(self._folder)  # its agent waits for a node that will not join
         if self._runner.is_reverting(ranks):

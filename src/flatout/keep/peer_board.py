@@ -63,6 +63,9 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     given_up: str | None = None  # why this node does not restart the job
     has_ended: bool = False  # its `flatout run` has ended, in whatever way
     has_reverted: bool = False  # it runs the job without the changes of its tuning from now on
+    pid: int = 0  # of its `flatout run`; 0: of an older Flatout, which does not pass requests for traces on
+    trace_request: str = ""  # the last request for a trace that it has answered
+    trace_problem: str | None = None  # why its ranks were not asked
 
 
 class _Heard(msgspec.Struct, kw_only=True):
@@ -98,7 +101,7 @@ class PeerBoard:
         self._clean = clean
         self._clock = clock
         name = None if identity.name is None else clean(identity.name)
-        self._own = PeerStatus(node=node, job=name, node_key=identity.node_key, run=uuid.uuid4().hex)
+        self._own = PeerStatus(node=node, job=name, node_key=identity.node_key, run=uuid.uuid4().hex, pid=os.getpid())
         self._awaits_nodes = identity.awaits_nodes
         self._heard: dict[str, _Heard] = {}
         self._namesakes_seen: dict[str, PeerStatus] = {}  # the first status of other jobs with the name of this one
@@ -117,6 +120,16 @@ class PeerBoard:
         """Return the name of this node."""
         return self._own.node
 
+    @property
+    def node_key(self) -> str:
+        """Return the text that is equal on all nodes of the job."""
+        return self._own.node_key
+
+    @property
+    def folder(self) -> Path | None:
+        """Return the folder of the statuses; None if nothing is shared."""
+        return self._folder
+
     def begins(self, attempt: int) -> None:
         self._report(attempt=attempt, ranks=())
 
@@ -134,6 +147,10 @@ class PeerBoard:
     def reverts(self) -> None:
         """Report that this node restarts the job without the changes of its tuning."""
         self._report(has_reverted=True)
+
+    def answers_trace(self, request: str, problem: str | None) -> None:
+        """Report that this node's ranks were asked for a trace, or why they were not."""
+        self._report(trace_request=request, trace_problem=None if problem is None else self._clean(problem))
 
     def ends(self) -> None:
         """Report that this `flatout run` ends, so that its silence is not taken for a loss."""

@@ -2,12 +2,11 @@
 
 In: a job of `flatout run`, the number of steps, a new folder. Out: one trace per rank in the folder, as `flatout
 diagnose` reads them. The ranks agree by the number of the first step, which is far enough ahead that each has seen
-the request. Only ranks of this host are asked.
+the request. Ranks of other nodes are asked through the folder of the ledgers (`record_nodes`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -19,16 +18,21 @@ from flatout.errors import InputError, OutputError
 from flatout.input_files import read_text
 from flatout.inside.protocol import File
 from flatout.keep.heartbeats import HeartbeatSample
+from flatout.keep.trace_requests import ask_ranks
 from flatout.records.watch import Recorded, RecordingProgress
-from flatout.secrets import write_private
 from flatout.watch.exporter.collector import LatestHeartbeats
 from flatout.watch.jobs import RunningJob
+from flatout.watch.record_nodes import ENDED, OtherNodes
 
 _NOTICED_S = 2.5  # the ranks look for a request once per second
+# on other nodes: `flatout run` looks once per second as well, and NFS may show a new file 3 s later
+_NOTICED_ELSEWHERE_S = 6.5
 _MOST_NOTICED_STEPS = 100_000
 _PATIENCE_S = 60.0  # to prepare and write the traces, besides the steps themselves
+_PATIENCE_ELSEWHERE_S = 90.0  # NFS may show a new file in a folder 30 s later
 _DILATION = 5.0  # traced steps take longer
 _POLL_S = 0.2
+_UNKNOWN = "it was not asked: no report of it here (several nodes share one with `flatout run --ledger FOLDER` on each)"
 
 
 def record_steps(
@@ -49,24 +53,58 @@ def record_steps(
     attempt, ranks = heartbeats.latest_attempt(), _able(heartbeats.read())
     if attempt is None or not ranks:
         raise InputError("no rank of the job on this host has made two steps yet", hint="try again once it trains")
-    step_s = max(sample.block_median_s or 0.0 for sample in ranks)
-    first_step = first_traced_step(max(sample.num_steps for sample in ranks), step_s)
+    nodes = OtherNodes(job, {sample.rank or 0 for sample in ranks}, ranks[0].world_size)
+    plan = _plan(ranks, nodes, num_steps)
     _make(folder)
-    _ask(attempt, folder, first_step, num_steps)
-    steps_ahead = first_step - min(sample.num_steps for sample in ranks)
-    wait_s = (steps_ahead + num_steps * _DILATION) * step_s + _PATIENCE_S
-    asked = RecordingProgress(step=0, first_step=first_step, num_steps=num_steps, num_traced=0, num_ranks=len(ranks))
+    asked = RecordingProgress(
+        step=0, first_step=plan.first_step, num_steps=num_steps, num_traced=0, num_ranks=len(plan.ranks)
+    )
 
     def wait(step: int, num_traced: int) -> None:
         show(msgspec.structs.replace(asked, step=step, num_traced=num_traced))
         sleep(_POLL_S)
 
-    return _awaited(folder, heartbeats, [sample.rank or 0 for sample in ranks], wait_s, wait)
+    try:
+        nodes.ask(folder, plan.first_step, num_steps)
+        ask_ranks(attempt, str(folder.absolute()), plan.first_step, num_steps)
+        return _awaited(folder, heartbeats, nodes, plan, wait)
+    finally:
+        nodes.ends()
 
 
-def first_traced_step(num_steps: int, step_s: float) -> int:
-    """Return a step that begins when all ranks have seen the request."""
-    ahead = math.ceil(_NOTICED_S / max(step_s, _NOTICED_S / _MOST_NOTICED_STEPS))
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ranks trace which steps, and how long they are waited for."""
+
+    ranks: tuple[int, ...]
+    own: frozenset[int]  # those of this host
+    unknown: tuple[int, ...]  # of the job, but not reported here
+    first_step: int
+    wait_s: float
+
+
+def _plan(samples: list[HeartbeatSample], nodes: OtherNodes, num_steps: int) -> _Plan:
+    own = frozenset(sample.rank or 0 for sample in samples)
+    running = nodes.running
+    noticed_s, patience_s = _NOTICED_S, _PATIENCE_S
+    if running:
+        noticed_s, patience_s = _NOTICED_ELSEWHERE_S, _PATIENCE_ELSEWHERE_S
+    step_times = [sample.block_median_s for sample in samples] + [rank.step_s for rank in running]
+    step_s = max((time_s for time_s in step_times if time_s is not None), default=0.0)
+    steps = [sample.num_steps for sample in samples] + [rank.steps for rank in running]
+    first_step = first_traced_step(max(steps), step_s, noticed_s)
+    known = own | nodes.ranks
+    return _Plan(
+        ranks=tuple(sorted(known)),
+        own=own,
+        unknown=tuple(sorted(set(range(samples[0].world_size)) - known)),
+        first_step=first_step,
+        wait_s=(first_step - min(steps) + num_steps * _DILATION) * step_s + patience_s,
+    )
+
+
+def first_traced_step(num_steps: int, step_s: float, noticed_s: float = _NOTICED_S) -> int:
+    """Return a step that begins when all ranks have seen the request, which takes `noticed_s`."""
+    ahead = math.ceil(noticed_s / max(step_s, noticed_s / _MOST_NOTICED_STEPS))
     return num_steps + ahead + 3
 
 
@@ -88,29 +126,24 @@ def _make(folder: Path) -> None:
         raise OutputError(f"{folder} cannot be created: {problem}", hint="pass another folder with --out") from error
 
 
-def _ask(attempt: Path, folder: Path, first_step: int, num_steps: int) -> None:
-    request = {"first_step": first_step, "num_steps": num_steps, "folder": str(folder.absolute())}
-    partial = attempt / f".{File.TRACE_REQUEST}"
-    write_private(partial, json.dumps(request))
-    partial.replace(attempt / File.TRACE_REQUEST)
-
-
 def _awaited(
-    folder: Path, heartbeats: LatestHeartbeats, ranks: list[int], wait_s: float, wait: Callable[[int, int], object]
+    folder: Path, heartbeats: LatestHeartbeats, nodes: OtherNodes, plan: _Plan, wait: Callable[[int, int], object]
 ) -> Recorded:
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + plan.wait_s
     while True:
         samples = _able(heartbeats.read())
         running = {sample.rank or 0 for sample in samples}
-        traced = tuple(rank for rank in ranks if (folder / File.TRACE.of(rank)).exists())
-        problems = {rank: problem for rank in ranks if (problem := _problem(folder, rank)) is not None}
-        ended = [rank for rank in ranks if rank not in running and rank not in traced]
-        problems = dict.fromkeys(ended, "it ended before the traced steps did") | problems
-        missing = [rank for rank in ranks if rank not in traced and rank not in problems]
-        if not missing:
-            return Recorded(folder=folder, ranks=traced, problems=problems)
-        if time.monotonic() >= deadline:
-            problems |= dict.fromkeys(missing, f"no trace within {wait_s:.0f} s")
+        traced = tuple(rank for rank in plan.ranks if (folder / File.TRACE.of(rank)).exists())
+        said = {rank: problem for rank in plan.ranks if (problem := _problem(folder, rank)) is not None}
+        lost = nodes.problems() | dict.fromkeys(plan.own - running, ENDED)
+        problems = {rank: problem for rank, problem in sorted(lost.items()) if rank not in traced} | said
+        missing = [rank for rank in plan.ranks if rank not in traced and rank not in problems]
+        is_late = time.monotonic() >= deadline
+        if is_late:
+            silent = nodes.unanswered()
+            problems |= {rank: silent.get(rank, f"no trace within {plan.wait_s:.0f} s") for rank in missing}
+        if is_late or not missing:
+            problems |= dict.fromkeys(plan.unknown, _UNKNOWN)
             return Recorded(folder=folder, ranks=traced, problems=problems)
         wait(min((sample.num_steps for sample in samples), default=0), len(traced))
 
