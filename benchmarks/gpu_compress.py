@@ -246,18 +246,22 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
         verdicts = {speed["batch"]: speed["verdict"] for speed in variant["speeds"]}
         rows[variant["name"]] = {
             **{name: variant[name] for name in ("outcome", "reason", "refusal", "dominated_by", "disk_bytes")},
-            **{name: variant[name] for name in ("memory_bytes", "memory_kind", "load_s", "search", "final")},
+            **{
+                name: variant[name] for name in ("memory_bytes", "memory_kind", "load_s", "search", "final", "screened")
+            },
             "modules": len(variant["modules"]),
             "speed": {
                 batch: [verdict["verdict"], verdict["speedup"], verdict["interval"], verdict["order"]]
                 for batch, verdict in verdicts.items()
             },
         }
-    names = ("recommended", "evaluation", "num_trials", "took_s", "ended_by", "unoffered", "is_repeatable")
+    names = ("recommended", "evaluation", "num_screening_starts", "num_trials", "took_s", "ended_by")
+    names += ("unoffered", "is_repeatable")
     untouched = ("disk_bytes", "memory_bytes", "memory_kind", "load_s", "weight_bytes")
     return {
         **{name: result[name] for name in names},
         "slower": [name for name, row in rows.items() if row["refusal"] == "slower"],
+        "looks_slower": [name for name, row in rows.items() if row["refusal"] == "looks_slower"],
         "dominated": {name: row["dominated_by"] for name, row in rows.items() if row["dominated_by"]},
         "untouched": {name: result["untouched"][name] for name in untouched},
         "variants": rows,

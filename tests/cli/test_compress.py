@@ -154,6 +154,20 @@ def test_layers_that_cost_too_much_are_left_out_in_two_unmodified_scripts(tmp_pa
     assert sorted((tmp_path / "out").rglob("recording")) == before
 
 
+def test_a_start_of_the_screening_is_one_trial_of_the_unmodified_benchmark(tmp_path: Path) -> None:
+    (tmp_path / "infer.py").write_text(BENCH.replace("100_000", "3_000"))
+    command = user_command("--bench", f"{sys.executable} {tmp_path}/infer.py")
+    backend = CompressionProcesses(command, command, tmp_path / "out", metric="accuracy", mark="mark", say=print)
+    changed = backend.start(Variant(name="bf16", kind="bf16"), None, 60.0, 2)
+    assert changed.trial is not None, changed.problem
+    assert len(changed.trial.step_s) > 5
+    assert changed.load_s is not None and 0 < changed.load_s < 60
+    assert changed.memory_bytes is not None
+    unchanged = backend.start(Variant(name="prune-heads", kind="prune-heads"), None, 60.0, 1)
+    assert (unchanged.trial, unchanged.is_applied) == (None, False)
+    assert unchanged.problem.startswith("in the benchmark: ")
+
+
 def test_a_file_of_onnx_that_a_package_ships(tmp_path: Path) -> None:
     """Its int8 variant stands in the place of {model}, and is held against the answers of the file."""
     import onnx

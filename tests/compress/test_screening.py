@@ -141,6 +141,23 @@ def test_a_start_that_fails(failing: str, is_applied: bool, expected: str) -> No
         assert found.recommended == ("fair",)
 
 
+def test_a_start_that_the_end_of_the_budget_cuts_is_no_failure() -> None:
+    """It has 7 evaluations and 3 starts, of which the last one does not complete."""
+    backend = Counted()
+    start = backend.start
+
+    def cut(variant: Variant, *arguments: Any) -> ScreeningStart:
+        drawn = start(variant, *arguments)
+        is_last = len(backend.started) == 3
+        return ScreeningStart(trial=None, problem="it took longer than the time limit") if is_last else drawn
+
+    backend.start = cut  # type: ignore[method-assign]
+    found = compressed(backend, msgspec.structs.replace(PLAN, budget_s=10))
+    assert (found.ended_by, found.num_screening_starts, backend.benched) == ("budget", 3, [])
+    assert {variant.outcome for variant in found.variants} == {"measured"}
+    assert refusals(found)["slow"] == "speed_not_shown"  # a single start of the untouched model shows no noise
+
+
 def test_an_interrupted_screening_continues_with_its_starts(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     expected = compressed(ResumedBackend(Counted(), CompressionJournal(tmp_path / "whole", "same")))

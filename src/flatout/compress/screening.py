@@ -49,7 +49,7 @@ def screening(
     """Start each variant once, between starts of the untouched model.
 
     A failure of the untouched model ends the screening, and the comparisons report it. When no time is left, what was
-    screened until then counts.
+    screened until then counts, and a start that this ended is no failure.
     """
     by_name = {BASELINE: UNTOUCHED_VARIANT, **{variant.name: variant for variant in variants}}
     order = round_order([variant.name for variant in variants])
@@ -67,6 +67,9 @@ def screening(
             starts[name] = start
             trials.append(msgspec.structs.replace(start.trial, index=position, arm=name))
             continue
+        is_cut = start.is_applied and left_s() <= 0
+        if is_cut:
+            break
         say(f"screening: {by_name[name].name}: {start.problem}")
         if name == BASELINE:
             break
