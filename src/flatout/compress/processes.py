@@ -47,7 +47,7 @@ from flatout.records.trial import TrialResult
 from flatout.secrets import Masker, mask_file
 from flatout.trial.journal import JournaledTrial
 from flatout.trial.result import error_line
-from flatout.tune.trial_length import trial_length
+from flatout.tune.trial_length import NUM_TRIALS, trial_length
 from flatout.tune.trials import measured_times
 
 Say = Callable[[str], None]
@@ -56,7 +56,6 @@ WEIGHTS, EXPORT = "weights.pt", "model.onnx"
 CALIBRATION, SENSITIVITY = "ranges.json", "sensitivity.json"
 EVALUATIONS, VARIANTS, BENCHMARKS = "evaluations", "variants", "benchmarks"
 SCREENING = "screening"  # the folder of its starts, in that of the benchmarks
-SCREENING_SHARE = 0.5  # of the time that is left, from which the lengths of the starts follow
 SCREENED_EFFECT = 0.2  # the difference in speed that one start should help to see
 OPEN_ENDS = ("time_budget", "trial_budget", "interrupted")  # of a comparison that more trials can still decide
 
@@ -183,7 +182,7 @@ class CompressionProcesses:
         return ended, output
 
     def start(self, variant: Variant, batch: int | None, budget_s: float, num_starts: int) -> ScreeningStart:
-        """Start the benchmark once with the variant, as the first of `num_starts` in a part of `budget_s`."""
+        """Start the benchmark once with the variant; `budget_s` is for `num_starts` and the trials of a comparison."""
         name = f"{self._num_starts:03d}-{variant_file_name(variant.name)}"
         folder = (self._folder / BENCHMARKS / SCREENING / name).absolute()
         self._num_starts += 1
@@ -191,8 +190,8 @@ class CompressionProcesses:
         rule = trial_length(
             measured_times(untouched, None),
             effect=SCREENED_EFFECT,
-            budget_left_s=SCREENING_SHARE * budget_s,
-            num_trials=num_starts,
+            budget_left_s=budget_s,
+            num_trials=num_starts + NUM_TRIALS,
         )
         is_untouched = variant.name == UNTOUCHED
         try:
