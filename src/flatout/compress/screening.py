@@ -49,7 +49,7 @@ def screening(
     """Start each variant once, between starts of the untouched model.
 
     A failure of the untouched model ends the screening, and the comparisons report it. When no time is left, what was
-    screened until then counts, and a start that this ended is no failure.
+    screened until then counts, and a start that this ended has not failed.
     """
     by_name = {BASELINE: UNTOUCHED_VARIANT, **{variant.name: variant for variant in variants}}
     order = round_order([variant.name for variant in variants])
