@@ -15,7 +15,7 @@ from tests.keep.beating import Clock, Rank
 from flatout.keep.job_identity import JobIdentity
 from flatout.keep.peer_board import PeerBoard, PeerRank, PeerStatus
 from flatout.keep.trace_requests import TraceRequests
-from flatout.watch import record
+from flatout.watch import record, record_nodes
 from flatout.watch.jobs import RunningJob
 from flatout.watch.record import record_steps
 from flatout.watch.record_nodes import OtherNodes
@@ -114,6 +114,8 @@ def test_an_attempt_is_not_asked_for_what_an_earlier_one_was_asked(
     other.looks()
     assert other.asked() is None
     nodes.ask(tmp_path / "out", 90, 5)
+    other.requests.look(other.attempt)
+    assert other.asked() is None, "it looks once per second"
     other.looks()
     assert other.asked() == {"first_step": 90, "num_steps": 5, "folder": str(tmp_path / "out")}
 
@@ -185,3 +187,29 @@ def test_ranks_of_another_process_with_this_nodes_ranks_are_not_taken_for_the_jo
     assert not OtherNodes(msgspec.structs.replace(job, pid=job.pid + 1), {0}, 2).ranks
     assert not OtherNodes(msgspec.structs.replace(job, ledger=None), {0}, 2).ranks
     assert not OtherNodes(job, {0}, 4).ranks, "a world of another size is of an earlier start"
+
+
+def test_a_folder_that_cannot_be_written_to_is_the_reason_for_the_ranks_of_the_other_nodes(
+    job: RunningJob, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Node(books, "n0", (0,), 3)
+    Node(books, "n1", (1, 2), 3)
+    folder = tmp_path / "out"
+
+    def refuse(path: Path, request: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(record_nodes, "ask_nodes", refuse)
+    recorded = record_steps(job, 5, folder, sleep=lambda _: (folder / "rank0.json").touch())
+    why = f"n1 was not asked: {books / 'nodes'} cannot be written to: read-only file system"
+    assert (recorded.ranks, recorded.problems) == ((0,), {1: why, 2: why})
+
+
+def test_a_rank_of_this_host_that_has_made_no_step_is_not_taken_for_one_of_another_node(
+    job: RunningJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Rank(job.folder / "attempt-0", 1, 3, Clock(time.monotonic_ns()), monkeypatch)
+    folder = tmp_path / "out"
+    recorded = record_steps(job, 5, folder, sleep=lambda _: (folder / "rank0.json").touch())
+    assert recorded.problems[1] == "it had ended, or not made two steps yet, when the others were asked"
+    assert recorded.problems[2].startswith("it was not asked: no report of it here")

@@ -32,6 +32,7 @@ _PATIENCE_S = 60.0  # to prepare and write the traces, besides the steps themsel
 _PATIENCE_ELSEWHERE_S = 90.0  # NFS may show a new file in a folder 30 s later
 _DILATION = 5.0  # traced steps take longer
 _POLL_S = 0.2
+_NOT_ABLE = "it had ended, or not made two steps yet, when the others were asked"
 _UNKNOWN = "it was not asked: no report of it here (several nodes share one with `flatout run --ledger FOLDER` on each)"
 
 
@@ -50,11 +51,13 @@ def record_steps(
     if job.program != "flatout run":
         raise InputError("a job of `flatout profile` records its own steps", hint=f"flatout diagnose {job.folder}")
     heartbeats = LatestHeartbeats(job.folder)
-    attempt, ranks = heartbeats.latest_attempt(), _able(heartbeats.read())
+    attempt, samples = heartbeats.latest_attempt(), heartbeats.read()
+    ranks = _able(samples)
     if attempt is None or not ranks:
         raise InputError("no rank of the job on this host has made two steps yet", hint="try again once it trains")
     nodes = OtherNodes(job, {sample.rank or 0 for sample in ranks}, ranks[0].world_size)
     plan = _plan(ranks, nodes, num_steps)
+    not_asked = _not_asked(samples, plan)
     _make(folder)
     asked = RecordingProgress(
         step=0, first_step=plan.first_step, num_steps=num_steps, num_traced=0, num_ranks=len(plan.ranks)
@@ -67,9 +70,10 @@ def record_steps(
     try:
         nodes.ask(folder, plan.first_step, num_steps)
         ask_ranks(attempt, str(folder.absolute()), plan.first_step, num_steps)
-        return _awaited(folder, heartbeats, nodes, plan, wait)
+        recorded = _awaited(folder, heartbeats, nodes, plan, wait)
     finally:
         nodes.ends()
+    return msgspec.structs.replace(recorded, problems=recorded.problems | not_asked)
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +81,6 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: tuple[int, ...]
     own: frozenset[int]  # those of this host
-    unknown: tuple[int, ...]  # of the job, but not reported here
     first_step: int
     wait_s: float
 
@@ -96,10 +99,18 @@ def _plan(samples: list[HeartbeatSample], nodes: OtherNodes, num_steps: int) -> 
     return _Plan(
         ranks=tuple(sorted(known)),
         own=own,
-        unknown=tuple(sorted(set(range(samples[0].world_size)) - known)),
         first_step=first_step,
         wait_s=(first_step - min(steps) + num_steps * _DILATION) * step_s + patience_s,
     )
+
+
+def _not_asked(samples: list[HeartbeatSample], plan: _Plan) -> dict[int, str]:
+    """Return by rank why it is not waited for."""
+    reported = {sample.rank or 0 for sample in samples}
+    world_size = max(sample.world_size for sample in samples)
+    others = dict.fromkeys(sorted(set(range(world_size)) - reported), _UNKNOWN)
+    here = {sample.rank or 0: _NOT_ABLE for sample in samples if sample.is_local}
+    return {rank: why for rank, why in sorted((others | here).items()) if rank not in plan.ranks}
 
 
 def first_traced_step(num_steps: int, step_s: float, noticed_s: float = _NOTICED_S) -> int:
@@ -143,7 +154,6 @@ def _awaited(
             silent = nodes.unanswered()
             problems |= {rank: silent.get(rank, f"no trace within {plan.wait_s:.0f} s") for rank in missing}
         if is_late or not missing:
-            problems |= dict.fromkeys(plan.unknown, _UNKNOWN)
             return Recorded(folder=folder, ranks=traced, problems=problems)
         wait(min((sample.num_steps for sample in samples), default=0), len(traced))
 

@@ -38,6 +38,7 @@ class OtherNodes:
         self._own: PeerStatus | None = None
         self._ranks: dict[int, _Rank] = {}
         self._request: TraceRequest | None = None
+        self._ask_problem: str | None = None
         if self._folder is not None:
             self._find(_statuses(self._folder), job.pid, own_ranks, world_size)
 
@@ -62,8 +63,11 @@ class OtherNodes:
             num_steps=num_steps,
             folder=str(folder.absolute()),
         )
-        write_private(self._request.marker, b"")
-        ask_nodes(shared_request_path(self._folder, self._own.node_key), self._request)
+        try:
+            write_private(self._request.marker, b"")
+            ask_nodes(shared_request_path(self._folder, self._own.node_key), self._request)
+        except OSError as error:
+            self._ask_problem = f"{self._folder} cannot be written to: {(error.strerror or str(error)).lower()}"
 
     def ends(self) -> None:
         """Remove what showed the other nodes the folder."""
@@ -110,6 +114,8 @@ class OtherNodes:
 
     def _problem(self, known: _Rank, now: tuple[PeerStatus, float] | None) -> str | None:
         node = known.status.node
+        if self._ask_problem is not None:
+            return f"{node} was not asked: {self._ask_problem}"
         if now is None or known.is_lost or now[1] >= LOST_AFTER_S:
             return f"no report from {node} for {LOST_AFTER_S:.0f} s"
         status = now[0]
