@@ -106,6 +106,14 @@ def test_a_first_model_that_is_never_called_again_is_not_waited_for(
     assert (id(later) in recorder.models) is is_counted
 
 
+def test_a_model_that_is_made_for_each_call_is_counted(recorder: Recorder) -> None:
+    """A service loads its model for each picture (MORAN_v2#49): 4 of 400 calls were counted."""
+    infer(Model(), times=1)
+    for _ in range(3):
+        infer(Model(), times=3)
+    assert len(recorder.counts) == 10 and len(set(recorder.models)) == 1
+
+
 def test_words_given_by_name_are_counted_too(recorder: Recorder) -> None:
     model = Model()
     with torch.no_grad():

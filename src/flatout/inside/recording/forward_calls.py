@@ -40,7 +40,7 @@ class Call(NamedTuple):
     """A call of a model that has ended."""
 
     number: int  # from 0
-    model: int  # its `id`
+    model: int  # the `id` of its model, or of the one that was made before it and is gone
     counted: Count
     num_known_tokens: int | None
     began_ns: int
@@ -59,6 +59,7 @@ class ForwardCalls:
 
     def __init__(self) -> None:
         self.model: weakref.ref[Any] | None = None  # that was called last
+        self._last: tuple[type, int] | None = None  # its class, and the `id` it is reported by
         self._listeners: list[Listener] = []
         self._shared_hook: Any = None
         self._original_compile: Any = None
@@ -169,7 +170,7 @@ class ForwardCalls:
         if self._prepares_inputs(module):
             return
         self._remove_shared_hook()
-        if self._begin_call(module, args, {}) is not None:
+        if self._begin_call(module, self._reported_id(module), args, {}) is not None:
             self._awaited = id(module)
             self._count_calls_of(type(module))
             if self._original_compile is not None:  # else a listener has compiled the model
@@ -202,14 +203,15 @@ class ForwardCalls:
             self._inside.add(thread)
             try:
                 number = self._num_calls
-                begun = self._begin_call(module, args, kwargs)
+                reported = self._reported_id(module)
+                begun = self._begin_call(module, reported, args, kwargs)
                 began_ns = _now()
                 output = original(module, *args, **kwargs)
                 ended_ns = _now()
             finally:
                 self._inside.discard(thread)
             if begun is not None:
-                self._end_call(Call(number, id(module), *begun, began_ns, ended_ns), output)
+                self._end_call(Call(number, reported, *begun, began_ns, ended_ns), output)
             return output
 
         def undo() -> None:
@@ -225,19 +227,30 @@ class ForwardCalls:
         """Whether this may be a part of the first model, called within its first call, whose end is not seen."""
         if self._awaited is None:
             return False
+        if self.model is not None and self.model() is None:  # it is gone, so its call has ended
+            self._awaited = None
+            return False
         self._num_within_first += name == "__call__"  # a call that passes both replacements counts once
         if id(module) != self._awaited and self._num_within_first <= MOST_WITHIN_FIRST:
             return True
         self._awaited = None
         return False
 
+    def _reported_id(self, module: object) -> int:
+        """Return by which `id` a model is reported: one that is made for each call has that of the first."""
+        last = None if self.model is None else self.model()
+        is_alive_and_other = last is not None and last is not module
+        if self._last is None or is_alive_and_other or self._last[0] is not type(module):
+            self._last = type(module), id(module)
+        return self._last[1]
+
     def _begin_call(
-        self, module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, module: object, reported: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Count, int | None] | None:
         """Report a call; return its samples and known tokens, or None if no listener is left."""
         self._num_calls += 1
         count, num_known = self._counted(module, args, kwargs)
-        self._tell_listeners(id(module), count)
+        self._tell_listeners(reported, count)
         return (count, num_known) if self._listeners else None
 
     def _tell_listeners(self, model: int, count: Count) -> None:
