@@ -42,6 +42,7 @@ NAME = "preprocessing"
 HOST_EVIDENCE = (busy_cores,)
 MIN_SHARE = 0.1  # of the step: every loop does something between two calls
 MIN_OPERATORS_SHARE = 0.5  # of the time between calls, for torch's operators to be named as its content
+WEIGHTS_OPERATOR = "aten::uniform_"  # with which layers of torch set their weights when they are made
 _PARTS = (Part.COMPUTE, Part.HOST_LAUNCH, Part.HOST_SYNC, Part.MEMORY_COPY, Part.UNATTRIBUTED)
 
 
@@ -135,8 +136,16 @@ def _traced_evidence(facts: CallFacts | None) -> dict[str, object]:
     }
 
 
+def _sets_weights(facts: CallFacts) -> bool:
+    """Whether torch draws uniform numbers for longest between calls, as a new layer does for its weights."""
+    return next(iter(facts.between_operators_s), None) == WEIGHTS_OPERATOR
+
+
 def _changes(context: DiagnosisContext, facts: CallFacts | None) -> tuple[str, ...]:
-    changes = ["prepare the next input in a thread or in a DataLoader's workers while the model runs"]
+    changes = []
+    if facts is not None and _has_operators(facts) and _sets_weights(facts):
+        changes.append("make and load the model once, if the script does it for each call")
+    changes.append("prepare the next input in a thread or in a DataLoader's workers while the model runs")
     if facts is not None and _has_operators(facts):
         changes.append("fewer torch threads for the preparation, or for both, if they compete for cores")
         changes.append("resize and convert less: at the size that is needed, from integers, in one operator")
