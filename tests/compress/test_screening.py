@@ -11,7 +11,7 @@ from tests.compress.simulated import SimulatedBackend, Truth
 
 from flatout.compress.backend import Benched, ScreeningStart, Variant
 from flatout.compress.journal import CompressionJournal, ResumedBackend
-from flatout.compress.loop import FEWEST_TRIALS, CompressionFound, CompressionLoop, CompressionPlan
+from flatout.compress.loop import CompressionFound, CompressionLoop, CompressionPlan
 from flatout.compress.screening import screened_speeds
 from flatout.records.compression import MaxLoss
 from flatout.records.trial import BASELINE, TrialResult
@@ -81,7 +81,7 @@ def test_a_short_budget_goes_to_the_most_promising() -> None:
     """It ends after 7 evaluations, 6 starts and 2 comparisons, of which an equal share would be too short for any."""
     backend = Counted()
     found = compressed(backend, msgspec.structs.replace(PLAN, budget_s=7 + 6 + 24))
-    assert backend.budgets_s == [FEWEST_TRIALS, FEWEST_TRIALS]
+    assert backend.budgets_s == [8.0, 8.0]  # of trials that take a second each
     assert (found.ended_by, found.recommended) == ("budget", ("best",))
     assert refusals(found)["fair"] == "speed_not_shown"
     fair = found.variants[1].screened
