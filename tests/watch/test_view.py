@@ -71,6 +71,24 @@ def test_steps_waits_and_lateness_are_those_of_the_ranks(tmp_path: Path, monkeyp
     assert {rank.state for rank in status.ranks} == {"running"} and {rank.steps for rank in status.ranks} == {30}
 
 
+def test_checkpoints_and_evaluations_are_shares_of_the_time_since_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = beating_job(tmp_path, monkeypatch)
+    before_s = 29 * 0.5  # from the end of the first step to that of the last one
+    ranks[1].spends("checkpoint", 3 * 10**9)
+    ranks[1].spends("evaluation", 2 * 10**9)
+    ranks[1].spends("compute", 5 * 10**8)
+    ranks[1].steps()
+    first, second = status_of(tmp_path).ranks
+    assert (first.checkpoint_share, first.evaluation_share) == (0, 0)
+    total_s = before_s + 5.5
+    assert (second.checkpoint_share, second.evaluation_share) == pytest.approx((3 / total_s, 2 / total_s))
+    wide = TextStyle(width=200)
+    row = next(line for line in watch_lines(status_of(tmp_path), wide) if line.split()[:1] == ["1"])
+    assert "15 %" in row and "10 %" in row
+
+
 def test_a_killed_rank_is_lost_one_that_ended_is_not_and_one_never_seen_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

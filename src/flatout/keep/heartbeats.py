@@ -132,6 +132,14 @@ class HeartbeatSample(msgspec.Struct, frozen=True, kw_only=True):
         total_s = sum(step.duration_s for step in block)
         return sum(step.data_s for step in block) / total_s if total_s else None
 
+    def share_in(self, phase: str) -> float | None:
+        """Return the share of the time since the first step that was spent in a phase; None before the second step."""
+        if self.first_step_end_s is None or self.last_step_end_s is None:
+            return None
+        total_s = self.last_step_end_s - self.first_step_end_s
+        spent_s = self.spent_at_last_s.get(phase, 0.0) - self.spent_at_first_s.get(phase, 0.0)
+        return spent_s / total_s if total_s > 0 else None
+
 
 class HeartbeatReader:
     """Reads the heartbeats in a folder, repeatedly."""

@@ -64,6 +64,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None = None  # of this attempt
     step_s: float | None = None  # median of the last steps, without checkpoints and evaluations
     data_share: float | None = None  # share of the last steps spent waiting for batches
+    checkpoint_share: float | None = None  # share of the time since the first step that was spent in checkpoints
+    evaluation_share: float | None = None
     exposed_s: float | None = None  # exposed communication per step, in the last exchange that DDP timed
     late_s: float | None = None  # how much later than the earliest rank it came to that exchange
     phase: str | None = None

@@ -65,6 +65,8 @@ _COLUMNS = (
     _Column(title="last", width=8, cell=lambda rank: _known(rank.age_s, seconds)),
     _Column(title="memory", width=8, cell=lambda rank: _known(rank.memory_bytes, num_bytes)),
     _Column(title="exposed", width=8, cell=lambda rank: _known(rank.exposed_s, seconds)),
+    _Column(title="ckpt", width=6, cell=lambda rank: _known(rank.checkpoint_share, percent)),
+    _Column(title="eval", width=6, cell=lambda rank: _known(rank.evaluation_share, percent)),
     _Column(title="cores", width=5, cell=lambda rank: _known(rank.cores_busy, lambda value: f"{value:.1f}")),
     _Column(title="phase", width=10, cell=lambda rank: rank.phase or UNKNOWN),
     _Column(title="host", width=16, cell=lambda rank: rank.host or UNKNOWN),

@@ -9,6 +9,7 @@ from statistics import median
 
 import msgspec
 
+from flatout.inside.protocol import Phase
 from flatout.keep.heartbeats import HeartbeatSample
 from flatout.keep.other_runs import read_about
 from flatout.launch.process_identity import resident_bytes
@@ -158,6 +159,8 @@ def _own_ranks(samples: list[HeartbeatSample], gpus: Mapping[str, GpuStatus]) ->
                 steps=sample.num_steps,
                 step_s=sample.block_median_s,
                 data_share=sample.data_share,
+                checkpoint_share=sample.share_in(Phase.CHECKPOINT),
+                evaluation_share=sample.share_in(Phase.EVALUATION),
                 exposed_s=exposed_s,
                 late_s=None if exposed_s is None else longest_s - exposed_s,
                 phase=sample.phase,
