@@ -40,6 +40,8 @@ NOT_OF_A_USER = {
     "emit.write": "compares an emitted file with the one that it would replace",
     "watch.exporter.ledger_tail": "follows the ledger of the run that it belongs to, line by line as `ledger` does",
     "watch.record": "reads why a rank of a running job has no trace",
+    "watch.record_nodes": "reads the statuses of the other nodes of a running job, as `keep.peer_board` does",
+    "keep.trace_requests": "reads the request that `flatout watch` of the same job wrote",
     "watch.view.node_status": "reads the statuses of the other nodes of a running job, as `keep.peer_board` does",
     "watch.exporter.labels": "reads the control group of its own process",
     "watch.exporter.storage_metrics": "reads the counters that the kernel keeps of mounts and disks",

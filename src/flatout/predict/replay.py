@@ -166,52 +166,42 @@ class _Run:
     def go(self, runs: Mapping[int, _Run]) -> Generator[None]:
         """Run until the end; yield whenever the rank must wait for another rank."""
         now, row, num = self.offset, self.first, len(self.duration)
+        start, end, launch = self.start, self.end, self.delays.launch
+        previous, gap, after_delay = self.delays.previous, self.delays.gap, self.delays.after
         for node, spent in enumerate(self.host):
             now += spent
             if self.is_mark[node]:
                 self.marks.append(now)
             waits_for = self.wait_of[node]
             if waits_for >= 0:
-                done = yield from self._wait(waits_for, runs)
+                while (done := self._end(waits_for, runs)) is None:
+                    self.stuck = waits_for
+                    yield
                 now = max(now, done) + self.tail[node]
             while row < num and self.launched_by[row] == node:
-                while (begin := self._begin(row, now, runs)) is None:
-                    yield
-                self.start[row] = begin
+                begin = now + launch[row]
+                before = previous[row]
+                if before >= 0:
+                    while (done := self._end(before, runs)) is None:
+                        self.stuck = before
+                        yield
+                    begin = max(begin, done + gap[row]) if self.is_there[row] else done
+                before = self.after[row]
+                if before >= 0 and self.is_there[row] and before < row:
+                    while (done := self._end(before, runs)) is None:
+                        self.stuck = before
+                        yield
+                    begin = max(begin, done + after_delay[row])
+                start[row], end[row] = begin, None
                 if not self.is_there[row]:
-                    self.end[row] = begin
-                elif row not in self.needs:  # the end of a collective depends on its last arrival
-                    self.end[row] = begin + self.duration[row]
+                    end[row] = begin
+                elif row not in self.needs:
+                    end[row] = begin + self.duration[row]
                 row += 1
         for row in self.needs:
-            if row >= self.first:
-                yield from self._wait(row, runs)
-
-    def _begin(self, row: int, now: float, runs: Mapping[int, _Run]) -> float | None:
-        """Return when this work begins: after its launch and the work before it. None if that is stuck."""
-        delays, is_there = self.delays, self.is_there[row]
-        begin: float = now + delays.launch[row]
-        previous, before = delays.previous[row], self.after[row]
-        if previous >= 0:
-            done = self._end(previous, runs)
-            if done is None:
-                self.stuck = previous
-                return None
-            begin = max(begin, done + delays.gap[row]) if is_there else done
-        if is_there and 0 <= before < row:
-            done = self._end(before, runs)
-            if done is None:
-                self.stuck = before
-                return None
-            begin = max(begin, done + delays.after[row])
-        return begin
-
-    def _wait(self, row: int, runs: Mapping[int, _Run]) -> Generator[None, None, float]:
-        """Return the end of this work; yield until it is known."""
-        while (done := self._end(row, runs)) is None:
-            self.stuck = row
-            yield
-        return done
+            while row >= self.first and self._end(row, runs) is None:
+                self.stuck = row
+                yield
 
     def _end(self, row: int, runs: Mapping[int, _Run]) -> float | None:
         done = self.end[row]
