@@ -26,6 +26,7 @@ from flatout.watch.view.gpu_status import GpuReadings
 from flatout.watch.view.live import JOB_ENDED, JobScreen
 from flatout.watch.view.process_status import ProcessStatus
 from flatout.watch.view.run_status import RunStatus
+from flatout.watch.view.screen import keys_of
 
 S = 10**9
 HEADER_BYTES = 4096
@@ -122,6 +123,19 @@ def test_ranks_of_other_nodes_are_shown_and_lost_when_their_node_is_silent(
         assert [(rank.rank, rank.host) for rank in status.ranks[2:]] == [(2, "n2"), (3, "n2"), (4, "n3"), (5, "n3")]
         assert [rank.state for rank in status.ranks] == ["running"] * 4 + [state] * 2
         assert status.missing_ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("sent", "keys"),
+    [
+        (b"\x1b[C\x1b[C\x1b[C", ["right"] * 3),
+        (b"s\x1b[6~p", ["s", "page-down", "p"]),
+        (b"\x1b", ["q"]),
+        (b"\x1b[1;5C", ["\x1b[1;5C"]),
+    ],
+)
+def test_each_key_counts_where_a_terminal_sends_several_at_once(sent: bytes, keys: list[str]) -> None:
+    assert keys_of(sent) == keys
 
 
 def rank_of(number: int) -> RankStatus:

@@ -6,6 +6,7 @@ Only the keyboard is used. The terminal is set back as it was, however the view 
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import sys
@@ -28,6 +29,7 @@ _KEYS = {
     b"\x03": "q",
     b"\x1b": "q",
 }
+_SENT = re.compile(rb"\x1b\[[\d;]*[A-Za-z~]|.", re.DOTALL)
 SMALLEST_WIDTH, SMALLEST_HEIGHT = 40, 10
 
 # From a style with the width of the terminal, and the height, to the lines.
@@ -43,10 +45,10 @@ def show_live(render: Render, on_key: Callable[[str], None], interval_s: float) 
             if now_s >= next_s:
                 _draw(render)
                 next_s = now_s + interval_s
-            key = _read_key(max(next_s - time.monotonic(), 0.0))
-            if key == "q":
+            keys = _read_keys(max(next_s - time.monotonic(), 0.0))
+            if "q" in keys:
                 return
-            if key:
+            for key in keys:
                 on_key(key)
                 next_s = 0.0
 
@@ -59,15 +61,20 @@ def _draw(render: Render) -> None:
     standard_output().draw_screen(render(style, height))
 
 
-def _read_key(wait_s: float) -> str:
-    """Return the key that was pressed within `wait_s`; empty if none was."""
+def _read_keys(wait_s: float) -> list[str]:
+    """Return the keys that were pressed within `wait_s`: several if one is held down."""
     readable, _, _ = select.select([sys.stdin], [], [], wait_s)
     if not readable:
-        return ""
-    data = os.read(sys.stdin.fileno(), 16)
+        return []
+    data = os.read(sys.stdin.fileno(), 1024)
     if not data:  # the terminal is gone
-        return "q"
-    return _KEYS.get(data, data.decode(errors="replace")[:1])
+        return ["q"]
+    return keys_of(data)
+
+
+def keys_of(data: bytes) -> list[str]:
+    """Return the keys that a terminal sent."""
+    return [_KEYS.get(sent, sent.decode(errors="replace")) for sent in _SENT.findall(data)]
 
 
 @contextmanager
