@@ -35,7 +35,7 @@ OF_TUNING = ("verdict", "speedup", "interval", "changes", "order", "ended_by", "
 
 
 def rate(command: list[str], folder: Path) -> float | None:
-    """Return the rate that a start prints; None if it prints none, which is told."""
+    """Return the rate that a start prints; None if it prints none, and then print what it said."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     found = _RATE.search(done.stdout)
     if found is None:

@@ -51,7 +51,7 @@ def test_a_start_costs_a_restart_and_half_of_the_most_that_a_stop_loses(checkpoi
 
 
 def test_a_small_chance_of_an_early_end_does_not_let_a_new_job_stop_others_that_are_like_it() -> None:
-    """Of jobs like these a few end after 80 s, and most take half an hour: none is stopped, for none is worth it."""
+    """Of jobs like these a few end after 80 s, and most take half an hour: stopping one for another never pays."""
     jobs = [job(2000 * number, 1, 80 if number % 20 == 0 else 1800) for number in range(100)]
     jobs += [job(200_000 + number, 1, 1800) for number in range(10)]
     rows = segments(jobs, checkpoint_s=1800.0)

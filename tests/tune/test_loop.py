@@ -722,3 +722,14 @@ def test_an_argument_and_our_own_change_of_the_loaders_workers_are_not_tried_tog
     assert adopted(result) >= {"workers=4", SOCKETS}
     first = runner.names()[: runner.names().index(next(name for name in runner.names() if " + " in name)) + 1]
     assert "workers=4" in first[-1] and WORKERS not in first[-1]
+
+
+def test_what_is_plain_is_confirmed_before_changes_for_another_cause_have_a_trial() -> None:
+    """A loader's change promises 1.05x; only changes for the same cause would be deferred without this rule."""
+    costs = {"exposed-communication": 0.1, "data-loading": 0.01}
+    runner = SimulatedRunner({SOCKETS: 1.5, WORKERS: 1.04}, costs=costs)
+    result = tuned(runner, max_screened=6)
+    second_trial = [place for place, name in enumerate(runner.names()) if name == SOCKETS][1]
+    assert not any("dataloader" in name for name in runner.names()[:second_trial])
+    assert any("dataloader" in name for name in runner.names()[second_trial:]), "they have theirs in the next round"
+    assert SOCKETS in adopted(result)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 from tests.keep.beating import Clock, Rank
 
+from flatout.inside.liveness import heartbeat
 from flatout.keep.heartbeats import HeartbeatReader, ranks_of
 from flatout.probe.port_counters import PortCounters
 from flatout.records.watch import ExporterRequest, JobLabels, PeakTime
@@ -99,3 +102,17 @@ def test_the_latency_of_storage_is_of_mounts_and_whole_disks(tmp_path: Path) -> 
     assert found["flatout_storage_read_seconds_total", "nvme0n1"] == pytest.approx(1.5)
     assert ("flatout_storage_metadata_requests_total", "nvme0n1") not in found
     assert read_storage(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    ("batch", "counts"),
+    [
+        ([torch.zeros(4, 3, 8, 8), torch.zeros(4)], (4, None, 768)),
+        ({"input_ids": torch.zeros(2, 16, dtype=torch.int64)}, (2, 32, 32)),
+    ],
+)
+def test_a_heartbeat_counts_what_a_training_batch_holds(batch: object, counts: tuple[int | None, ...]) -> None:
+    """By the values, larger images are seen."""
+    seen: list[tuple[int | None, ...]] = []
+    heartbeat._count_batch(SimpleNamespace(loaded=lambda *of_batch: seen.append(of_batch)), batch)  # type: ignore[arg-type]
+    assert seen == [counts]

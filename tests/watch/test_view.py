@@ -36,11 +36,18 @@ def job_in(folder: Path, ledger: Path | None = None) -> RunningJob:
     return RunningJob(program="flatout run", name="train.py", pid=7, folder=folder, pids=(8, 9), ledger=ledger)
 
 
-def beating_job(folder: Path, patch: pytest.MonkeyPatch, num_ranks: int = 2, world_size: int = 2) -> list[Rank]:
-    """Make ranks with steps of 0.5 s; rank 1 waits 0.1 s of them for data, and was 60 ms late to the last exchange."""
+def beating_job(
+    folder: Path, patch: pytest.MonkeyPatch, num_ranks: int = 2, world_size: int = 2, first_checkpoint_s: int = 0
+) -> list[Rank]:
+    """Make ranks with steps of 0.5 s; rank 1 waits 0.1 s of them for data, and was 60 ms late to the last exchange.
+
+    A checkpoint of `first_checkpoint_s` is loaded within the first step.
+    """
     clock = Clock(time.monotonic_ns() - 60 * S)
     ranks = [Rank(folder / "attempt-0", number, world_size, clock, patch) for number in range(num_ranks)]
     for number, rank in enumerate(ranks):
+        if first_checkpoint_s:
+            rank.spends("checkpoint", first_checkpoint_s * S)
         for _ in range(30):
             rank.spends("compute", 4 * S // 10)
             rank.spends("data" if number == 1 else "compute", S // 10)
@@ -75,7 +82,7 @@ def test_steps_waits_and_lateness_are_those_of_the_ranks(tmp_path: Path, monkeyp
 def test_checkpoints_and_evaluations_are_shares_of_the_time_since_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = beating_job(tmp_path, monkeypatch)
+    ranks = beating_job(tmp_path, monkeypatch, first_checkpoint_s=7)
     before_s = 29 * 0.5  # from the end of the first step to that of the last one
     ranks[1].spends("checkpoint", 3 * 10**9)
     ranks[1].spends("evaluation", 2 * 10**9)

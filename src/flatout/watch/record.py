@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -145,9 +145,8 @@ def _awaited(
         samples = _able(heartbeats.read())
         running = {sample.rank or 0 for sample in samples}
         traced = tuple(rank for rank in plan.ranks if (folder / File.TRACE.of(rank)).exists())
-        said = {rank: problem for rank in plan.ranks if (problem := _problem(folder, rank)) is not None}
         lost = nodes.problems() | dict.fromkeys(plan.own - running, ENDED)
-        problems = {rank: problem for rank, problem in sorted(lost.items()) if rank not in traced} | said
+        problems = _problems(folder, plan.ranks, traced, lost)
         missing = [rank for rank in plan.ranks if rank not in traced and rank not in problems]
         is_late = time.monotonic() >= deadline
         if is_late:
@@ -156,6 +155,16 @@ def _awaited(
         if is_late or not missing:
             return Recorded(folder=folder, ranks=traced, problems=problems)
         wait(min((sample.num_steps for sample in samples), default=0), len(traced))
+
+
+def _problems(folder: Path, ranks: Collection[int], traced: Collection[int], lost: Mapping[int, str]) -> dict[int, str]:
+    """Return by rank why it has no trace, or only a part of one: what it said itself comes before that it was lost."""
+    problems = {rank: lost[rank] for rank in sorted(lost) if rank not in traced}
+    for rank in ranks:
+        said = _problem(folder, rank)
+        if said is not None:
+            problems[rank] = said
+    return problems
 
 
 def _problem(folder: Path, rank: int) -> str | None:
