@@ -11,8 +11,10 @@ import msgspec
 import pytest
 import torch
 from tests.keep.beating import Clock, Rank
+from torch.autograd import profiler as autograd_profiler
 
 from flatout.errors import InputError, OutputError
+from flatout.inside.liveness import heartbeat
 from flatout.inside.liveness.asked_trace import AskedTrace
 from flatout.records.watch import RecordingProgress
 from flatout.report.watch_text import recording_progress
@@ -46,6 +48,23 @@ def test_a_rank_traces_the_steps_of_the_request_and_no_others(tmp_path: Path) ->
     marks = {event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")}
     assert marks == {"ProfilerStep#8", "ProfilerStep#9"}
     assert not asked.is_active and not (tmp_path / "failed-rank3").exists()
+
+
+def test_a_process_that_ends_while_it_is_traced_ends_the_trace_and_keeps_complete_steps(tmp_path: Path) -> None:
+    """torch crashed at its end under a running profiler: a job whose work was done had failed with SIGSEGV."""
+    heart = heartbeat._Heart(tmp_path)
+    request = {"first_step": 8, "num_steps": 50, "folder": str(tmp_path)}
+    (tmp_path / "trace-request").write_text(json.dumps(request))
+    heart.asked_trace.look(5, 0)
+    for step in range(5, 10):
+        torch.ones(2).add(1)
+        heart.asked_trace.stepped(step)
+    assert autograd_profiler._is_profiler_enabled
+    heart._ends()
+    assert not autograd_profiler._is_profiler_enabled
+    events = json.loads((tmp_path / "rank0.json").read_text())["traceEvents"]
+    marks = {event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")}
+    assert marks == {"ProfilerStep#8", "ProfilerStep#9"}
 
 
 def test_a_rank_that_is_past_the_first_step_says_so_and_traces_nothing(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ class AskedTrace:
         if window.state is WindowState.DONE:
             self._end(window)
 
+    @guarded
+    def process_ends(self) -> None:
+        """End a trace that runs, and keep its complete steps: torch crashes at its own end under a running profiler."""
+        window = self._window
+        if window is not None:
+            window.stop()
+            self._end(window)
+
     def _end(self, window: TraceWindow) -> None:
         self.is_active, self._window = False, None
         if window.problem is not None:

@@ -84,6 +84,7 @@ class _Heart:
         return self.beat
 
     def _ends(self) -> None:
+        self.asked_trace.process_ends()
         # Exit handlers also run after an exception that the script did not catch.
         if self.beat is not None and self.beat.pid == os.getpid() and getattr(sys, "last_value", None) is None:
             self.beat.set("has_ended", time.monotonic_ns())
